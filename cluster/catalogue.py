@@ -1,0 +1,112 @@
+"""Accelerators under one name each, with memory, native precisions and a typical price."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from jobs.errors import InfeasibleError
+from jobs.spec import JobSpec
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.rules import Path as FieldPath
+from jobs.spec.rules import Violation
+from jobs.spec.train import Precision
+
+CPU = "cpu"
+"""The SKU whose devices are processor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sku:
+    """An accelerator model with its memory and form factor."""
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_gib: float | None
+    """Device memory; None for cpu, where the node's memory counts."""
+    bandwidth_gb_per_s: float | None
+    fp32_tflops: float | None
+    tensor_tflops: float | None
+    """Dense fp16 matrix rate."""
+    compute_capability: str | None
+    precisions: tuple[Precision, ...]
+    """Number formats that are native."""
+    spec_source: str | None
+    price_usd_per_hour: float | None
+    """Typical on-demand price of one device; None where no public price is known."""
+    price_source: str | None
+
+
+@cache
+def catalogue() -> dict[str, Sku]:
+    """Every known SKU by name."""
+    text = (Path(__file__).parent / "accelerators.json").read_text(encoding="utf-8")
+    rows = json.loads(text)["accelerators"]
+    return {sku.name: sku for sku in TypeAdapter(tuple[Sku, ...]).validate_python(rows)}
+
+
+def find(name: str) -> Sku:
+    """The SKU for a name as people type it; InfeasibleError suggests the nearest."""
+    skus = catalogue()
+    names = {_plain(alias): sku for sku in skus.values() for alias in (sku.name, *sku.aliases)}
+    sku = names.get(_plain(name))
+    if sku is None:
+        close = difflib.get_close_matches(_plain(name), list(names), n=1, cutoff=0.5)
+        hint = f"did you mean {names[close[0]].name}?" if close else f"known: {', '.join(skus)}"
+        raise InfeasibleError(f"accelerator {name!r} is not known; {hint}")
+    return sku
+
+
+def price(sku: Sku, prices: Mapping[str, float]) -> float | None:
+    """USD per device hour: the job's own price, else the catalogue's."""
+    own = {find(name).name: value for name, value in prices.items()}
+    return own.get(sku.name, sku.price_usd_per_hour)
+
+
+def auto_precision(sku: Sku) -> tuple[Precision, str]:
+    """The precision that `auto` means on a SKU, and why."""
+    if sku.name == CPU:
+        return "fp32", "fp32 on a CPU"
+    if "bf16" in sku.precisions:
+        return "bf16", f"bf16 is native on {sku.name}"
+    return "fp16", f"{sku.name} has no bf16, so fp16 with loss scaling"
+
+
+def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
+    """Names that are not known, and precisions that an accelerator does not have."""
+    for path, request in _requests(spec):
+        try:
+            sku = find(request.name)
+        except InfeasibleError as error:
+            yield Violation(path, str(error))
+            continue
+        wanted = spec.train.precision if path[0] == "resources" else None
+        if path[0] == "serve" and spec.serve:
+            wanted = spec.serve.precision
+        if wanted not in (None, "auto", *sku.precisions):
+            native = ", ".join(sku.precisions)
+            yield Violation(
+                path,
+                f"{wanted} is asked for, which {sku.name} lacks; use {native} or leave it out",
+            )
+    for name in spec.prices:
+        try:
+            find(name)
+        except InfeasibleError as error:
+            yield Violation(("prices", name), str(error))
+
+
+def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
+    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
+        yield ("resources", "any_of", index, "accelerators"), placement.accelerators
+    if spec.serve:
+        yield ("serve", "accelerators"), spec.serve.accelerators
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|[\s_-]", "", name.lower())

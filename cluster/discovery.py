@@ -1,0 +1,58 @@
+"""The live Ray cluster as an Inventory."""
+
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from cluster import catalogue, labels, nvml
+from cluster.inventory import Inventory, Node
+from jobs.errors import InfeasibleError
+
+DETECT_TIMEOUT_S = 60.0
+"""How long a node may take to start a process and ask NVML."""
+
+
+def discover() -> Inventory:
+    """Every alive node; nodes with GPUs and no SKU label are asked through NVML."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    unlabelled = [node for node in alive if _gpus(node) and labels.SKU not in node["Labels"]]
+    detected = dict(zip([n["NodeID"] for n in unlabelled], _detect(unlabelled), strict=True))
+    return Inventory(tuple(_node(node, detected) for node in alive))
+
+
+def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:
+    task = ray.remote(num_cpus=0)(nvml.detect_sku)
+    pending = [
+        task.options(label_selector={labels.NODE_ID: node["NodeID"]}).remote() for node in nodes
+    ]
+    try:
+        return list(ray.get(pending, timeout=DETECT_TIMEOUT_S))
+    except ray.exceptions.GetTimeoutError:
+        return [None] * len(nodes)
+
+
+def _node(node: dict[str, Any], detected: dict[str, str | None]) -> Node:
+    marks, resources = node["Labels"], node["Resources"]
+    named = marks.get(labels.SKU) or detected.get(node["NodeID"])
+    named = named or marks.get(labels.ACCELERATOR_TYPE)
+    gpus = _gpus(node)
+    devices = int(marks.get(labels.DEVICES, gpus or resources.get("CPU", 0)))
+    return Node(
+        id=node["NodeID"],
+        sku=_sku(named) if gpus and named else "unknown-gpu" if gpus else catalogue.CPU,
+        devices=devices,
+        memory_gib=resources.get("memory", 0) / 2**30 or None,
+        simulated=marks.get(labels.SIMULATED) == "true",
+    )
+
+
+def _gpus(node: dict[str, Any]) -> int:
+    return int(node["Resources"].get("GPU", 0))
+
+
+def _sku(name: str) -> str:
+    try:
+        return catalogue.find(name).name
+    except InfeasibleError:
+        return name  # a model the catalogue lacks: shown, but no placement asks for it

@@ -1,0 +1,12 @@
+"""Names of the node labels that Winnow reads and writes."""
+
+SKU = "winnow.io/sku"
+"""The node's accelerator SKU; a node without it is asked through NVML."""
+DEVICES = "winnow.io/devices"
+"""Devices offered for training where Ray's own count is not meant, as on a laptop."""
+SIMULATED = "winnow.io/simulated"
+"""`true` on nodes whose accelerators are only pretended."""
+NODE_ID = "ray.io/node-id"
+"""Set by Ray on every node; placements pin to it, so unlabelled clusters work."""
+ACCELERATOR_TYPE = "ray.io/accelerator-type"
+"""Ray's own, coarser model name."""

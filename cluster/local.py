@@ -1,0 +1,185 @@
+"""The Ray cluster that Winnow starts on this machine: loopback only, behind a token."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster import catalogue
+from jobs.errors import ClusterError
+from jobs.spec.quantities import AcceleratorRequest
+
+START_TIMEOUT_S = 90.0
+"""How long the head and its simulated nodes may take to come up."""
+STOP_TIMEOUT_S = 30.0
+"""How long they get to stop by themselves."""
+SERVE_PORT, DASHBOARD_PORT = 8000, 8265
+"""Ray's usual ports, taken when they are free."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A running local cluster."""
+
+    pid: int
+    created: float
+    """Start time of the process, so that a reused pid is not mistaken for it."""
+    address: str
+    dashboard_port: int
+    serve_port: int
+    simulated: tuple[str, ...] = ()
+    """The simulated placements it was started with."""
+
+    @property
+    def dashboard_url(self) -> str:
+        """Ray's dashboard and job API."""
+        return f"http://127.0.0.1:{self.dashboard_port}"
+
+
+def home() -> Path:
+    """Folder for the state of the local cluster, `WINNOW_HOME` or `~/.winnow`."""
+    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser()
+
+
+def environment() -> dict[str, str]:
+    """Environment that a process needs to start or join the local cluster.
+
+    It must be set before `ray` is imported. Ray binds to loopback only in the mode it uses on
+    desktop systems, whose switch carries their name.
+    """
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_token_file()),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def running() -> LocalCluster | None:
+    """The local cluster, if it is up."""
+    try:
+        values = json.loads(_state_file().read_text(encoding="utf-8"))
+        cluster = LocalCluster(**{**values, "simulated": tuple(values["simulated"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return cluster if _process(cluster) else None
+
+
+def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
+    """Start the local cluster; raises ClusterError when one is up or it does not come up."""
+    if running():
+        raise ClusterError("a local cluster is already up; stop it with `winnow down`")
+    home().mkdir(parents=True, exist_ok=True)
+    _state_file().unlink(missing_ok=True)
+    _write_token()
+    nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
+    ports = {"dashboard": _free_port(DASHBOARD_PORT), "serve": _free_port(SERVE_PORT)}
+    log = home() / "cluster.log"
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [
+                *(
+                    sys.executable,
+                    "-m",
+                    "cluster.keeper",
+                    "--dashboard-port",
+                    str(ports["dashboard"]),
+                ),
+                *(option for node in nodes for option in ("--simulate", str(node))),
+                *("--address-file", str(_address_file())),
+            ],
+            env={**os.environ, **environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    address = _wait_for_address(process, log)
+    cluster = LocalCluster(
+        pid=process.pid,
+        created=psutil.Process(process.pid).create_time(),
+        address=address,
+        dashboard_port=ports["dashboard"],
+        serve_port=ports["serve"],
+        simulated=tuple(str(node) for node in nodes),
+    )
+    _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
+    return cluster
+
+
+def stop() -> bool:
+    """Stop the local cluster and all it started; False when none was up."""
+    cluster = running()
+    process = _process(cluster) if cluster else None
+    if process is None:
+        return False
+    family = [process, *process.children(recursive=True)]
+    process.send_signal(signal.SIGTERM)
+    _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
+    for survivor in left:
+        survivor.kill()
+    _state_file().unlink(missing_ok=True)
+    return True
+
+
+def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if _address_file().exists():
+            return _address_file().read_text(encoding="utf-8")
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    else:
+        process.terminate()
+    last = log.read_text(encoding="utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
+    raise ClusterError(f"the local Ray cluster did not start ({last}); see {log}")
+
+
+def _process(cluster: LocalCluster) -> psutil.Process | None:
+    try:
+        process = psutil.Process(cluster.pid)
+        is_ours = abs(process.create_time() - cluster.created) < 1
+        return process if is_ours and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _write_token() -> None:
+    _address_file().unlink(missing_ok=True)
+    if not _token_file().exists():
+        descriptor = os.open(_token_file(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(secrets.token_hex(32))
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ClusterError("no free port on 127.0.0.1")
+
+
+def _state_file() -> Path:
+    return home() / "cluster.json"
+
+
+def _address_file() -> Path:
+    return home() / "address"
+
+
+def _token_file() -> Path:
+    return home() / "token"

@@ -1,0 +1,41 @@
+"""The GPU model of the machine this runs on, through NVML."""
+
+import pynvml
+
+from cluster import catalogue
+from jobs.errors import InfeasibleError
+
+
+def detect_sku() -> str | None:
+    """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetName(handle)
+        memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+    return match_sku(name, memory_gib)
+
+
+def match_sku(name: str, memory_gib: float) -> str | None:
+    """The SKU for an NVML product name, with the memory deciding between sizes of one model.
+
+    Driver names read like `NVIDIA A100-SXM4-80GB` or `Tesla V100-PCIE-32GB`.
+    """
+    try:
+        return catalogue.find(name).name
+    except InfeasibleError:
+        pass
+    model = name.removeprefix("NVIDIA ").removeprefix("Tesla ").split("-")[0].split(" ")[0]
+    sizes = [sku for sku in catalogue.catalogue().values() if sku.name.split("-")[0] == model]
+    return min(
+        (sku.name for sku in sizes if sku.memory_gib),
+        key=lambda found: abs((catalogue.catalogue()[found].memory_gib or 0) - memory_gib),
+        default=None,
+    )

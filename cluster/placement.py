@@ -1,0 +1,79 @@
+"""Where a run can go: one SKU, so many workers, on nodes that are there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cluster import catalogue
+from cluster.inventory import Inventory
+from jobs.errors import InfeasibleError
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.training.config import Device
+
+DEFAULT_CPU_MEMORY_GIB = 2.0
+"""Memory that one core is assumed to have where a node does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A way to run: which SKU, how many workers with one device each, and on which nodes."""
+
+    sku: str
+    workers: int
+    node_ids: tuple[str, ...]
+    """Ray node ids that have devices of the SKU; workers may land on any of them."""
+    memory_gib: float
+    """Memory of one device."""
+    price_usd_per_hour: float | None
+    """Of all workers together; None where no price is known."""
+    simulated: bool = False
+
+    @property
+    def name(self) -> str:
+        """As users write it, such as `L40S:2`."""
+        return f"{self.sku}:{self.workers}"
+
+    @property
+    def device(self) -> Device:
+        """Where torch puts tensors."""
+        return "cpu" if self.simulated or self.sku == catalogue.CPU else "cuda"
+
+
+def place(
+    request: AcceleratorRequest, inventory: Inventory, prices: Mapping[str, float]
+) -> Placement:
+    """Find nodes for a request; InfeasibleError names what is missing and what is nearest."""
+    sku = catalogue.find(request.name)
+    nodes = inventory.with_sku(sku.name)
+    found = sum(node.devices for node in nodes)
+    if found < request.count:
+        raise InfeasibleError(
+            f"no nodes for {sku.name}:{request.count}: the cluster has {inventory};"
+            f" closest is {_closest(sku.name, request.count, inventory)}"
+        )
+    price = catalogue.price(sku, prices)
+    return Placement(
+        sku=sku.name,
+        workers=request.count,
+        node_ids=tuple(node.id for node in nodes),
+        memory_gib=sku.memory_gib or _core_memory_gib(nodes[0].memory_gib, nodes[0].devices),
+        price_usd_per_hour=None if price is None else price * request.count,
+        simulated=any(node.simulated for node in nodes),
+    )
+
+
+def _closest(sku: str, count: int, inventory: Inventory) -> str:
+    """The same SKU with fewer workers, else the SKU nearest in memory, else anything there is."""
+    counts = inventory.counts()
+    if counts[sku]:
+        return f"{sku}:{counts[sku]}"
+    if not counts:
+        return "a cluster with nodes; start one with `winnow up`"
+    wanted = catalogue.catalogue()[sku].memory_gib or 0.0
+    nearest = min(
+        counts, key=lambda name: abs((catalogue.catalogue()[name].memory_gib or 0.0) - wanted)
+    )
+    return f"{nearest}:{min(count, counts[nearest])}"
+
+
+def _core_memory_gib(node_memory_gib: float | None, cores: int) -> float:
+    return node_memory_gib / cores if node_memory_gib else DEFAULT_CPU_MEMORY_GIB

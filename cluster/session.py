@@ -1,0 +1,70 @@
+"""One connection of this process to a Ray cluster."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster import local
+from jobs.errors import ClusterError
+
+NAMESPACE = "winnow"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A cluster this process is connected to."""
+
+    address: str
+    is_local: bool
+    """Whether it is the cluster that Winnow started on this machine."""
+    was_started: bool
+    """Whether this call started it."""
+    has_token: bool
+    """Whether calls to the cluster need a token."""
+    serve_port: int
+
+
+@contextlib.contextmanager
+def connect(*, address: str | None = None, start: bool = True) -> Iterator[Connection]:
+    """Join a cluster for the length of a `with`.
+
+    In order: `address`, `RAY_ADDRESS` (set inside a Ray job), the local cluster, and with `start` a
+    new local cluster, which stays up. Raises ClusterError when there is none to join. Modules that
+    import ray must be imported inside the `with`, because Ray reads its environment on import.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    was_started = False
+    cluster = None
+    if address is None:
+        cluster = local.running()
+        if cluster is None and not start:
+            raise ClusterError("no cluster is up; start one with `winnow up` or name --address")
+        was_started = cluster is None
+        cluster = cluster or local.start()
+        address = cluster.address
+        os.environ.update(local.environment())
+    import ray
+
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ClusterError(f"the Ray cluster at {address} cannot be joined: {reason}") from None
+    try:
+        yield Connection(
+            address=address,
+            is_local=cluster is not None,
+            was_started=was_started,
+            has_token=os.environ.get("RAY_AUTH_MODE") == "token",
+            serve_port=cluster.serve_port if cluster else local.SERVE_PORT,
+        )
+    finally:
+        ray.shutdown()

@@ -1,0 +1,66 @@
+"""Every error a user can meet, under one root; the command line prints them without a traceback."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class WinnowError(Exception):
+    """Root of all errors that are the user's or the cluster's to mend, not bugs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a job file: where, what, which rule, and what to do about it."""
+
+    file: str
+    line: int
+    """1-based; 0 when the value came from the command line."""
+    column: int
+    """1-based; 0 when the value came from the command line."""
+    path: str
+    """Dotted path of the field, empty for the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{where}: {self.path}: {self.message}" if self.path else f"{where}: {self.message}"
+
+
+class JobFileError(WinnowError):
+    """A job file that cannot be used, with every problem found in it."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class InfeasibleError(WinnowError):
+    """No placement on this cluster can run the job."""
+
+
+class DataError(WinnowError):
+    """Data that cannot be read or do not fit the job."""
+
+
+class ModelError(WinnowError):
+    """A base model that cannot be found or does not fit the job."""
+
+
+class TrainingError(WinnowError):
+    """Training that cannot go on, such as a loss that is not finite."""
+
+
+class CheckpointError(WinnowError):
+    """A checkpoint or published version that is missing, torn or altered."""
+
+
+class ClusterError(WinnowError):
+    """A Ray cluster that cannot be reached, started or used."""
+
+
+class RunError(WinnowError):
+    """A run directory that cannot be found, read or resumed."""
+
+
+class DeployError(WinnowError):
+    """An endpoint that did not become healthy or does not answer."""

@@ -1,0 +1,26 @@
+"""A rule that needs the disk: the data files and the model of a job are there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jobs.errors import ModelError
+from jobs.spec import JobSpec
+from jobs.spec.rules import Rule, Violation
+from jobs.training import model_location
+
+
+def files_exist(folder: Path) -> Rule:
+    """A rule that checks paths relative to the job file's folder."""
+
+    def check(spec: JobSpec) -> Iterator[Violation]:
+        for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
+            if source.is_file and not (folder / source.path).is_file():
+                message = f"{source.path} does not exist; paths are relative to {folder.resolve()}"
+                yield Violation(("data", split, "path"), message)
+        base = spec.model.base
+        try:
+            model_location.locate(str(folder / base) if base.startswith(".") else base)
+        except ModelError as error:
+            yield Violation(("model", "base"), str(error))
+
+    return check

@@ -1,0 +1,60 @@
+"""Changing single fields of a job: `--set path=value`, and the values of a search space."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.errors import JobFileError, Problem
+from jobs.loader import explain, source
+from jobs.spec.sweep import LogUniform, Uniform
+
+SEARCHABLE = (
+    "train.micro_batch_size",
+    "train.precision",
+    "train.optimizer.lr",
+    "train.optimizer.weight_decay",
+    "train.optimizer.max_grad_norm",
+    "train.lr_schedule.type",
+    "train.lr_schedule.warmup_ratio",
+    "model.dropout",
+)
+"""Fields that a sweep may search."""
+
+SPEED_FIELDS = ("train.micro_batch_size", "train.precision")
+"""Searched fields that change speed and are settled by probes; the others change learning."""
+
+
+def apply(document: source.Document, settings: Sequence[str]) -> source.Document:
+    """A copy of the document with each `path=value` set; raises JobFileError on a bad path."""
+    values, positions = copy.deepcopy(document.values), dict(document.positions)
+    for setting in settings:
+        path, separator, text = setting.partition("=")
+        if not separator or not path:
+            raise _refuse(setting, "is not PATH=VALUE, such as train.epochs=1")
+        if path not in explain.all_field_paths() and not path.startswith(("prices.", "resources.")):
+            hint = explain.nearest(path, explain.all_field_paths())
+            raise _refuse(path, f"is not a field of a job{hint}")
+        put(values, path, source.parse(f"value: {text}", "--set").values["value"])
+        positions[tuple(path.split("."))] = source.Position(0, 0)
+    return source.Document(document.file, values, positions, document.keys, document.problems)
+
+
+def put(values: dict[str, Any], path: str, value: object) -> None:
+    """Set one field of nested values, making the mappings on the way."""
+    *parents, last = path.split(".")
+    for part in parents:
+        inner = values.get(part)
+        values[part] = inner if isinstance(inner, dict) else {}
+        values = values[part]
+    values[last] = value
+
+
+def values_to_check(space: tuple[Any, ...] | LogUniform | Uniform) -> tuple[Any, ...]:
+    """The listed values, or both ends of a range."""
+    if isinstance(space, LogUniform):
+        return space.loguniform
+    return space.uniform if isinstance(space, Uniform) else space
+
+
+def _refuse(path: str, message: str) -> JobFileError:
+    return JobFileError([Problem("--set", 0, 0, path, message)])

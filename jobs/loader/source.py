@@ -1,0 +1,208 @@
+"""YAML text to plain values with the position of each, refusing what a job file never needs.
+
+Scalars follow the YAML 1.2 core schema: `on` and `1:30` are text, `3e-5` is a number. Aliases,
+tags, several documents, deep nesting and large files are refused before any tree is built, because
+a kilobyte of them can cost minutes and gigabytes.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import yaml
+
+from jobs.errors import JobFileError, Problem
+
+MAX_BYTES = 256 * 1024
+"""Largest job file; a long real one is about 4 KiB."""
+MAX_DEPTH = 20
+"""Deepest nesting; the specification needs 6."""
+MAX_NODES = 10_000
+"""Most keys and values."""
+
+Path = tuple[str | int, ...]
+"""Way to a value: mapping keys and list indices."""
+
+
+class Position(NamedTuple):
+    """1-based place in the file; line 0 is the command line."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The values of a job file and where each was written."""
+
+    file: str
+    values: dict[str, Any]
+    positions: dict[Path, Position] = field(default_factory=dict)
+    """Position of each value."""
+    keys: dict[Path, Position] = field(default_factory=dict)
+    """Position of each mapping key."""
+    problems: tuple[Problem, ...] = ()
+    """Duplicate keys, which leave the rest of the file readable."""
+
+    def locate(self, path: Path, *, key: bool = False) -> Position:
+        """Position of a value (or its key), or of the nearest parent that was written."""
+        if key and path in self.keys:
+            return self.keys[path]
+        while path and path not in self.positions:
+            path = path[:-1]
+        return self.positions.get(path, Position(1, 1))
+
+    def problem(self, path: Path, message: str, *, key: bool = False) -> Problem:
+        """Describe a problem with the value at `path`."""
+        position = self.locate(path, key=key)
+        name = self.file if position.line else "--set"
+        return Problem(name, position.line, position.column, dotted(path), message)
+
+
+def dotted(path: Path) -> str:
+    """Write a path as users do: `resources.any_of[0].accelerators`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def parse(text: str | bytes, file: str) -> Document:
+    """Read YAML into values with positions; raises JobFileError on anything that is not plain."""
+    reader = _Reader(file, _decode(text, file))
+    try:
+        return reader.document()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise reader.refuse(_syntax_message(error), mark) from None
+    except yaml.reader.ReaderError as error:
+        line = reader.text.count("\n", 0, error.position) + 1
+        code = f"character U+{error.character:04X} is not allowed in YAML; remove it"
+        raise JobFileError([Problem(file, line, 1, "", code)]) from None
+
+
+def read_scalar(text: str) -> Any:
+    """Turn a plain scalar into a value by the YAML 1.2 core schema."""
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[-+]?[0-9]{1,400}", text):
+        return int(text)
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,16}|0o[0-7]{1,16}", text):
+        return int(text, 0)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", text):
+        return float(text)
+    if re.fullmatch(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", text):
+        return float(text.lower().replace(".", ""))
+    return text
+
+
+def _decode(text: str | bytes, file: str) -> str:
+    if len(text) > MAX_BYTES:
+        message = f"the file has {len(text):,} bytes; a job file has at most {MAX_BYTES:,}"
+        raise JobFileError([Problem(file, 1, 1, "", message)])
+    if isinstance(text, str):
+        return text
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = text.count(b"\n", 0, error.start) + 1
+        column = error.start - (text.rfind(b"\n", 0, error.start) + 1) + 1
+        message = f"byte 0x{text[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise JobFileError([Problem(file, line, column, "", message)]) from None
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "cannot be read"
+    if "'\\t'" in problem:
+        return "a tab cannot indent YAML; use spaces"
+    context = f" ({error.context})" if error.context else ""
+    return f"not valid YAML: {problem}{context}"
+
+
+def _position(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1)
+
+
+class _Reader:
+    """Builds values from parser events, so that limits hold before anything is built."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file = file
+        self.text = text
+        self.events: Iterator[Any] = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+        self.positions: dict[Path, Position] = {}
+        self.keys: dict[Path, Position] = {}
+        self.problems: list[Problem] = []
+        self.nodes = 0
+
+    def document(self) -> Document:
+        """Read the single document of the file, which must be a mapping."""
+        next(self.events)  # the start of the stream
+        if isinstance(next(self.events), yaml.StreamEndEvent):
+            raise JobFileError(
+                [Problem(self.file, 1, 1, "", "the file is empty; try `winnow init`")]
+            )
+        start = next(self.events)
+        value = self._value(start, (), 1)
+        next(self.events)  # the end of the document
+        more = next(self.events)
+        if not isinstance(more, yaml.StreamEndEvent):
+            raise self.refuse(
+                "a job file holds one document; remove what follows `---`", more.start_mark
+            )
+        if not isinstance(value, dict):
+            raise self.refuse("a job file is a mapping of keys such as `name:`", start.start_mark)
+        return Document(self.file, value, self.positions, self.keys, tuple(self.problems))
+
+    def refuse(self, message: str, mark: Any) -> JobFileError:
+        """An error at a place in the file."""
+        position = _position(mark) if mark else Position(1, 1)
+        return JobFileError([Problem(self.file, *position, "", message)])
+
+    def _value(self, event: Any, path: Path, depth: int) -> Any:
+        self._check_limits(event, depth)
+        self.positions[path] = _position(event.start_mark)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path, depth)
+        if isinstance(event, yaml.SequenceStartEvent):
+            return self._sequence(path, depth)
+        return read_scalar(event.value) if event.style is None else event.value
+
+    def _check_limits(self, event: Any, depth: int) -> None:
+        self.nodes += 1
+        if isinstance(event, yaml.AliasEvent):
+            raise self.refuse(
+                "aliases (`*name`) are not allowed; write the value out", event.start_mark
+            )
+        if event.tag is not None:
+            raise self.refuse(f"tag {event.tag!r} is not allowed; remove it", event.start_mark)
+        if depth > MAX_DEPTH:
+            raise self.refuse(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
+        if self.nodes > MAX_NODES:
+            raise self.refuse(f"more than {MAX_NODES:,} keys and values", event.start_mark)
+
+    def _sequence(self, path: Path, depth: int) -> list[Any]:
+        items: list[Any] = []
+        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+            items.append(self._value(event, (*path, len(items)), depth + 1))
+        return items
+
+    def _mapping(self, path: Path, depth: int) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+            self._check_limits(event, depth)
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self.refuse("a key must be plain text", event.start_mark)
+            here = (*path, event.value)
+            position = _position(event.start_mark)
+            if event.value in values:
+                first = self.keys[here].line
+                message = f"duplicate key; first written in line {first}; keep one of them"
+                self.problems.append(Problem(self.file, *position, dotted(here), message))
+            else:
+                self.keys[here] = position
+            values[event.value] = self._value(next(self.events), here, depth + 1)
+        return values

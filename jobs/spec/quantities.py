@@ -1,0 +1,168 @@
+"""Small value types with their own notation: durations, cadences, bounds and accelerators."""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
+_DURATION = re.compile(rf"({_NUMBER})\s*(ms|s|m|h|d)")
+_CADENCE = re.compile(rf"({_NUMBER})\s*(epochs?|steps?)")
+_BOUND = re.compile(r"(>=|<=|>|<)\s*(\S+)")
+_ACCELERATORS = re.compile(r"([A-Za-z0-9][\w. -]*?)(?::(\d{1,5}))?")
+
+DURATION_RULE = "a duration is a number with a unit: 500ms, 90s, 5m, 2h or 1d"
+CADENCE_RULE = "write 0.25epoch, 100steps or a duration such as 5m"
+BOUND_RULE = "write a comparison and a value, such as '>=0.915', '<=30m' or '<0.5%'"
+ACCELERATORS_RULE = "write NAME or NAME:COUNT with a count of at least 1, such as A100-80GB:2"
+
+
+def parse_duration(value: Any) -> timedelta:
+    """Read `90s`, `5m`, `2h`; a bare number is an error because its unit is a guess."""
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} has no clear unit; {DURATION_RULE}")
+    try:
+        return timedelta(seconds=float(match[1]) * SECONDS_PER_UNIT[match[2]])
+    except OverflowError:
+        raise ValueError(f"{value!r} is longer than any run; {DURATION_RULE}") from None
+
+
+def format_duration(value: timedelta) -> str:
+    """Write a duration so that `parse_duration` reads the same value back."""
+    seconds = value.total_seconds()
+    for unit in ("d", "h", "m", "s"):
+        if seconds >= SECONDS_PER_UNIT[unit] and seconds % SECONDS_PER_UNIT[unit] == 0:
+            return f"{seconds / SECONDS_PER_UNIT[unit]:.0f}{unit}"
+    return f"{seconds * 1000:g}ms"
+
+
+Duration = Annotated[
+    timedelta,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration),
+    WithJsonSchema({"type": "string", "pattern": _DURATION.pattern, "examples": ["90s", "2h"]}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """How often something happens: every so many epochs, optimizer steps or seconds."""
+
+    value: float
+    unit: Literal["epoch", "step", "second"]
+
+    def __str__(self) -> str:
+        if self.unit == "second":
+            return format_duration(timedelta(seconds=self.value))
+        return f"{self.value:g}{self.unit}" + ("s" if self.unit == "step" else "")
+
+
+def parse_cadence(value: Any) -> Cadence:
+    """Read `0.25epoch`, `100steps` or `5m`."""
+    if isinstance(value, Cadence):
+        return value
+    match = _CADENCE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        try:
+            cadence = Cadence(parse_duration(value).total_seconds(), "second")
+        except ValueError:
+            raise ValueError(f"{value!r} is no interval; {CADENCE_RULE}") from None
+    else:
+        cadence = Cadence(float(match[1]), "epoch" if match[2].startswith("epoch") else "step")
+    if cadence.value <= 0 or (cadence.unit == "step" and cadence.value % 1):
+        raise ValueError(f"{value!r} is not positive and whole in steps; {CADENCE_RULE}")
+    return cadence
+
+
+Every = Annotated[
+    Cadence,
+    BeforeValidator(parse_cadence),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["0.25epoch", "100steps", "5m"]}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit that a result must keep; durations are held in seconds, percentages as shares."""
+
+    comparison: Literal[">=", "<=", ">", "<"]
+    value: float
+    is_duration: bool = False
+
+    def holds(self, measured: float) -> bool:
+        """Say whether a measured value keeps this limit."""
+        return {
+            ">=": measured >= self.value,
+            "<=": measured <= self.value,
+            ">": measured > self.value,
+            "<": measured < self.value,
+        }[self.comparison]
+
+    def __str__(self) -> str:
+        if self.is_duration:
+            return f"{self.comparison}{format_duration(timedelta(seconds=self.value))}"
+        return f"{self.comparison}{self.value:g}"
+
+
+def parse_bound(value: Any) -> Bound:
+    """Read `>=0.915`, `<=30m` or `<0.5%`."""
+    if isinstance(value, Bound):
+        return value
+    match = _BOUND.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is no limit; {BOUND_RULE}")
+    comparison, text = match[1], match[2]
+    if _DURATION.fullmatch(text):
+        return Bound(comparison, parse_duration(text).total_seconds(), is_duration=True)  # type: ignore[arg-type]
+    share = re.fullmatch(rf"(-?{_NUMBER})(%?)", text)
+    if share is None:
+        raise ValueError(f"{value!r} is no limit; {BOUND_RULE}")
+    return Bound(comparison, float(share[1]) / (100 if share[2] else 1))  # type: ignore[arg-type]
+
+
+Limit = Annotated[
+    Bound,
+    BeforeValidator(parse_bound),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": [">=0.915", "<=30m", "<0.5%"]}),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorRequest:
+    """So many devices of one kind, under the name the user typed."""
+
+    name: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}"
+
+
+def parse_accelerators(value: Any) -> AcceleratorRequest:
+    """Read `A100-80GB:1` or `T4`; also the mapping `{T4: 4}` that YAML makes of `T4: 4`."""
+    if isinstance(value, AcceleratorRequest):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        value = ":".join(str(part) for part in next(iter(value.items())))
+    match = _ACCELERATORS.fullmatch(value.strip()) if isinstance(value, str) else None
+    count = int(match[2] or 1) if match else 0
+    if match is None or count < 1:
+        raise ValueError(f"{value!r} names no accelerators; {ACCELERATORS_RULE}")
+    return AcceleratorRequest(match[1].strip(), count)
+
+
+Accelerators = Annotated[
+    AcceleratorRequest,
+    BeforeValidator(parse_accelerators),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["A100-80GB:1", "T4:4", "cpu:2"]}),
+]

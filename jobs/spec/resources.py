@@ -1,0 +1,36 @@
+"""The resources section: candidate placements among which the planner chooses."""
+
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jobs.spec.base import Items, SpecModel
+from jobs.spec.quantities import Accelerators, Duration
+
+
+class PlacementSpec(SpecModel):
+    """One candidate: so many devices of one kind. A run never mixes kinds."""
+
+    accelerators: Accelerators
+    """NAME:COUNT, one training worker per device; `cpu:2` is two workers with a core each."""
+
+
+class WaitSpec(SpecModel):
+    """What to do while the wanted devices are busy."""
+
+    timeout: Duration = timedelta(minutes=20)
+    """How long to wait."""
+    then: Literal["next_best", "fail"] = "next_best"
+    """What follows: the next placement by price-performance, or an error."""
+
+
+class ResourcesSpec(SpecModel):
+    """Where the job may run."""
+
+    any_of: Annotated[Items[PlacementSpec], Field(min_length=1, max_length=64)]
+    """Candidate placements, in no order."""
+    max_hourly_cost: Annotated[float | None, Field(gt=0)] = None
+    """Placements that cost more than this, in USD per hour, are not considered."""
+    wait: WaitSpec | None = None
+    """What to do while devices are busy."""

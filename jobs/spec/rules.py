@@ -1,0 +1,170 @@
+"""Rules across fields: combinations that can never run, found before anything starts."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from jobs.spec.job import JobSpec
+from jobs.spec.sweep import LogUniform, Uniform
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that a job breaks: the field to change and a sentence saying why and how."""
+
+    path: Path
+    message: str
+
+
+Rule = Callable[[JobSpec], Iterator[Violation]]
+
+
+def violations(spec: JobSpec) -> Iterator[Violation]:
+    """Every cross-field rule that the job breaks."""
+    for rule in RULES:
+        yield from rule(spec)
+
+
+def global_batch_divides_over_workers(spec: JobSpec) -> Iterator[Violation]:
+    """Each optimizer step spreads its samples evenly over all workers."""
+    batch = spec.train.global_batch_size
+    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
+        workers = placement.accelerators.count
+        if batch % workers:
+            lower = batch - batch % workers
+            choices = f"{lower} or {lower + workers}" if lower else str(workers)
+            yield Violation(
+                ("resources", "any_of", index, "accelerators"),
+                f"global batch size {batch} is not divisible by {workers} workers; use {choices}",
+            )
+
+
+def micro_batch_fits_global_batch(spec: JobSpec) -> Iterator[Violation]:
+    """A micro batch divides the share of the global batch of some placement."""
+    micro, batch = spec.train.micro_batch_size, spec.train.global_batch_size
+    if micro == "auto":
+        return
+    counts = [p.accelerators.count for p in spec.resources.any_of] if spec.resources else [1]
+    if not any(batch % (micro * count) == 0 for count in counts):
+        shares = ", ".join(str(batch // count) for count in sorted(set(counts)))
+        yield Violation(
+            ("train", "micro_batch_size"),
+            f"micro batch size {micro} does not divide the global batch of {batch} over any"
+            f" placement (samples per worker: {shares}); use a divisor or auto",
+        )
+
+
+def placements_are_distinct(spec: JobSpec) -> Iterator[Violation]:
+    """The same placement twice would be probed and paid for twice."""
+    seen: dict[str, int] = {}
+    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
+        name = str(placement.accelerators).lower()
+        if name in seen:
+            path = ("resources", "any_of", index, "accelerators")
+            yield Violation(path, f"{placement.accelerators} is listed twice; remove one")
+        seen[name] = index
+
+
+def text_and_label_differ(spec: JobSpec) -> Iterator[Violation]:
+    """A column cannot be both input and answer."""
+    columns = spec.data.text_columns
+    if spec.data.label in columns:
+        yield Violation(("data", "label"), f"column {spec.data.label!r} is already a text column")
+    if len(set(columns)) < len(columns):
+        yield Violation(("data", "text"), f"column {columns[0]!r} is paired with itself")
+
+
+def train_and_eval_differ(spec: JobSpec) -> Iterator[Violation]:
+    """Rows that were trained on cannot judge."""
+    if spec.data.train == spec.data.eval:
+        yield Violation(("data", "eval"), "is the same as data.train; hold rows back to judge by")
+
+
+def ranges_rise(spec: JobSpec) -> Iterator[Violation]:
+    """A range has its lower end first; a logarithmic one starts above zero."""
+    for name, space in (spec.sweep.search_space if spec.sweep else {}).items():
+        path: Path = ("sweep", "search_space", name)
+        if isinstance(space, LogUniform) and min(space.loguniform) <= 0:
+            low = min(space.loguniform)
+            yield Violation(path, f"loguniform starts at {low:g}; it must start above 0")
+        elif isinstance(space, LogUniform | Uniform):
+            low, high = space.loguniform if isinstance(space, LogUniform) else space.uniform
+            if low >= high:
+                message = f"range [{low:g}, {high:g}] does not rise; write the lower end first"
+                yield Violation(path, message)
+
+
+def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
+    """Exactly one of cost, time or a computed metric is optimised."""
+    if spec.sweep is None:
+        return
+    objective, metrics = spec.sweep.objective, spec.train.eval.metrics
+    path: Path = ("sweep", "objective")
+    if (objective.minimize is None) == (objective.maximize is None):
+        yield Violation(path, "needs exactly one of minimize and maximize")
+    if objective.minimize not in (None, "cost", "time"):
+        value = objective.minimize
+        yield Violation(
+            (*path, "minimize"), f"{value!r} is not cost or time; metrics are maximized"
+        )
+    if objective.maximize is not None and objective.maximize not in metrics:
+        known = ", ".join(metrics)
+        message = f"{objective.maximize!r} is not among train.eval.metrics ({known})"
+        yield Violation((*path, "maximize"), message)
+
+
+def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
+    """Limits are on cost, time or a computed metric, in that value's unit."""
+    metrics = spec.train.eval.metrics
+    for name, bound in (spec.sweep.objective.subject_to if spec.sweep else {}).items():
+        path: Path = ("sweep", "objective", "subject_to", name)
+        if name not in ("cost", "time", *metrics):
+            known = ", ".join(("cost", "time", *metrics))
+            yield Violation(path, f"is not among {known}; add it to train.eval.metrics")
+        elif (name == "time") != bound.is_duration:
+            example = "'<=30m'" if name == "time" else "'<=2.50'" if name == "cost" else "'>=0.9'"
+            yield Violation(
+                path, f"'{bound}' has the wrong unit for {name}; write it like {example}"
+            )
+        elif name not in ("cost", "time") and bound.value > 1:
+            message = f"{name} is never above 1, so '{bound}' cannot be judged; write a share or %"
+            yield Violation(path, message)
+
+
+def replicas_rise(spec: JobSpec) -> Iterator[Violation]:
+    """The fewest replicas are not more than the most."""
+    if spec.serve and spec.serve.replicas.min > spec.serve.replicas.max:
+        low, high = spec.serve.replicas.min, spec.serve.replicas.max
+        message = f"min {low} is above max {high}; swap them or raise max"
+        yield Violation(("serve", "replicas", "min"), message)
+
+
+def rollout_steps_rise(spec: JobSpec) -> Iterator[Violation]:
+    """Traffic only grows during a rollout, and ends with all of it."""
+    steps = spec.serve.rollout.steps if spec.serve and spec.serve.rollout else (100,)
+    if list(steps) != sorted(set(steps)) or steps[-1] != 100:
+        message = f"steps {list(steps)} must rise and end at 100"
+        yield Violation(("serve", "rollout", "steps"), message)
+
+
+def offload_needs_sharding(spec: JobSpec) -> Iterator[Violation]:
+    """Only sharded optimizer state can move to host memory."""
+    if spec.train.cpu_offload and spec.train.strategy == "ddp":
+        message = "cpu_offload needs strategy zero2 or zero3; ddp keeps state on the device"
+        yield Violation(("train", "cpu_offload"), message)
+
+
+RULES: tuple[Rule, ...] = (
+    global_batch_divides_over_workers,
+    micro_batch_fits_global_batch,
+    placements_are_distinct,
+    text_and_label_differ,
+    train_and_eval_differ,
+    ranges_rise,
+    objective_is_one_known_value,
+    limits_name_known_values,
+    replicas_rise,
+    rollout_steps_rise,
+    offload_needs_sharding,
+)

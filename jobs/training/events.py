@@ -1,0 +1,88 @@
+"""What training tells its caller while it runs, and what it leaves behind."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Data and model are ready; the first step follows."""
+
+    total_steps: int
+    first_step: int
+    """0, or the step that a checkpoint was taken after."""
+    train_rows: int
+    eval_rows: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One optimizer step is done."""
+
+    step: int
+    """1-based."""
+    loss: float
+    """Mean over the samples of the global batch."""
+    samples: int
+    elapsed_s: float
+    """Since the first step of this process began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The model was judged on all evaluation rows."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metric name to value, and `loss`."""
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint is complete on disk."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """How fast one candidate steps."""
+
+    candidate: str
+    """Id of the candidate."""
+    step_seconds: tuple[float, ...]
+    """Wall time of each counted optimizer step."""
+    eval_samples_per_s: float
+    """Evaluation rows per second over all workers."""
+    peak_memory_gib: float
+    """Largest over the workers: device memory on a GPU, resident memory on a CPU."""
+    train_rows: int
+    eval_rows: int
+    setup_s: float
+    """From the start of the worker function to the first step: data, model, process group."""
+    probe_s: float
+    """From the first step to the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """A candidate did not fit."""
+
+    candidate: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A complete checkpoint: where it is and what the model scored when it was taken."""
+
+    path: str
+    step: int
+    """Optimizer steps done."""
+    metrics: dict[str, float]
+    """The last evaluation before it was taken; empty when there was none."""
+
+
+Event = Started | Stepped | Evaluated | Saved | Probed | OutOfMemory

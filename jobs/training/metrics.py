@@ -1,0 +1,42 @@
+"""Classification metrics from a confusion matrix, exact over any split of the rows.
+
+Rows of the matrix are true classes, columns predicted ones.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Confusion = NDArray[np.int64]
+
+
+def compute(confusion: Confusion, metrics: Sequence[str]) -> dict[str, float]:
+    """Each named metric of a (classes, classes) confusion matrix."""
+    functions = {"accuracy": accuracy, "f1": f1, "mcc": mcc}
+    return {name: functions[name](confusion) for name in metrics}
+
+
+def accuracy(confusion: Confusion) -> float:
+    """Share of rows predicted right."""
+    return float(np.trace(confusion) / max(1, confusion.sum()))
+
+
+def f1(confusion: Confusion) -> float:
+    """F1 of class 1 for two classes, else the unweighted mean over classes."""
+    right = np.diag(confusion).astype(float)
+    wanted_and_given = confusion.sum(axis=0) + confusion.sum(axis=1)
+    scores = np.divide(
+        2 * right, wanted_and_given, out=np.zeros_like(right), where=wanted_and_given > 0
+    )
+    return float(scores[1] if len(scores) == 2 else scores.mean())
+
+
+def mcc(confusion: Confusion) -> float:
+    """Matthews correlation coefficient, for any number of classes (Gorodkin, 2004)."""
+    table = confusion.astype(float)
+    total, right = table.sum(), np.trace(table)
+    given, wanted = table.sum(axis=0), table.sum(axis=1)
+    spread = math.sqrt((total**2 - given @ given) * (total**2 - wanted @ wanted))
+    return float((right * total - given @ wanted) / spread) if spread else 0.0

@@ -1,0 +1,82 @@
+"""The size of a transformer encoder, known without loading it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import ModelError
+from jobs.training import model_location
+
+HUB_TIMEOUT_S = 3.0
+"""How long planning may wait for a model's configuration from the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Dimensions that decide memory."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+
+    @property
+    def parameters(self) -> int:
+        """Weights of embeddings, encoder layers and a pooled classification head."""
+        embeddings = (self.vocabulary + self.positions + 4) * self.hidden
+        attention = 4 * self.hidden * (self.hidden + 1)
+        feed_forward = self.hidden * (2 * self.intermediate + 1) + self.intermediate
+        norms = 4 * self.hidden
+        pooler = self.hidden * (self.hidden + 1)
+        return embeddings + self.layers * (attention + feed_forward + norms) + pooler
+
+
+KNOWN_SHAPES = {
+    "bert-base-uncased": ModelShape(12, 768, 3072, 30522, 512),
+    "bert-base-cased": ModelShape(12, 768, 3072, 28996, 512),
+    "bert-large-uncased": ModelShape(24, 1024, 4096, 30522, 512),
+    "distilbert-base-uncased": ModelShape(6, 768, 3072, 30522, 512),
+    "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
+    "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
+}
+"""Configurations published on the hub, so that planning these works offline."""
+
+
+def shape_of(base: str) -> ModelShape | None:
+    """Dimensions of a base model; None when its configuration cannot be had or read."""
+    location = model_location.locate(base)
+    if isinstance(location, Path):
+        return _from_config(model_location.read_config(location))
+    name = location.rsplit("/", 1)[-1]
+    return KNOWN_SHAPES.get(name) or _from_hub(location)
+
+
+def _from_config(config: dict[str, Any]) -> ModelShape | None:
+    def read(*names: str) -> int:
+        return int(next(config[name] for name in names if name in config))
+
+    try:
+        hidden = read("hidden_size", "dim", "n_embd", "d_model")
+        return ModelShape(
+            layers=read("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
+            hidden=hidden,
+            intermediate=config.get("intermediate_size") or config.get("hidden_dim") or 4 * hidden,
+            vocabulary=read("vocab_size"),
+            positions=read("max_position_embeddings", "n_positions"),
+        )
+    except StopIteration:
+        return None
+
+
+def _from_hub(name: str) -> ModelShape | None:
+    import huggingface_hub  # half a second that local models need not pay
+
+    try:
+        path = huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+    except (OSError, ValueError):  # offline, private or not there; memory stays unknown
+        return None
+    try:
+        return _from_config(model_location.read_config(Path(path).parent))
+    except ModelError:
+        return None

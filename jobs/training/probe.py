@@ -1,0 +1,104 @@
+"""Timing a few real steps of each candidate, so that a full run can be predicted."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from jobs.training.config import TrainingConfig
+from jobs.training.events import OutOfMemory, Probed
+from jobs.training.loop import Report
+from jobs.training.session import (
+    Corpus,
+    Session,
+    build_session,
+    evaluate,
+    load_corpus,
+    train_step,
+)
+from jobs.training.world import World, join
+
+WARMUP_STEPS = 2
+"""Steps that are never counted: the first ones allocate memory and choose kernels."""
+MINIMUM_STEPS = 3
+"""Steps that are counted in any case."""
+EVAL_ROWS = 128
+"""Evaluation rows timed to predict how long judging takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """One candidate to time."""
+
+    candidate: str
+    config: TrainingConfig
+    warmup_s: float
+    duration_s: float
+
+
+def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
+    """Time each candidate in turn in this worker group; all share data and base model.
+
+    Running out of memory is reported and ends the group, because the allocator's state after it
+    would falsify what follows; the caller starts a fresh group for the rest.
+    """
+    started = time.monotonic()
+    with join(requests[0].config.device) as world:
+        corpus = load_corpus(requests[0].config)
+        for request in requests:
+            try:
+                probed = _probe(request, corpus, world, started)
+            except torch.OutOfMemoryError as error:
+                report(OutOfMemory(request.candidate, str(error).splitlines()[0]))
+                return
+            if world.is_main:
+                report(probed)
+            started = time.monotonic()
+
+
+def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) -> Probed:
+    session = build_session(request.config, corpus, world)
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)
+    setup_s = time.monotonic() - started
+    warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
+    times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
+    rate = _eval_rate(session)
+    return Probed(
+        candidate=request.candidate,
+        step_seconds=tuple(times),
+        eval_samples_per_s=rate,
+        peak_memory_gib=world.largest(_peak_memory_gib(world)),
+        train_rows=len(corpus.train),
+        eval_rows=len(corpus.eval),
+        setup_s=setup_s,
+        probe_s=time.monotonic() - started - setup_s,
+    )
+
+
+def _run_for(session: Session, first: int, seconds: float, minimum: int) -> list[float]:
+    """Step until `seconds` have passed, at least `minimum` times; returns each step's seconds."""
+    times: list[float] = []
+    begin = time.monotonic()
+    while True:
+        start = time.monotonic()
+        train_step(session, first + len(times))  # reading the loss waits for the device
+        times.append(time.monotonic() - start)
+        is_over = time.monotonic() - begin >= seconds and len(times) >= minimum
+        if session.world.agree(value=is_over):
+            return times
+
+
+def _eval_rate(session: Session) -> float:
+    rows = min(EVAL_ROWS, len(session.corpus.eval))
+    start = time.monotonic()
+    evaluate(session, limit=rows)
+    return rows / (time.monotonic() - start)
+
+
+def _peak_memory_gib(world: World) -> float:
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_reserved(world.device) / 2**30
+    return float(psutil.Process().memory_info().rss) / 2**30

@@ -1,0 +1,79 @@
+"""The group of training processes, as torchrun or Ray Train started it."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jobs.training.config import Device
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+"""A collective that takes longer has lost a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The place of one process in the group."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process reports and writes."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Element-wise sum over all processes, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, *, value: float) -> float:
+        """The main process's value, in every process."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
+        dist.broadcast(shared, src=0)
+        return float(shared.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every process's value, in the order of ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def largest(self, value: float) -> float:
+        """The largest value over all processes."""
+        return float(max(self.gather(value)))
+
+
+@contextlib.contextmanager
+def join(device: Device) -> Iterator[World]:
+    """Join the process group; makes it from torchrun's environment when nobody did before."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    is_ours = size > 1 and not dist.is_initialized()
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if is_ours:
+        backend = "nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    joined = dist.is_initialized()
+    place = torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else device
+    try:
+        yield World(
+            rank=dist.get_rank() if joined else 0,
+            size=dist.get_world_size() if joined else 1,
+            device=torch.device(place),
+        )
+    finally:
+        if is_ours:
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Decides and drives: from a job to a plan, a sweep, a winner, a model and an endpoint."""

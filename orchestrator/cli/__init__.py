@@ -1,0 +1,88 @@
+"""The `winnow` command: one file for each command, errors in one sentence, exit codes that tell."""
+
+import signal
+import sys
+import traceback
+from typing import Any
+
+import typer
+
+from cluster import local
+from jobs.errors import JobFileError, WinnowError
+from orchestrator.cli import (
+    cluster,
+    deploy,
+    hardware,
+    init,
+    plan,
+    render,
+    report,
+    run,
+    schema,
+    status,
+    submit,
+    validate,
+)
+from orchestrator.cli.options import print_error
+
+EXIT_ERROR, EXIT_JOB_FILE = 1, 2
+"""Something failed; the job file is not usable."""
+
+app = typer.Typer(
+    help="One job file from a hardware-aware sweep to a served endpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    init.init,
+    validate.validate,
+    render.render,
+    schema.schema,
+    plan.plan,
+    run.run,
+    run.sweep,
+    run.train,
+    deploy.deploy,
+    status.status,
+    report.report,
+    hardware.hardware,
+    cluster.up,
+    cluster.down,
+    submit.submit,
+):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run a command; every known failure ends in one sentence and a non-zero exit code."""
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        app()
+    except JobFileError as error:
+        print_error(error)
+        sys.exit(EXIT_JOB_FILE)
+    except WinnowError as error:
+        print_error(error)
+        sys.exit(EXIT_ERROR)
+    except Terminated:
+        sys.exit(128 + signal.SIGTERM)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:  # noqa: BLE001 - a bug: the user gets a sentence, we get the trace
+        path = local.home() / "crash.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+        print_error(WinnowError(f"{type(error).__name__}: {error}; this is a bug, see {path}"))
+        sys.exit(EXIT_ERROR)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: the same clean end as Ctrl-C, with another exit code."""
+
+
+def interrupt(*_: Any) -> None:
+    """Turn SIGTERM into an exception, so that every `with` is left."""
+    raise Terminated

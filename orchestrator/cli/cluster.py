@@ -1,0 +1,46 @@
+"""`winnow up` and `winnow down`: the local cluster."""
+
+from typing import Annotated
+
+import typer
+
+from cluster import local
+from jobs.errors import ClusterError
+from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
+from orchestrator.cli.options import AsJson, out, print_json
+
+Simulate = Annotated[
+    str | None,
+    typer.Option(metavar="SKU=COUNT,…", help="Pretend nodes, such as a100-80gb=1,l40s=2,t4=4."),
+]
+
+
+def up(simulate: Simulate = None, as_json: AsJson = False) -> None:
+    """Start the local Ray cluster, with simulated accelerator nodes if asked."""
+    cluster = local.start(parse_simulated(simulate))
+    if as_json:
+        print_json(cluster)
+        return
+    console = out()
+    console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}")
+    for node in cluster.simulated:
+        console.print(f"simulated node {node}: trains on the CPU, its times mean nothing")
+
+
+def down(as_json: AsJson = False) -> None:
+    """Stop the local Ray cluster and every endpoint on it."""
+    was_up = local.stop()
+    if as_json:
+        print_json({"stopped": was_up})
+    else:
+        out().print("the local cluster is down" if was_up else "no local cluster was up")
+
+
+def parse_simulated(text: str | None) -> list[AcceleratorRequest]:
+    """Read `a100-80gb=1,l40s=2`; ClusterError says what is wrong."""
+    try:
+        return [
+            parse_accelerators(part.replace("=", ":")) for part in (text or "").split(",") if part
+        ]
+    except ValueError as error:
+        raise ClusterError(f"--simulate: {error}") from None

@@ -1,0 +1,45 @@
+"""`winnow deploy`: put a published version behind its endpoint."""
+
+from typing import Annotated
+
+import typer
+
+from cluster import session
+from jobs.errors import JobFileError, Problem
+from orchestrator.cli.options import (
+    Address,
+    AsJson,
+    JobFile,
+    Settings,
+    load_job,
+    out,
+    print_json,
+    quiet_libraries,
+    storage_of,
+)
+from orchestrator.records import registry
+
+
+def deploy(
+    job: JobFile,
+    version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
+    settings: Settings = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy a published version of the job's model as the serve section says."""
+    spec = load_job(job, settings)
+    if spec.serve is None:
+        raise JobFileError([Problem(str(job), 0, 0, "serve", "is required to deploy; add route")])
+    model = registry.read(storage_of(spec), spec.name, version)
+    quiet_libraries()
+    with session.connect(address=address) as cluster:
+        from cluster import discovery
+        from serve import deployment
+
+        nodes = discovery.discover()
+        endpoint = deployment.deploy(model, spec.serve, nodes, port=cluster.serve_port)
+        if as_json:
+            print_json(endpoint)
+        else:
+            out().print(f"{endpoint.url}/predict answers with version {endpoint.version}")

@@ -1,0 +1,87 @@
+"""What the commands share: options, loading a job, and printing results and errors."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import rich.console
+import typer
+from pydantic import TypeAdapter
+
+from cluster import catalogue
+from jobs.errors import JobFileError
+from jobs.loader import load
+from jobs.loader.files import files_exist
+from jobs.spec import JobSpec
+from orchestrator.decisions.resolve import with_absolute_paths
+
+JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change one field, such as train.epochs=1."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster to join; by default RAY_ADDRESS or a local one.")
+]
+Storage = Annotated[Path, typer.Option(help="Folder of runs and models.")]
+InventoryFile = Annotated[
+    Path | None, typer.Option("--inventory", help="Nodes from a JSON file instead of a cluster.")
+]
+
+DEFAULT_STORAGE = Path(".winnow")
+RAY_JOB_COPY = "runtime_resources"
+"""Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
+
+
+def load_job(path: Path, settings: list[str] | None) -> JobSpec:
+    """Load and check a job file, with the paths in it made absolute."""
+    rules = (catalogue.accelerator_rules, files_exist(path.parent))
+    spec = load(path, settings=settings or (), extra_rules=rules)
+    return with_absolute_paths(spec, path.parent)
+
+
+def storage_of(spec: JobSpec) -> Path:
+    """Where a job keeps its runs; a submitted job's relative storage goes to the home folder."""
+    storage = Path(spec.storage).expanduser()
+    if RAY_JOB_COPY in str(Path.cwd()) and not storage.is_absolute():
+        return Path.home() / storage
+    return storage.resolve()
+
+
+def out() -> rich.console.Console:
+    """Where results for people go."""
+    return rich.console.Console(highlight=False, soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    """A result for programs."""
+    sys.stdout.write(TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n")
+
+
+def print_error(error: Exception) -> None:
+    """One line for each cause, or JSON when the command was asked for it."""
+    if "--json" in sys.argv:
+        problems: list[dict[str, Any]] = []
+        if isinstance(error, JobFileError):
+            problems = [dataclasses.asdict(problem) for problem in error.problems]
+        sys.stdout.write(json.dumps({"error": str(error), "problems": problems}, indent=2) + "\n")
+        return
+    console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
+    for line in str(error).splitlines():
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(line, markup=False)
+    if isinstance(error, JobFileError) and len(error.problems) > 1:
+        console.print(f"{len(error.problems)} problems", markup=False)
+
+
+def quiet_libraries() -> None:
+    """Keep chatter of libraries off the terminal; their log files are not touched."""
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

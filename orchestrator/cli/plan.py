@@ -1,0 +1,84 @@
+"""`winnow plan`: what a run would try, and what it would not, without running anything."""
+
+from pathlib import Path
+
+import rich.table
+
+from cluster import local
+from cluster.inventory import Inventory, read_inventory
+from jobs.training.model_shape import shape_of
+from orchestrator.cli.options import (
+    Address,
+    AsJson,
+    InventoryFile,
+    JobFile,
+    Settings,
+    load_job,
+    out,
+    print_json,
+)
+from orchestrator.decisions.plan import Candidate, Plan, make_plan
+
+
+def plan(
+    job: JobFile,
+    settings: Settings = None,
+    inventory: InventoryFile = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show every candidate with its memory verdict, and every one skipped with the reason."""
+    spec = load_job(job, settings)
+    nodes = read_inventory(inventory) if inventory else live_inventory(address)
+    found = make_plan(spec, nodes, shape_of(spec.model.base))
+    if as_json:
+        print_json(found)
+    else:
+        show(found, nodes)
+
+
+def known_inventory(path: Path | None) -> Inventory | None:
+    """Nodes from a file, else of the local cluster when it is up, else None."""
+    if path:
+        return read_inventory(path)
+    return live_inventory(None) if local.running() else None
+
+
+def live_inventory(address: str | None) -> Inventory:
+    """Nodes of a running cluster; ClusterError when there is none."""
+    from cluster import session
+
+    with session.connect(address=address, start=False):
+        from cluster import discovery
+
+        return discovery.discover()
+
+
+def show(plan: Plan, nodes: Inventory) -> None:
+    """Print a plan for people."""
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("candidate", "accumulation", "USD/h", "memory GiB", "of", "verdict"):
+        table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
+    for candidate in plan.candidates:
+        table.add_row(*_cells(candidate))
+    console = out()
+    console.print(f"cluster: {nodes}", markup=False)
+    console.print(table)
+    if plan.skipped:
+        console.print(f"\nskipped ({len(plan.skipped)}):", style="bold")
+    for skipped in plan.skipped:
+        console.print(f"  {skipped.id}: {skipped.reason}", markup=False)
+
+
+def _cells(candidate: Candidate) -> tuple[str, ...]:
+    price, memory = candidate.placement.price_usd_per_hour, candidate.memory
+    return (
+        candidate.id,
+        str(candidate.accumulation),
+        "unknown" if price is None else f"{price:.3f}",
+        f"{memory.low_gib:.1f} / {memory.expected_gib:.1f} / {memory.high_gib:.1f}"
+        if memory
+        else "?",
+        f"{candidate.placement.memory_gib:.0f}",
+        candidate.verdict,
+    )

@@ -1,0 +1,39 @@
+"""`winnow render`: the job with every default written out, and what `auto` means where."""
+
+import yaml
+
+from jobs.training.model_shape import shape_of
+from orchestrator.cli.options import (
+    AsJson,
+    InventoryFile,
+    JobFile,
+    Settings,
+    load_job,
+    out,
+    print_json,
+)
+from orchestrator.cli.plan import known_inventory
+from orchestrator.decisions.plan import make_plan
+
+
+def render(
+    job: JobFile,
+    settings: Settings = None,
+    inventory: InventoryFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the job with all defaults, and each placement's decisions for `auto`."""
+    spec = load_job(job, settings)
+    nodes = known_inventory(inventory)
+    plan = make_plan(spec, nodes, shape_of(spec.model.base)) if nodes else None
+    reasons = {c.id: c.reason for c in plan.candidates if c.reason} if plan else {}
+    values = spec.model_dump(mode="json", exclude_none=True)
+    if as_json:
+        print_json({"job": values, "auto": reasons})
+        return
+    console = out()
+    for name, reason in reasons.items():
+        console.print(f"# auto on {name.split('/')[0]}: {reason}", markup=False)
+    if not reasons and "auto" in (spec.train.precision, spec.train.micro_batch_size):
+        console.print("# auto is decided for each placement; name nodes with --inventory to see it")
+    console.print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), markup=False, end="")

@@ -1,0 +1,36 @@
+"""`winnow report`: where a run's report is, and its receipt."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.errors import RunError
+from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
+from orchestrator.records import runs
+from orchestrator.records.receipt import Receipt
+from orchestrator.records.report import show_cost, show_interval, show_time
+
+
+def report(
+    run: Annotated[str | None, typer.Argument(help="Run id; the newest if left out.")] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Show the receipt of a run and the path of its HTML report."""
+    found = runs.find(storage, run)
+    page = found.folder / "report.html"
+    if not page.exists():
+        raise RunError(f"run {found.id} has not come to a report yet; see winnow status")
+    receipt = found.read("receipt", Receipt)
+    if as_json:
+        print_json({"run": found.id, "report": str(page.resolve()), "receipt": receipt})
+        return
+    console = out()
+    if receipt:
+        predicted = show_interval(receipt.predicted_time_s, show_time)
+        console.print(f"{found.id}: {receipt.winner}")
+        console.print(
+            f"time {show_time(receipt.actual_time_s)}, predicted {predicted}", markup=False
+        )
+        console.print(f"cost {show_cost(receipt.actual_cost_usd)}")
+    console.print(f"report {page.resolve()}", markup=False)

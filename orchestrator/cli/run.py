@@ -1,0 +1,165 @@
+"""`winnow run`, `winnow sweep` and `winnow train`: the pipeline, or parts of it."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster import session
+from jobs.spec import JobSpec
+from orchestrator.cli.options import (
+    Address,
+    AsJson,
+    JobFile,
+    Settings,
+    load_job,
+    out,
+    print_json,
+    quiet_libraries,
+    storage_of,
+)
+from orchestrator.console import Console
+from orchestrator.notices import Remark
+from orchestrator.records import runs
+
+if TYPE_CHECKING:
+    from orchestrator.context import Context
+    from orchestrator.pipeline import Outcome
+
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this job.")]
+
+
+def run(
+    job: JobFile,
+    settings: Settings = None,
+    resume: Resume = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep, train, publish and deploy what the job file asks for."""
+    spec = load_job(job, settings)
+    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+        from orchestrator import pipeline
+
+        outcome = pipeline.run(context)
+        print_json(outcome) if as_json else show(outcome)
+
+
+def sweep(
+    job: JobFile,
+    settings: Settings = None,
+    resume: Resume = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Probe and try candidates, choose a winner, and stop before training it in full."""
+    spec = load_job(job, settings)
+    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+        from orchestrator import pipeline
+        from orchestrator import sweep as sweeping
+
+        _, plan = pipeline.plan_stage(context)
+        found = sweeping.run_sweep(context, plan)
+        page = pipeline.write_report(context, plan, found, None, None)
+        if as_json:
+            print_json(found.winner)
+            return
+        out().print(f"winner: {sweeping.describe(found.winner)} ({found.winner.reason})")
+        out().print(f"run it: winnow run {context.run.folder / 'winner.yaml'}\nreport: {page}")
+
+
+def train(
+    job: JobFile,
+    settings: Settings = None,
+    resume: Resume = False,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train and publish as the train section says, without a sweep and without an endpoint."""
+    spec = load_job(job, settings).model_copy(update={"sweep": None, "serve": None})
+    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+        from orchestrator import pipeline
+
+        outcome = pipeline.run(context)
+        print_json(outcome) if as_json else show(outcome)
+
+
+@contextlib.contextmanager
+def started(
+    spec: JobSpec, job: Path, *, resume: bool, address: str | None, quiet: bool
+) -> Iterator["Context"]:
+    """A run of a job on a cluster, its folder made or found; interruptions are journaled."""
+    quiet_libraries()
+    storage = storage_of(spec)
+    run = runs.resume(storage, spec) if resume else runs.create(storage, spec, datetime.now(UTC))
+    with Console(quiet=quiet) as console:
+        console(Remark(f"run {run.id} in {run.folder}"))
+        try:
+            with session.connect(address=address) as cluster:
+                from orchestrator.cli import interrupt
+                from orchestrator.context import Context
+
+                signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
+                console(Remark(f"cluster {cluster.address}"))
+                if not cluster.has_token:
+                    console(
+                        Remark(
+                            "this Ray cluster takes jobs from anyone who reaches it: start"
+                            " it with RAY_AUTH_MODE=token"
+                        )
+                    )
+                yield Context(spec, run, storage, console, cluster.serve_port)
+        except KeyboardInterrupt:
+            run.note("interrupted")
+            console(Remark(f"stopped; go on with: winnow run {job} --resume"))
+            raise
+        except Exception as error:
+            run.note("failed", error=str(error))
+            raise
+
+
+def show(outcome: "Outcome") -> None:
+    """Print the receipt, the endpoint and where the report is."""
+    from orchestrator.records.report import show_cost, show_interval, show_time
+
+    console, receipt = out(), outcome.receipt
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
+    rows = [
+        ("winner", outcome.winner.candidate.id, ""),
+        (
+            "time",
+            show_interval(receipt.predicted_time_s, show_time),
+            show_time(receipt.actual_time_s),
+        ),
+        (
+            "cost",
+            show_interval(receipt.predicted_cost_usd, show_cost),
+            show_cost(receipt.actual_cost_usd),
+        ),
+        ("sweep", "", show_time(receipt.sweep_time_s)),
+    ]
+    console.print(
+        f"\nreceipt of {outcome.run}" + (" (simulated)" if receipt.simulated else ""), style="bold"
+    )
+    console.print(f"{'':10}{'predicted':34}actual")
+    for name, predicted, actual in rows:
+        console.print(f"{name:10}{predicted:34}{actual}", markup=False)
+    if receipt.time_error is not None:
+        inside = "inside" if receipt.is_within_interval else "outside"
+        console.print(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
+    console.print(f"{'quality':10}{scores}")
+    console.print(f"\nmodel     {outcome.model.path}\nreport    {outcome.report}", markup=False)
+    if outcome.endpoint:
+        console.print(
+            f"endpoint  {outcome.endpoint.url}/predict  (docs: {outcome.endpoint.url}/docs)"
+        )
+        body = '{"inputs": "a fine film"}'
+        console.print(
+            f"try it    curl -s {outcome.endpoint.url}/predict -H 'content-type: application/json'"
+            f" -d '{body}'\nstop it   winnow down",
+            markup=False,
+        )

@@ -1,0 +1,75 @@
+"""`winnow status`: the local cluster, its endpoints, and the runs in a storage folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import local, session
+from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
+from orchestrator.records import runs
+
+SHOWN_RUNS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """How far a run has come."""
+
+    id: str
+    last_event: str
+    finished: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What is up and what has run."""
+
+    cluster: local.LocalCluster | None
+    applications: dict[str, str]
+    runs: tuple[RunStatus, ...]
+
+
+def status(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Show the local cluster, its endpoints and the newest runs."""
+    cluster = local.running()
+    applications = _applications() if cluster else {}
+    newest = tuple(_run_status(run) for run in runs.every(storage)[:SHOWN_RUNS])
+    found = Status(cluster, applications, newest)
+    if as_json:
+        print_json(found)
+        return
+    console = out()
+    if cluster:
+        simulated = f", simulated {', '.join(cluster.simulated)}" if cluster.simulated else ""
+        console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}{simulated}")
+    else:
+        console.print("no local cluster is up")
+    for name, state in applications.items():
+        console.print(f"endpoint {name}: {state}")
+    for run in newest:
+        console.print(
+            f"run {run.id}: {run.last_event}; finished {', '.join(run.finished) or 'nothing'}"
+        )
+
+
+def _applications() -> dict[str, str]:
+    with session.connect(start=False):
+        from serve import deployment
+
+        return deployment.applications()
+
+
+def _run_status(run: runs.Run) -> RunStatus:
+    lines = _journal(run.folder / "journal.jsonl")
+    last = lines[-1]["event"] if lines else "created"
+    return RunStatus(run.id, last, run.finished)
+
+
+def _journal(path: Path) -> list[dict[str, str]]:
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines

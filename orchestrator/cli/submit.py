@@ -1,0 +1,103 @@
+"""`winnow submit`: the same run through Ray's job API."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cluster import local
+from jobs.errors import ClusterError
+from orchestrator.cli.options import AsJson, JobFile, load_job, out, print_json, quiet_libraries
+from orchestrator.records import runs
+
+STOP_WAIT_S = 120
+"""How long a stopped job may take to end cleanly."""
+POLL_S = 1.0
+EXCLUDED = [".git", ".venv", ".winnow", "__pycache__"]
+"""Not sent to the cluster."""
+
+
+def submit(
+    job: JobFile,
+    address: Annotated[
+        str | None, typer.Option(help="Ray's job API, such as http://head:8265.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Show the log until the job ends.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Send the job and its folder to a Ray cluster; the same job is never sent twice."""
+    spec = load_job(job, None)
+    identity = f"{spec.name}-{runs.digest(spec)[:12]}"
+    client = _client(address)
+    state = _state(client, identity)
+    if state in ("FAILED", "STOPPED"):
+        client.delete_job(identity)
+        state = None
+    if state is None:
+        _send(client, identity, job)
+    state = _follow(client, identity, quiet=as_json) if wait else _state(client, identity)
+    if as_json:
+        print_json({"submission_id": identity, "status": state})
+    else:
+        out().print(f"job {identity}: {state}")
+    if state in ("FAILED", "STOPPED"):
+        raise ClusterError(f"job {identity} ended as {state}; its log says why")
+
+
+def _client(address: str | None) -> Any:
+    cluster = local.running()
+    if address is None and cluster is None:
+        raise ClusterError("no cluster is up; name one with --address or start one with winnow up")
+    if address is None and cluster is not None:
+        address = cluster.dashboard_url
+        os.environ.update(local.environment())
+    quiet_libraries()
+    os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # data files are often ignored by git
+    import ray.job_submission
+
+    try:
+        return ray.job_submission.JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ClusterError(f"no job API at {address}: {reason}") from None
+
+
+def _state(client: Any, identity: str) -> str | None:
+    try:
+        return str(client.get_job_status(identity).value)
+    except RuntimeError:  # Ray answers 404 for an id it does not know
+        return None
+
+
+def _send(client: Any, identity: str, job: Path) -> None:
+    try:
+        client.submit_job(
+            submission_id=identity,
+            entrypoint=f"python -m orchestrator run {job.name}",
+            runtime_env={
+                "working_dir": str(job.parent.resolve()),
+                "excludes": EXCLUDED,
+                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+            },
+        )
+    except (RuntimeError, ValueError) as error:
+        if _state(client, identity) is None:
+            reason = str(error).strip().splitlines()[-1]
+            raise ClusterError(f"the job was not taken: {reason}") from None
+
+
+def _follow(client: Any, identity: str, *, quiet: bool) -> str | None:
+    shown = 0
+    while True:
+        state = _state(client, identity)
+        text = client.get_job_logs(identity)
+        if not quiet and len(text) > shown:
+            sys.stdout.write(text[shown:])
+            sys.stdout.flush()
+        shown = len(text)
+        if state not in ("PENDING", "RUNNING"):
+            return state
+        time.sleep(POLL_S)

@@ -1,0 +1,12 @@
+"""`winnow validate`: check a job file."""
+
+from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
+
+
+def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -> None:
+    """Check a job file and say everything that is wrong with it."""
+    spec = load_job(job, settings)
+    if as_json:
+        print_json({"valid": True, "name": spec.name})
+    else:
+        out().print(f"{job} is a valid job: {spec.name}")

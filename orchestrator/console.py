@@ -1,0 +1,75 @@
+"""Telling a person how a run goes: bars on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable
+
+import rich.console
+import rich.progress
+
+from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
+
+PLAIN_INTERVAL_S = 5.0
+"""Where there is no terminal, a stage that moves often prints at most this often."""
+
+
+class Console:
+    """Shows notices; use it as a context manager so that bars are cleaned up."""
+
+    def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = rich.console.Console(stderr=True, highlight=False, quiet=quiet)
+        self._bars = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description:>8}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[text]}"),
+            console=self._out,
+            transient=True,
+            disable=not self._out.is_terminal or quiet,
+        )
+        self._tasks: dict[str, rich.progress.TaskID] = {}
+        self._printed: dict[str, float] = {}
+        self._clock = clock
+
+    def __enter__(self) -> "Console":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def __call__(self, notice: Notice) -> None:
+        """Show one notice."""
+        match notice:
+            case StageStarted(stage, text):
+                self._line(stage, f"{text or 'started'} …")
+            case Progress():
+                self._progress(notice)
+            case StageFinished(stage, text):
+                self._end_bar(stage)
+                self._line(stage, f"[green]✓[/] {text}")
+            case Remark(text):
+                self._line("", text)
+
+    def _progress(self, notice: Progress) -> None:
+        if not self._out.is_terminal:
+            last = self._printed.get(notice.stage, float("-inf"))
+            now = self._clock()
+            if now - last >= PLAIN_INTERVAL_S or notice.done == notice.total:
+                self._printed[notice.stage] = now
+                self._line(notice.stage, f"{notice.done}/{notice.total} {notice.text}")
+            return
+        if notice.stage not in self._tasks:
+            self._tasks[notice.stage] = self._bars.add_task(
+                notice.stage, total=notice.total, text=""
+            )
+        self._bars.update(
+            self._tasks[notice.stage], completed=notice.done, total=notice.total, text=notice.text
+        )
+
+    def _end_bar(self, stage: str) -> None:
+        if stage in self._tasks:
+            self._bars.remove_task(self._tasks.pop(stage))
+
+    def _line(self, stage: str, text: str) -> None:
+        self._out.print(f"[bold]{stage:>8}[/] {text}", soft_wrap=True)

@@ -1,0 +1,24 @@
+"""What the stages of one run share."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.spec import JobSpec
+from orchestrator.notices import Notify
+from orchestrator.records.runs import Run
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the stages of one run share."""
+
+    spec: JobSpec
+    run: Run
+    storage: Path
+    notify: Notify
+    serve_port: int
+    clock: Clock = time.monotonic

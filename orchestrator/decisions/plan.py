@@ -1,0 +1,186 @@
+"""Every way to run the job that would be tried, and every one that is not, with the reason."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster import catalogue, memory
+from cluster.inventory import Inventory
+from cluster.memory import MemoryEstimate, Verdict
+from cluster.placement import Placement, place
+from jobs.errors import InfeasibleError
+from jobs.spec import JobSpec
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.train import Precision
+from jobs.training.model_shape import ModelShape
+from orchestrator.decisions.resolve import Execution
+
+LARGEST_UNKNOWN_MICRO_BATCH = 32
+"""What `auto` takes at most when the model's size, and so its memory, is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run: a placement, a micro batch and a precision."""
+
+    placement: Placement
+    micro_batch_size: int
+    precision: Precision
+    accumulation: int
+    """Forward passes per worker and optimizer step."""
+    memory: MemoryEstimate | None
+    """None when the model's size is not known."""
+    verdict: Verdict
+    reason: str = ""
+    """Why fields left to `auto` have their values."""
+
+    @property
+    def id(self) -> str:
+        """Readable and unique within a plan, such as `L40S:2/16/bf16`."""
+        return f"{self.placement.name}/{self.micro_batch_size}/{self.precision}"
+
+    @property
+    def execution(self) -> Execution:
+        """How training runs it."""
+        return Execution(self.micro_batch_size, self.precision, self.placement.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A combination that is not tried."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will try."""
+
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...]
+
+    def candidate(self, identity: str) -> Candidate:
+        """The candidate with an id."""
+        return next(c for c in self.candidates if c.id == identity)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The distinct placements, in the job's order."""
+        return tuple(dict.fromkeys(candidate.placement for candidate in self.candidates))
+
+
+def make_plan(spec: JobSpec, inventory: Inventory, shape: ModelShape | None) -> Plan:
+    """Cross placements, micro batches and precisions; InfeasibleError when nothing is left."""
+    candidates: list[Candidate] = []
+    skipped: list[Skipped] = []
+    for request in _requests(spec, inventory):
+        try:
+            placement = _affordable(place(request, inventory, spec.prices), spec)
+        except InfeasibleError as error:
+            skipped.append(Skipped(str(request), str(error)))
+            continue
+        for found in _on_placement(spec, placement, shape):
+            (candidates if isinstance(found, Candidate) else skipped).append(found)  # type: ignore[arg-type]
+    if not candidates:
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
+        raise InfeasibleError(f"nothing in this job can run here: {reasons}")
+    return Plan(tuple(candidates), tuple(skipped))
+
+
+def _requests(spec: JobSpec, inventory: Inventory) -> Iterator[AcceleratorRequest]:
+    if spec.resources is None:
+        known = catalogue.catalogue()
+        yield from (AcceleratorRequest(sku) for sku in inventory.counts() if sku in known)
+    else:
+        yield from (placement.accelerators for placement in spec.resources.any_of)
+
+
+def _affordable(placement: Placement, spec: JobSpec) -> Placement:
+    limit = spec.resources.max_hourly_cost if spec.resources else None
+    price = placement.price_usd_per_hour
+    if limit is not None and price is None:
+        raise InfeasibleError(f"{placement.sku} has no known price; add it under prices")
+    if limit is not None and price is not None and price > limit:
+        raise InfeasibleError(f"costs {price:.2f} USD per hour, over max_hourly_cost {limit:g}")
+    return placement
+
+
+def _on_placement(
+    spec: JobSpec, placement: Placement, shape: ModelShape | None
+) -> Iterator[Candidate | Skipped]:
+    space = spec.sweep.search_space if spec.sweep else {}
+    precisions = space.get("train.precision", (spec.train.precision,))
+    batches = space.get("train.micro_batch_size", (spec.train.micro_batch_size,))
+    if not isinstance(precisions, tuple) or not isinstance(batches, tuple):
+        raise InfeasibleError("micro batch and precision are searched as lists, not ranges")
+    seen: set[str] = set()
+    for precision, batch in itertools.product(precisions, batches):
+        found = _combine(spec, placement, precision, batch, shape)
+        if found.id not in seen:
+            seen.add(found.id)
+            yield found
+
+
+def _combine(
+    spec: JobSpec,
+    placement: Placement,
+    precision: object,
+    batch: object,
+    shape: ModelShape | None,
+) -> Candidate | Skipped:
+    sku, reasons = catalogue.find(placement.sku), []
+    identity = f"{placement.name}/{batch}/{precision}"
+    if precision == "auto":
+        precision, reason = catalogue.auto_precision(sku)
+        reasons.append(f"precision {reason}")
+    if precision not in sku.precisions:
+        return Skipped(
+            identity, f"{sku.name} has no {precision}; it has {', '.join(sku.precisions)}"
+        )
+    if batch == "auto":
+        batch, reason = _auto_batch(spec, placement, precision, shape)
+        reasons.append(f"micro batch {reason}")
+    share, remainder = divmod(spec.train.global_batch_size, placement.workers)
+    if remainder or not isinstance(batch, int) or share % batch:
+        total = spec.train.global_batch_size
+        return Skipped(
+            identity,
+            f"micro batch {batch} x {placement.workers} workers does not divide global batch {total}",
+        )
+    needed, verdict = _memory(spec, placement, precision, batch, shape)
+    if needed and verdict == "too big":
+        least, has = needed.low_gib, placement.memory_gib
+        return Skipped(identity, f"needs at least {least:.1f} GiB; {sku.name} has {has:.1f}")
+    return Candidate(
+        placement, batch, precision, share // batch, needed, verdict, "; ".join(reasons)
+    )
+
+
+def _auto_batch(
+    spec: JobSpec, placement: Placement, precision: Precision, shape: ModelShape | None
+) -> tuple[int, str]:
+    """The largest power of two that divides the share and fits, so that accumulation is whole."""
+    share = max(1, spec.train.global_batch_size // placement.workers)
+    powers = [2**n for n in range(share.bit_length()) if share % 2**n == 0]
+    if shape is None:
+        known = [size for size in powers if size <= LARGEST_UNKNOWN_MICRO_BATCH]
+        return known[-1], f"{known[-1]}: the model's memory is not known"
+    fitting = [p for p in powers if _memory(spec, placement, precision, p, shape)[1] == "fits"]
+    chosen = fitting[-1] if fitting else powers[0]
+    return chosen, f"{chosen}: the largest that fits {placement.memory_gib:.0f} GiB"
+
+
+def _memory(
+    spec: JobSpec, placement: Placement, precision: Precision, batch: int, shape: ModelShape | None
+) -> tuple[MemoryEstimate | None, Verdict]:
+    if shape is None:
+        return None, "unknown"
+    needed = memory.estimate(
+        shape,
+        micro_batch_size=batch,
+        tokens=spec.data.max_length,
+        precision=precision,
+        device=placement.device,
+    )
+    return needed, needed.verdict(placement.memory_gib)

@@ -1,0 +1,61 @@
+"""A job with decisions applied: single fields, absolute paths, and the configuration to train."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.loader import overrides
+from jobs.spec import JobSpec
+from jobs.spec.train import Precision
+from jobs.training.config import Device, TrainingConfig
+
+Scalar = int | float | str
+Params = Mapping[str, Scalar]
+"""Dotted field paths to values, such as `train.optimizer.lr`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How a configuration is run, which does not change what is learnt but for precision."""
+
+    micro_batch_size: int
+    precision: Precision
+    device: Device
+
+
+def with_params(spec: JobSpec, params: Params) -> JobSpec:
+    """A copy of the job with single fields changed."""
+    values = spec.model_dump(mode="json", exclude_unset=True)
+    for path, value in params.items():
+        overrides.put(values, path, value)
+    return JobSpec.model_validate(values)
+
+
+def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
+    """A copy whose data files and model folder are absolute; they were relative to `folder`."""
+    params: dict[str, Scalar] = {}
+    for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
+        if source.is_file:
+            params[f"data.{split}.path"] = str((folder / source.path).resolve())
+    if spec.model.base.startswith("."):
+        params["model.base"] = str((folder / spec.model.base).resolve())
+    return with_params(spec, params)
+
+
+def training_config(spec: JobSpec, execution: Execution, params: Params) -> TrainingConfig:
+    """Everything training needs, from a job, how it runs, and the searched fields."""
+    chosen = with_params(spec, params)
+    return TrainingConfig(
+        model=chosen.model,
+        data=chosen.data,
+        epochs=chosen.train.epochs,
+        global_batch_size=chosen.train.global_batch_size,
+        micro_batch_size=execution.micro_batch_size,
+        precision=execution.precision,
+        optimizer=chosen.train.optimizer,
+        lr_schedule=chosen.train.lr_schedule,
+        eval=chosen.train.eval,
+        checkpoint=chosen.train.checkpoint,
+        seed=chosen.seed,
+        device=execution.device,
+    )

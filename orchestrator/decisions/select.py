@@ -1,0 +1,179 @@
+"""Joining speed and quality, and choosing: limits, Pareto front, objective, tie-break."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jobs.errors import InfeasibleError
+from jobs.spec import JobSpec
+from orchestrator.decisions import search
+from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.predict import Prediction
+from orchestrator.decisions.resolve import Scalar
+from orchestrator.decisions.search import TrialResult
+
+TIE_BREAK = "ties by the judged metric, then cost, then time"
+"""How equals are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate with searched fields: predicted speed joined with measured quality."""
+
+    candidate: str
+    params: dict[str, Scalar]
+    time_s: float | None
+    cost_usd: float | None
+    quality: float | None
+    """The judged metric of the trial, reached within its shorter budget."""
+    breaks: tuple[str, ...] = ()
+    """Limits that it breaks."""
+    is_pareto: bool = False
+    """No other allowed option is as good in cost, time and quality, and better in one."""
+
+    @property
+    def id(self) -> str:
+        """Candidate and parameters."""
+        values = (f"{name.rsplit('.', 1)[-1]}={value}" for name, value in self.params.items())
+        return " ".join((self.candidate, *values))
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The chosen candidate with its evidence."""
+
+    candidate: Candidate
+    params: dict[str, Scalar]
+    prediction: Prediction | None
+    """None when the job has no sweep, so nothing was measured."""
+    reason: str
+    options: tuple[Option, ...] = ()
+    """Everything it was chosen from."""
+
+
+def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
+    """Where quality trials run: the candidate with the cheapest sample, or the fastest unpriced."""
+
+    def price(prediction: Prediction) -> tuple[float, float]:
+        cost = prediction.cost_usd.mean if prediction.cost_usd else float("inf")
+        return cost, prediction.time_s.mean
+
+    if not predictions:
+        raise InfeasibleError("every candidate ran out of memory; lower train.micro_batch_size")
+    return plan.candidate(min(predictions, key=price).candidate)
+
+
+def select_unmeasured(plan: Plan) -> Winner:
+    """Without a sweep: the cheapest placement per hour, then fewest accumulation steps."""
+
+    def rank(candidate: Candidate) -> tuple[float, int]:
+        price = candidate.placement.price_usd_per_hour
+        return (float("inf") if price is None else price, candidate.accumulation)
+
+    chosen = min(plan.candidates, key=rank)
+    reason = "no sweep: the cheapest placement per hour with the fewest forward passes per step"
+    return Winner(chosen, {}, None, reason)
+
+
+def select(
+    spec: JobSpec, plan: Plan, predictions: Sequence[Prediction], trials: Sequence[TrialResult]
+) -> Winner:
+    """Choose by the job's objective among the options that keep its limits on time and cost.
+
+    A metric's limit binds only options whose trial reached it: trials are shorter than the run, so
+    when none reached it the best one goes on, and the limit is checked again on the trained model.
+    """
+    options = _mark_pareto(_options(spec, plan, predictions, trials))
+    affordable = [o for o in options if not {"time", "cost"} & {b.split(" ")[0] for b in o.breaks}]
+    if not affordable:
+        broken = "; ".join(sorted({limit for option in options for limit in option.breaks}))
+        raise InfeasibleError(f"no option keeps the limits of the sweep: {broken}")
+    allowed = [option for option in affordable if not option.breaks]
+    note = "" if allowed else "; no trial reached the metric's limit within its shorter budget"
+    chosen = min(
+        allowed or affordable, key=lambda option: _rank(spec, option, by_quality=not allowed)
+    )
+    return Winner(
+        candidate=plan.candidate(chosen.candidate),
+        params=chosen.params,
+        prediction=next(p for p in predictions if p.candidate == chosen.candidate),
+        reason=f"{_objective(spec)} of {len(allowed or affordable)} options{note}; {TIE_BREAK}",
+        options=tuple(options),
+    )
+
+
+def broken_limits(spec: JobSpec, values: dict[str, float | None]) -> tuple[str, ...]:
+    """The sweep's limits that known values break, in words."""
+    limits = spec.sweep.objective.subject_to if spec.sweep else {}
+    broken = []
+    for name, bound in limits.items():
+        value = values.get(name)
+        if value is not None and not bound.holds(value):
+            broken.append(f"{name} {value:.4g} is not {bound}")
+    return tuple(broken)
+
+
+def _options(
+    spec: JobSpec, plan: Plan, predictions: Sequence[Prediction], trials: Sequence[TrialResult]
+) -> list[Option]:
+    """Each predicted candidate with each trial of its precision, which is part of learning."""
+    done = [trial for trial in trials if not trial.failure and trial.metrics]
+    if not done:
+        return [_option(spec, prediction, {}, {}) for prediction in predictions]
+    return [
+        _option(spec, prediction, trial.params, trial.metrics)
+        for prediction in predictions
+        for trial in done
+        if plan.candidate(prediction.candidate).precision
+        == plan.candidate(trial.candidate).precision
+    ]
+
+
+def _option(
+    spec: JobSpec, prediction: Prediction, params: dict[str, Scalar], metrics: dict[str, float]
+) -> Option:
+    cost = prediction.cost_usd.mean if prediction.cost_usd else None
+    known = {**metrics, "time": prediction.time_s.mean, "cost": cost}
+    return Option(
+        candidate=prediction.candidate,
+        params=dict(params),
+        time_s=prediction.time_s.mean,
+        cost_usd=cost,
+        quality=metrics.get(search.judged_metric(spec)),
+        breaks=broken_limits(spec, known),
+    )
+
+
+def _mark_pareto(options: list[Option]) -> list[Option]:
+    def dominates(a: Option, b: Option) -> bool:
+        mine, other = _point(a), _point(b)
+        return all(x <= y for x, y in zip(mine, other, strict=True)) and mine != other
+
+    allowed = [option for option in options if not option.breaks]
+    front = {option.id for option in allowed if not any(dominates(o, option) for o in allowed)}
+    return [replace(option, is_pareto=option.id in front) for option in options]
+
+
+def _point(option: Option) -> tuple[float, float, float]:
+    """Lower is better in each."""
+    infinite = float("inf")
+    return (
+        infinite if option.cost_usd is None else option.cost_usd,
+        infinite if option.time_s is None else option.time_s,
+        infinite if option.quality is None else -option.quality,
+    )
+
+
+def _rank(spec: JobSpec, option: Option, *, by_quality: bool) -> tuple[float, ...]:
+    cost, time, quality = _point(option)
+    objective = spec.sweep.objective if spec.sweep else None
+    if by_quality or (objective and objective.maximize):
+        return quality, cost, time
+    first = time if objective and objective.minimize == "time" else cost
+    return first, quality, cost, time
+
+
+def _objective(spec: JobSpec) -> str:
+    objective = spec.sweep.objective if spec.sweep else None
+    if objective and objective.maximize:
+        return f"highest {objective.maximize}"
+    return f"lowest {objective.minimize if objective else 'cost'}"

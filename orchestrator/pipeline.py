@@ -1,0 +1,161 @@
+"""A job from its plan to its receipt: each stage once, each result recorded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import discovery
+from cluster.inventory import Inventory
+from jobs.errors import InfeasibleError
+from jobs.spec import JobSpec
+from jobs.training.config import TRAINING_CONFIG
+from jobs.training.events import Evaluated, Event, Started, Stepped
+from jobs.training.model_shape import shape_of
+from orchestrator import sweep
+from orchestrator.context import Context
+from orchestrator.decisions import search, select
+from orchestrator.decisions.plan import Plan, make_plan
+from orchestrator.decisions.resolve import training_config
+from orchestrator.decisions.select import Winner
+from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
+from orchestrator.records import receipt as receipts
+from orchestrator.records import registry, report, runs
+from orchestrator.records.receipt import FitResult, Receipt
+from orchestrator.stages import fit as fitting
+from serve import deployment
+from serve.deployment import Endpoint
+from serve.version import ModelVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything a run came to; None for stages the job leaves out."""
+
+    run: str
+    folder: str
+    winner: Winner
+    model: ModelVersion
+    receipt: Receipt
+    endpoint: Endpoint | None
+    report: str
+
+
+def run(context: Context) -> Outcome:
+    """All stages of a job, those that a resumed run has finished read back."""
+    inventory, plan = plan_stage(context)
+    found = sweep.run_sweep(context, plan)
+    fit = fit_stage(context, found.winner)
+    model = publish_stage(context, fit)
+    receipt = context.run.stage(
+        "receipt",
+        Receipt,
+        lambda: receipts.write_receipt(context.run.id, found.winner, fit, found.duration_s),
+    )
+    page = write_report(context, plan, found, fit, receipt)
+    check_limits(context.spec, found.winner, receipt)
+    endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
+    context.run.note("completed")
+    return Outcome(
+        context.run.id, str(context.run.folder), found.winner, model, receipt, endpoint, str(page)
+    )
+
+
+def plan_stage(context: Context) -> tuple[Inventory, Plan]:
+    """Look at the cluster and decide what to try; always anew, because nodes come and go."""
+    context.notify(StageStarted("plan"))
+    inventory = discovery.discover()
+    plan = make_plan(context.spec, inventory, shape_of(context.spec.model.base))
+    if context.spec.serve:
+        deployment.serving_nodes(context.spec.serve, inventory)
+    context.run.write("inventory", inventory)
+    context.run.write("plan", plan)
+    text = (
+        f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
+    )
+    context.notify(StageFinished("plan", text))
+    if any(node.simulated for node in inventory.nodes):
+        context.notify(Remark("simulated accelerators: all times and prices below are simulated"))
+    return inventory, plan
+
+
+def fit_stage(context: Context, winner: Winner) -> FitResult:
+    """Train the winner with Ray Train, from its newest checkpoint when it was interrupted."""
+    return context.run.stage("fit", FitResult, lambda: _fit(context, winner))
+
+
+def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
+    """Put the trained model into the registry."""
+    model = context.run.stage(
+        "model",
+        ModelVersion,
+        lambda: registry.publish(
+            context.spec, fit.checkpoint, fit.labels, run_id=context.run.id, storage=context.storage
+        ),
+    )
+    context.notify(StageFinished("publish", f"version {model.id} of {model.name}"))
+    return model
+
+
+def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) -> Endpoint:
+    """Bring up the endpoint; always done, because an endpoint may have gone since."""
+    assert context.spec.serve is not None
+    context.notify(StageStarted("deploy"))
+    endpoint = deployment.deploy(model, context.spec.serve, inventory, port=context.serve_port)
+    context.run.write("endpoint", endpoint)
+    context.notify(StageFinished("deploy", f"{endpoint.url}/predict answers with {model.id}"))
+    return endpoint
+
+
+def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
+    """Refuse to serve a model that breaks a limit on its metrics."""
+    broken = select.broken_limits(spec, {**receipt.metrics, "time": None, "cost": None})
+    if broken:
+        raise InfeasibleError(
+            f"the trained model breaks the sweep's limits ({'; '.join(broken)}), so it is not"
+            f" deployed; train longer than {spec.train.epochs:g} epochs or search other values than"
+            f" {winner.params or 'these'}"
+        )
+
+
+def write_report(
+    context: Context, plan: Plan, found: sweep.Sweep, fit: FitResult | None, receipt: Receipt | None
+) -> Path:
+    """Write the run's report.html and return its path."""
+    page = report.render(
+        report.ReportData(
+            run=context.run.id,
+            metric=search.judged_metric(context.spec),
+            plan=plan,
+            winner=found.winner,
+            measurements=found.measurements,
+            predictions=found.predictions,
+            trials=found.trials,
+            fit=fit,
+            receipt=receipt,
+        )
+    )
+    path = context.run.folder / "report.html"
+    runs.write_atomically(path, page.encode())
+    return path
+
+
+def _fit(context: Context, winner: Winner) -> FitResult:
+    config = training_config(context.spec, winner.candidate.execution, winner.params)
+    folder = context.run.folder / "fit"
+    folder.mkdir(exist_ok=True)
+    runs.write_atomically(folder / "training.json", TRAINING_CONFIG.dump_json(config, indent=2))
+    context.notify(StageStarted("fit", sweep.describe(winner)))
+    total = 1
+
+    def show(event: Event) -> None:
+        nonlocal total
+        if isinstance(event, Started):
+            total = event.total_steps
+        elif isinstance(event, Stepped):
+            context.notify(Progress("fit", event.step, total, f"loss {event.loss:.4f}"))
+        elif isinstance(event, Evaluated):
+            scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+            context.notify(Remark(f"step {event.step}: {scores}"))
+
+    result = fitting.fit(config, winner.candidate.placement, folder, show)
+    context.notify(StageFinished("fit", f"{result.steps} steps in {result.duration_s:.1f} s"))
+    return result

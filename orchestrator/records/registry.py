@@ -1,0 +1,109 @@
+"""Published model versions: folders named by their content, whole or absent."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jobs.errors import CheckpointError, RunError
+from jobs.spec import JobSpec
+from jobs.training import manifest
+from jobs.training.events import CheckpointRef
+from orchestrator.records import runs
+from serve.version import ModelVersion
+
+LATEST = "latest"
+"""File beside the versions of a model with the id of the newest."""
+
+CARD = """---
+library_name: transformers
+pipeline_tag: text-classification
+base_model: {base}
+---
+# {name}
+
+Fine-tuned from `{base}` by Winnow, run `{run}`, on {date}.
+
+| metric | evaluation rows |
+| --- | --- |
+{metrics}
+
+Labels: {labels}. Inputs are cut at {max_length} tokens. Trained on `{train}`, judged on `{eval}`.
+
+```python
+from transformers import pipeline
+pipeline("text-classification", "path/to/this/folder")("some text")
+```
+"""
+
+
+def publish(
+    spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], *, run_id: str, storage: Path
+) -> ModelVersion:
+    """Copy a verified checkpoint's model into the registry, with card and manifest.
+
+    Raises CheckpointError when the checkpoint is not whole.
+    """
+    manifest.verify(Path(checkpoint.path))
+    folder = storage / "models" / spec.name
+    partial = folder / f".partial-{run_id}"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
+    (partial / "README.md").write_text(_card(spec, checkpoint, labels, run_id), encoding="utf-8")
+    version = ModelVersion(
+        name=spec.name,
+        id="",
+        path="",
+        labels=labels,
+        is_pair=len(spec.data.text_columns) == 2,
+        max_length=spec.data.max_length,
+        metrics=checkpoint.metrics,
+    )
+    job = spec.model_dump(mode="json", exclude_unset=True)
+    details = {"version": asdict(version), "job": job, "run": run_id, "step": checkpoint.step}
+    files = manifest.write(partial, details)
+    identity = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
+    final = folder / identity
+    if final.exists():
+        shutil.rmtree(partial)
+    else:
+        partial.rename(final)
+    runs.write_atomically(folder / LATEST, identity.encode())
+    return read(storage, spec.name, identity)
+
+
+def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
+    """A published version, by default the newest, after checking its files."""
+    folder = storage / "models" / name
+    try:
+        chosen = identity or (folder / LATEST).read_text(encoding="utf-8").strip()
+    except OSError:
+        raise RunError(
+            f"no version of {name} is published in {storage}; run the job first"
+        ) from None
+    if not (folder / chosen).is_dir():
+        raise RunError(f"{name} has no version {chosen!r} in {storage}")
+    details = manifest.verify(folder / chosen)
+    try:
+        values = details["version"]
+        values |= {"id": chosen, "path": str((folder / chosen).resolve())}
+        return ModelVersion(**{**values, "labels": tuple(values["labels"])})
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{folder / chosen} has a manifest of another format") from None
+
+
+def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
+    rows = [f"| {name} | {value:.4f} |" for name, value in checkpoint.metrics.items()]
+    return CARD.format(
+        base=spec.model.base,
+        name=spec.name,
+        run=run_id,
+        date=datetime.now(UTC).date(),
+        metrics="\n".join(rows),
+        labels=", ".join(labels),
+        max_length=spec.data.max_length,
+        train=Path(spec.data.train.path).name,
+        eval=Path(spec.data.eval.path).name,
+    )

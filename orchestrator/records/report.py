@@ -1,0 +1,191 @@
+"""One HTML file about a run that opens offline: candidates, Pareto plot, trials, receipt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.predict import Interval, Measurement, Prediction
+from orchestrator.decisions.search import TrialResult
+from orchestrator.decisions.select import Option, Winner
+from orchestrator.records.receipt import FitResult, Receipt
+
+LEFT, TOP, WIDTH, HEIGHT = 60, 10, 640, 300
+"""Frame of the Pareto plot in SVG units."""
+CURVE_HEIGHT = 160
+MARGIN = 0.08
+"""Share of the range left free around the points."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """Everything a report shows; parts of stages that have not run are empty."""
+
+    run: str
+    metric: str
+    plan: Plan
+    winner: Winner
+    measurements: tuple[Measurement, ...] = ()
+    predictions: tuple[Prediction, ...] = ()
+    trials: tuple[TrialResult, ...] = ()
+    fit: FitResult | None = None
+    receipt: Receipt | None = None
+
+
+def render(data: ReportData) -> str:
+    """The report as a self-contained HTML page."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("orchestrator.records"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("report.html.j2").render(
+        run=data.run,
+        metric=data.metric,
+        winner=data.winner,
+        receipt=data.receipt,
+        cards=_cards(data),
+        plot=_pareto_plot(data),
+        candidates=[_candidate_row(data, candidate) for candidate in data.plan.candidates],
+        trials=[_trial_row(trial) for trial in data.trials],
+        curve=_loss_curve(data.fit),
+        skipped=data.plan.skipped,
+    )
+
+
+def show_time(seconds: float | None) -> str:
+    """Seconds as people read them."""
+    if seconds is None:
+        return "–"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def show_cost(usd: float | None) -> str:
+    """US dollars, with enough digits for small runs."""
+    if usd is None:
+        return "no price"
+    return f"${usd:.2f}" if usd >= 1 else f"${usd:.4f}"
+
+
+def show_interval(interval: Interval | None, show: Any) -> str:
+    """A mean with its range."""
+    if interval is None:
+        return "not predicted"
+    return f"{show(interval.mean)} [{show(interval.low)}, {show(interval.high)}]"
+
+
+def _cards(data: ReportData) -> list[dict[str, str]]:
+    cards = []
+    if data.receipt:
+        receipt = data.receipt
+        cards = [
+            {"label": "training took", "value": show_time(receipt.actual_time_s)},
+            {"label": "predicted", "value": show_interval(receipt.predicted_time_s, show_time)},
+            {"label": "training cost", "value": show_cost(receipt.actual_cost_usd)},
+            {"label": "sweep took", "value": show_time(receipt.sweep_time_s)},
+        ]
+        cards += [{"label": k, "value": f"{v:.4f}"} for k, v in receipt.metrics.items()]
+    return cards
+
+
+def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
+    measured = next((m for m in data.measurements if m.candidate == candidate.id), None)
+    predicted = next((p for p in data.predictions if p.candidate == candidate.id), None)
+    batch = candidate.micro_batch_size * candidate.accumulation * candidate.placement.workers
+    step = measured.step_s.mean if measured and measured.step_s else None
+    return {
+        "id": candidate.id,
+        "is_winner": candidate.id == data.winner.candidate.id,
+        "step": "out of memory"
+        if measured and not step
+        else f"{step * 1000:.0f} ms"
+        if step
+        else "–",
+        "rate": f"{batch / step:.0f}" if step else "–",
+        "time": show_interval(predicted.time_s, show_time) if predicted else "–",
+        "cost": show_cost(predicted.cost_usd.mean if predicted.cost_usd else None)
+        if predicted
+        else "–",
+        "memory": f"{candidate.memory.expected_gib:.1f} GiB" if candidate.memory else "unknown",
+        "peak": f"{measured.peak_memory_gib:.1f} GiB" if measured and step else "–",
+    }
+
+
+def _trial_row(trial: TrialResult) -> dict[str, str]:
+    params = ", ".join(f"{name} = {value}" for name, value in trial.params.items())
+    last = trial.history[-1] if trial.history else None
+    return {
+        "params": params or "as in the job",
+        "steps": str(last[0]) if last else "–",
+        "score": f"{last[1]:.4f}" if last else "–",
+        "ended": trial.failure or ("stopped early" if trial.stopped_early else "complete"),
+    }
+
+
+def _pareto_plot(data: ReportData) -> dict[str, Any] | None:
+    priced = all(option.cost_usd is not None for option in data.winner.options)
+    points = [
+        (option, (option.cost_usd if priced else option.time_s) or 0.0, option.quality)
+        for option in data.winner.options
+        if option.quality is not None
+    ]
+    if not points:
+        return None
+    x_low, x_high = _span([x for _, x, _ in points])
+    y_low, y_high = _span([y for _, _, y in points if y is not None])
+    show = show_cost if priced else show_time
+    return {
+        "x_label": "predicted cost of the full run" if priced else "predicted time of the full run",
+        "y_label": f"{data.metric} of the trial",
+        "points": [
+            {
+                "x": LEFT + WIDTH * (x - x_low) / (x_high - x_low),
+                "y": TOP + HEIGHT * (y_high - (y or 0.0)) / (y_high - y_low),
+                "kind": _kind(option, data.winner),
+                "title": f"{option.id}: {show(x)}, {data.metric} {y:.4f}",
+            }
+            for option, x, y in points
+        ],
+        "x_ticks": _ticks(x_low, x_high, LEFT, WIDTH, show),
+        "y_ticks": _ticks(y_high, y_low, TOP, HEIGHT, lambda value: f"{value:.3f}"),
+    }
+
+
+def _kind(option: Option, winner: Winner) -> str:
+    is_winner = option.candidate == winner.candidate.id and option.params == winner.params
+    return "winner" if is_winner else "pareto" if option.is_pareto else "other"
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    room = (high - low) * MARGIN or abs(high) * MARGIN or 1.0
+    return low - room, high + room
+
+
+def _ticks(
+    first: float, last: float, start: float, length: float, show: Any
+) -> list[dict[str, Any]]:
+    shares = (0.05, 0.35, 0.65, 0.95)
+    return [{"at": start + length * s, "text": show(first + (last - first) * s)} for s in shares]
+
+
+def _loss_curve(fit: FitResult | None) -> dict[str, Any] | None:
+    if fit is None or len(fit.losses) < 2:
+        return None
+    losses = [loss for _, loss in fit.losses]
+    low, high = min(losses), max(losses) or 1.0
+    scale = (high - low) or 1.0
+    points = [
+        f"{LEFT + WIDTH * i / (len(losses) - 1):.1f},{TOP + CURVE_HEIGHT * (high - y) / scale:.1f}"
+        for i, y in enumerate(losses)
+    ]
+    return {
+        "points": " ".join(points),
+        "low": f"{low:.3f}",
+        "high": f"{high:.3f}",
+        "steps": fit.losses[-1][0],
+    }

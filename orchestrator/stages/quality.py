@@ -1,0 +1,166 @@
+"""The quality stage: trials over the fields that change learning, stopped early by ASHA."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna.distributions
+import ray.tune
+import ray.tune.schedulers
+import ray.tune.search.optuna
+
+from jobs.errors import TrainingError
+from jobs.spec import JobSpec
+from jobs.training.events import Evaluated, Event
+from jobs.training.loop import train
+from orchestrator.decisions import search
+from orchestrator.decisions.plan import Candidate
+from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
+from orchestrator.decisions.search import Range, TrialBudget, TrialResult
+from orchestrator.stages import tuning
+
+ASHA_REDUCTION = 3
+"""One trial in three goes on at each rung."""
+
+GRACE_EVALUATIONS = 2
+"""Evaluations that every trial gets: during warm-up of the learning rate all look alike."""
+
+
+def run_trials(
+    spec: JobSpec,
+    candidate: Candidate,
+    budget: TrialBudget,
+    finished: Sequence[TrialResult],
+    *,
+    concurrent: int,
+    storage: Path,
+    on_trial: Callable[[TrialResult], None],
+) -> None:
+    """Run the trials that are not among `finished` on one candidate's placement.
+
+    Fields given as lists are tried in full when the trials suffice, else Optuna proposes values.
+    """
+    space = search.quality_space(spec)
+    trials = spec.sweep.trials if spec.sweep else 1
+    grid = search.full_grid(space, trials)
+    samples = trials - len(finished)
+    done = [trial.params for trial in finished]
+    open_points = [point for point in grid if point not in done] if grid is not None else []
+    if (grid is not None and not open_points) or samples <= 0:
+        return
+    recorder = _Recorder(search.judged_metric(spec), candidate, budget, on_trial)
+    driver = ray.tune.with_parameters(
+        _drive, spec=spec, candidate=candidate, budget=budget, storage=storage
+    )
+    by_grid = grid is not None
+    tuner = ray.tune.Tuner(
+        ray.tune.with_resources(driver, tuning.driver_resources(candidate.placement)),
+        param_space={"params": ray.tune.grid_search(open_points)} if by_grid else None,
+        tune_config=ray.tune.TuneConfig(
+            metric=recorder.metric,
+            mode="max",
+            num_samples=1 if by_grid else samples,
+            search_alg=None if by_grid else _optuna(space, spec.seed, recorder.metric, finished),
+            scheduler=ray.tune.schedulers.ASHAScheduler(
+                time_attr="step",
+                max_t=budget.steps,
+                grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
+                reduction_factor=ASHA_REDUCTION,
+            ),
+            max_concurrent_trials=concurrent,
+        ),
+        run_config=tuning.run_config(
+            f"quality-{time.time_ns():x}",
+            storage,
+            tuning.Reports(recorder.report, recorder.end, recorder.fail),
+        ),
+    )
+    tuner.fit()
+    if recorder.failures and not recorder.ended:
+        raise TrainingError(recorder.failures[0])
+
+
+class _Recorder:
+    """Gathers the reports of each trial into a TrialResult when it ends."""
+
+    def __init__(
+        self,
+        metric: str,
+        candidate: Candidate,
+        budget: TrialBudget,
+        on_trial: Callable[[TrialResult], None],
+    ) -> None:
+        self.metric = metric
+        self.failures: list[str] = []
+        self.ended = 0
+        self._candidate = candidate
+        self._budget = budget
+        self._on_trial = on_trial
+        self._histories: dict[str, list[tuple[int, float]]] = {}
+
+    def report(self, trial: str, report: dict[str, Any]) -> None:
+        """Keep one evaluation."""
+        self._histories.setdefault(trial, []).append((report["step"], report[self.metric]))
+
+    def end(self, trial: str, last: dict[str, Any]) -> None:
+        """Hand over a finished or stopped trial."""
+        self.ended += 1
+        result = TrialResult(
+            id=trial,
+            candidate=self._candidate.id,
+            params=last["config"]["params"],
+            metrics={name: last[name] for name in last["metric_names"]},
+            history=tuple(self._histories.get(trial, ())),
+            stopped_early=last["step"] < self._budget.steps,
+            duration_s=last["time_total_s"],
+        )
+        self._on_trial(result)
+
+    def fail(self, trial: str, words: str) -> None:
+        """Keep why a trial failed; the others go on."""
+        self.failures.append(words)
+        self._on_trial(TrialResult(trial, self._candidate.id, {}, {}, failure=words))
+
+
+def _drive(
+    config: dict[str, Any],
+    *,
+    spec: JobSpec,
+    candidate: Candidate,
+    budget: TrialBudget,
+    storage: Path,
+) -> None:
+    shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
+    resolved = training_config(with_params(spec, shorter), candidate.execution, config["params"])
+
+    def report(event: Event) -> None:
+        if isinstance(event, Evaluated):
+            names = list(event.metrics)
+            ray.tune.report({"step": event.step, "metric_names": names, **event.metrics})
+
+    tuning.run_on(candidate.placement, train, resolved, report, name="trial", storage=storage)
+
+
+def _optuna(
+    space: search.Space, seed: int, metric: str, finished: Sequence[TrialResult]
+) -> ray.tune.search.optuna.OptunaSearch:
+    """TPE over the space, told of the trials that a run before this one finished."""
+    known = [trial for trial in finished if not trial.failure]
+    distributions = {f"params/{name}": _distribution(values) for name, values in space.items()}
+    points = [{f"params/{k}": v for k, v in trial.params.items()} for trial in known]
+    return ray.tune.search.optuna.OptunaSearch(
+        distributions,
+        metric=metric,
+        mode="max",
+        seed=random.Random(f"{seed}/{len(finished)}").getrandbits(32),
+        points_to_evaluate=points or None,
+        evaluated_rewards=[trial.metrics[metric] for trial in known] or None,
+    )
+
+
+def _distribution(values: tuple[Scalar, ...] | Range) -> optuna.distributions.BaseDistribution:
+    if isinstance(values, Range):
+        return optuna.distributions.FloatDistribution(values.low, values.high, log=values.is_log)
+    return optuna.distributions.CategoricalDistribution(values)

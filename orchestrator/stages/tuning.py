@@ -1,0 +1,87 @@
+"""What both Ray Tune stages share: where drivers sit, how work is run, how reports come back."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.tune
+
+from cluster.placement import Placement
+from orchestrator.stages.group import Report, Work, check_node, selector, stream
+
+HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+"""All that the driver of a worker group reserves, so that drivers never starve their workers."""
+
+TrialCallback = Callable[[str, dict[str, Any]], None]
+"""Takes a trial's id and what it reported."""
+
+
+def driver_resources(placement: Placement) -> ray.tune.PlacementGroupFactory:
+    """A one-worker trial trains in its own process and holds the device; others hold the head."""
+    if placement.workers > 1:
+        return HEAD_ONLY
+    has_gpu = placement.device == "cuda" or placement.simulated
+    bundle = {"CPU": 1.0, "GPU": 1.0} if has_gpu else {"CPU": 1.0}
+    return ray.tune.PlacementGroupFactory([bundle], bundle_label_selector=[selector(placement)])
+
+
+def run_on(
+    placement: Placement, work: Work, payload: object, report: Report, *, name: str, storage: Path
+) -> None:
+    """Do the work here for one worker, else in a Ray Train group; `report` takes its events."""
+    if placement.workers == 1:
+        check_node(placement)
+        work(payload, report)
+        return
+    for event in stream(work, payload, placement, name=name, storage=storage):
+        report(event)
+
+
+def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:
+    """Quiet, under the run's folder, with our own record of what trials report."""
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    return ray.tune.RunConfig(
+        name=name, storage_path=str(storage / "ray"), verbose=0, callbacks=[callback]
+    )
+
+
+class Reports(ray.tune.Callback):  # type: ignore[misc]
+    """Hands every report, every end and every failure of a trial to plain functions."""
+
+    def __init__(
+        self,
+        on_report: TrialCallback,
+        on_end: TrialCallback | None = None,
+        on_failure: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._on_report = on_report
+        self._on_end = on_end
+        self._on_failure = on_failure
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks for a restore that Winnow never does
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Pass on a report."""
+        self._on_report(trial.trial_id, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Pass on the end of a trial, with its last report."""
+        if self._on_end:
+            self._on_end(trial.trial_id, {**trial.last_result, "config": trial.config})
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Pass on why a trial failed."""
+        if self._on_failure:
+            self._on_failure(trial.trial_id, last_line(trial.get_error()))
+
+
+def last_line(error: object) -> str:
+    """The line of a traceback that says what was wrong."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    words = lines[-1] if lines else "no reason given"
+    return words.split("Error: ", 1)[-1]

@@ -1,0 +1,1 @@
+"""From a published model version to an endpoint on Ray Serve."""
