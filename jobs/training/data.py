@@ -121,6 +121,8 @@ def _read(source: SourceSpec) -> Any:
         raise DataError(f"{source.path} does not exist") from None
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
+        if "corresponds to no data" in reason:
+            raise DataError(f"{source.path} has no rows") from None
         raise DataError(f"{source.path} cannot be read: {reason}") from None
 
 

@@ -3,7 +3,6 @@
 import signal
 import sys
 import traceback
-from typing import Any
 
 import typer
 
@@ -23,7 +22,7 @@ from orchestrator.cli import (
     submit,
     validate,
 )
-from orchestrator.cli.options import print_error
+from orchestrator.cli.options import Terminated, interrupt, print_error
 
 EXIT_ERROR, EXIT_JOB_FILE = 1, 2
 """Something failed; the job file is not usable."""
@@ -77,12 +76,3 @@ def main() -> None:
         sys.exit(EXIT_ERROR)
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: the same clean end as Ctrl-C, with another exit code."""
-
-
-def interrupt(*_: Any) -> None:
-    """Turn SIGTERM into an exception, so that every `with` is left."""
-    raise Terminated

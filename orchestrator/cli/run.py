@@ -16,6 +16,8 @@ from orchestrator.cli.options import (
     AsJson,
     JobFile,
     Settings,
+    Terminated,
+    interrupt,
     load_job,
     out,
     print_json,
@@ -100,7 +102,6 @@ def started(
         console(Remark(f"run {run.id} in {run.folder}"))
         try:
             with session.connect(address=address) as cluster:
-                from orchestrator.cli import interrupt
                 from orchestrator.context import Context
 
                 signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
@@ -113,7 +114,7 @@ def started(
                         )
                     )
                 yield Context(spec, run, storage, console, cluster.serve_port)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             run.note("interrupted")
             console(Remark(f"stopped; go on with: winnow run {job} --resume"))
             raise

@@ -143,10 +143,10 @@ def _combine(
         reasons.append(f"micro batch {reason}")
     share, remainder = divmod(spec.train.global_batch_size, placement.workers)
     if remainder or not isinstance(batch, int) or share % batch:
-        total = spec.train.global_batch_size
         return Skipped(
             identity,
-            f"micro batch {batch} x {placement.workers} workers does not divide global batch {total}",
+            f"micro batch {batch} x {placement.workers} workers does not divide the global batch"
+            f" of {spec.train.global_batch_size}",
         )
     needed, verdict = _memory(spec, placement, precision, batch, shape)
     if needed and verdict == "too big":

@@ -68,7 +68,7 @@ def show_cost(usd: float | None) -> str:
     """US dollars, with enough digits for small runs."""
     if usd is None:
         return "no price"
-    return f"${usd:.2f}" if usd >= 1 else f"${usd:.4f}"
+    return f"${usd:.2f}" if usd >= 1 else f"${usd:.3g}"
 
 
 def show_interval(interval: Interval | None, show: Any) -> str:

@@ -1,0 +1,228 @@
+"""Ways of writing a job file wrong: each gets a clear message at the right place."""
+
+import time
+
+import pytest
+
+from cluster.catalogue import accelerator_rules
+from jobs.errors import JobFileError
+from jobs.loader import loads
+from tests.builders import MINIMAL
+
+
+def problems_of(text: str | bytes) -> list[str]:
+    """What is wrong with a job file, as the command line prints it."""
+    with pytest.raises(JobFileError) as caught:
+        loads(text, extra_rules=[accelerator_rules])
+    return [str(problem) for problem in caught.value.problems]
+
+
+SYNTAX = [
+    ("", "job.yaml:1:1: the file is empty"),
+    ("- a\n- b\n", "job.yaml:1:1: a job file is a mapping"),
+    ("just words\n", "job.yaml:1:1: a job file is a mapping"),
+    ("name: [a, b\n", "job.yaml:2:1: not valid YAML"),
+    ("name: 'open\n", "job.yaml:2:1: not valid YAML: found unexpected end of stream"),
+    ("a:\n\tb: 1\n", "job.yaml:2:1: a tab cannot indent YAML"),
+    ("a: b: c\n", "job.yaml:1:5: not valid YAML"),
+    ("a: 1\n b: 2\n", "job.yaml:2:3: not valid YAML"),
+    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: a job file holds one document"),
+    ("a: \x01\n", "job.yaml:1:1: character U+0001 is not allowed"),
+    (b"name: caf\xe9\n", "job.yaml:1:10: byte 0xe9 is not UTF-8"),
+    ("? [a]\n: b\n", "job.yaml:1:3: a key must be plain text"),
+    ("a: &x [1]\nb: *x\n", "job.yaml:2:4: aliases (`*name`) are not allowed"),
+    ("a: !!python/object:os.system ls\n", "job.yaml:1:4: tag 'tag:yaml.org,2002:python"),
+    ("a: !env HOME\n", "job.yaml:1:4: tag '!env' is not allowed"),
+    ("[" * 5000, "job.yaml:1:21: nested deeper than 20 levels"),
+    ("a: " + "[" * 30 + "]" * 30, "nested deeper than 20 levels"),
+    ("a: [" + "1, " * 20_000 + "1]", "more than 10,000 keys and values"),
+    ("# " + "x" * 300_000, "the file has 300,002 bytes; a job file has at most 262,144"),
+    ("%YAML 9.9\n---\na: 1\n", "job.yaml:1:1: not valid YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), SYNTAX)
+def test_text_that_is_no_plain_yaml_is_refused(text: str | bytes, message: str) -> None:
+    begin = time.perf_counter()
+    assert message in problems_of(text)[0]
+    assert time.perf_counter() - begin < 1.0
+
+
+FIELDS = [
+    ("version: 2", "version: 2 is not 1"),
+    ("name: My Job", "name: 'My Job' is no name; use up to 63 lower-case letters"),
+    ("name: ../etc", "name: '../etc' is no name"),
+    ("seed: -1", "seed: -1 must be at least 0"),
+    ("seed: 1.5", "seed: 1.5 is not a whole number"),
+    ("tranin: {}", "tranin: unknown key; did you mean 'train'?"),
+    ("train: {epohcs: 3}", "train.epohcs: unknown key; did you mean 'epochs'?"),
+    ("train: {epochs: three}", "train.epochs: 'three' is not a number"),
+    ("train: {epochs: '3'}", "train.epochs: '3' is not a number"),
+    ("train: {epochs: .nan}", "train.epochs: nan is not a finite number"),
+    ("train: {epochs: 1e999}", "train.epochs: inf is not a finite number"),
+    ("train: {epochs: 0}", "train.epochs: 0 must be greater than 0"),
+    ("train: [epochs, 3]", "train: ['epochs', 3] is not a mapping of keys"),
+    ("train: {global_batch_size: true}", "train.global_batch_size: true is not a whole number"),
+    ("train: {global_batch_size: 1.5}", "train.global_batch_size: 1.5 is not a whole number"),
+    ("train: {precision: bf61}", "precision: 'bf61' is not one of fp32, tf32, fp16, bf16, auto;"),
+    ("train: {precision: on}", "train.precision: 'on' is not one of"),
+    ("train: {micro_batch_size: many}", "train.micro_batch_size: 'many' is not a whole number"),
+    ("train: {micro_batch_size: 5}", "micro batch size 5 does not divide the global batch of 32"),
+    ("train: {eval: {every: 1:30}}", "train.eval.every: '1:30' is no interval"),
+    ("train: {eval: {every: 30}}", "train.eval.every: 30 is no interval"),
+    ("train: {eval: {metrics: []}}", "train.eval.metrics: has 0 items but needs at least 1"),
+    ("train: {eval: {metrics: accuracy}}", "metrics: 'accuracy' is not a list; write [a, b]"),
+    ("train: {checkpoint: {every: 10}}", "train.checkpoint.every: 10 is no interval"),
+    ("train: {optimizer: {lr: fast}}", "train.optimizer.lr: 'fast' is not a number"),
+    ("train: {optimizer: {lr: 0.0}}", "train.optimizer.lr: 0.0 must be greater than 0"),
+    ("train: {cpu_offload: yes}", "train.cpu_offload: 'yes' is not true or false"),
+    ("train: {cpu_offload: true}", "cpu_offload needs strategy zero2 or zero3"),
+    ("resources: {any_of: []}", "resources.any_of: has 0 items but needs at least 1"),
+    ("resources: {any_of: [{accelerators: T4:0}]}", "'T4:0' names no accelerators"),
+    ("resources: {any_of: [{accelerators: T5:1}]}", "'T5' is not known; did you mean T4?"),
+    (
+        "resources: {any_of: [{accelerators: T4:5}]}",
+        "global batch size 32 is not divisible by 5 workers; use 30 or 35",
+    ),
+    (
+        "resources: {any_of: [{accelerators: T4:2}, {accelerators: t4:2}]}",
+        "resources.any_of[1].accelerators: t4:2 is listed twice",
+    ),
+    ("resources: {any_of: [{accelerators: T4:1}], max_hourly_cost: -1}", "must be greater than 0"),
+    ("prices: {RTX9999: 1.0}", "prices.RTX9999: accelerator 'RTX9999' is not known"),
+    ("prices: {T4: free}", "prices.T4: 'free' is not a number"),
+    ("serve: {route: sentiment}", "serve.route: 'sentiment' is no route; start with /"),
+    ("serve: {}", "serve.route: is required"),
+    ("serve: {route: /a, replicas: {min: 4, max: 2}}", "serve.replicas.min: min 4 is above max 2"),
+    ("serve: {route: /a, batching: {max_wait: 5}}", "serve.batching.max_wait: 5 has no clear unit"),
+    ("serve: {route: /a, precision: fp16}", "fp16 is asked for, which cpu lacks; use fp32, bf16"),
+    ("sweep: {}", "sweep.search_space: is required"),
+    (
+        "sweep: {search_space: {train.lr: [1, 2]}}",
+        "sweep.search_space.train.lr: is not a field of a job",
+    ),
+    (
+        "sweep: {search_space: {train.optimzer.lr: [0.1]}}",
+        "is not a field of a job; did you mean 'train.optimizer.lr'?",
+    ),
+    ("sweep: {search_space: {train.epochs: [1, 2]}}", "train.epochs: cannot be searched"),
+    (
+        "sweep: {search_space: {train.precision: [fp32, int3]}}",
+        "sweep.search_space.train.precision[1]: 'int3' is not one of",
+    ),
+    ("sweep: {search_space: {train.optimizer.lr: [-1]}}", "lr[0]: -1 must be greater than 0"),
+    (
+        "sweep: {search_space: {train.optimizer.lr: {loguniform: [1e-3, 1e-5]}}}",
+        "range [0.001, 1e-05] does not rise",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: {loguniform: [0.0, 1e-5]}}}",
+        "loguniform starts at 0; it must start above 0",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {minimize: speed}}",
+        "sweep.objective.minimize: 'speed' is not cost or time",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {maximize: bleu}}",
+        "'bleu' is not among train.eval.metrics (accuracy, f1)",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {}}",
+        "sweep.objective: needs exactly one of minimize and maximize",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: [0.1]},"
+        " objective: {minimize: cost, subject_to: {time: '<=30'}}}",
+        "'<=30' has the wrong unit for time; write it like '<=30m'",
+    ),
+    (
+        "sweep: {search_space: {train.optimizer.lr: [0.1]},"
+        " objective: {minimize: cost, subject_to: {accuracy: '>=90'}}}",
+        "accuracy is never above 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), FIELDS)
+def test_fields_that_cannot_be_used_are_refused(line: str, message: str) -> None:
+    key = line.split(":")[0]
+    kept = [row for row in MINIMAL.splitlines() if not row.startswith(f"{key}:")]
+    found = problems_of("\n".join([*kept, line]))
+    matching = [problem for problem in found if message in problem]
+    assert matching, found
+    assert matching[0].startswith(f"job.yaml:{len(kept) + 1}:")
+
+
+def test_precision_that_an_accelerator_lacks_is_refused_at_the_accelerator() -> None:
+    text = (
+        MINIMAL
+        + """\
+train: {precision: bf16}
+resources:
+  any_of:
+    - {accelerators: A100-80GB:1}
+    - {accelerators: V100-16GB:1}
+    - {accelerators: T4:2}
+"""
+    )
+    found = problems_of(text)
+    assert [problem.split(": ")[0] for problem in found] == ["job.yaml:12:22", "job.yaml:13:22"]
+    assert "bf16 is asked for, which T4 lacks; use fp32, fp16" in found[1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model: {base: bert-base-uncased, task: causal-lm}",
+        "model: {base: bert-base-uncased, adapter: {type: lora}}",
+        "model: {base: 's3://bucket/model'}",
+        "train: {strategy: zero2}",
+        "train: {retry: {on_events: [oom]}}",
+        "resources: {any_of: [{accelerators: T4:1}], wait: {timeout: 5m}}",
+        "budget: {max_cost: 5.0}",
+        "serve: {route: /a, slo: {p95_latency: 50ms}}",
+        "serve: {route: /a, rollout: {steps: [5, 100]}}",
+        "serve: {route: /a, auth: {tokens_from: TOKENS}}",
+        "storage: s3://bucket/prefix",
+        "tracking: {mlflow: {uri: ./mlruns}}",
+        "secrets: [HF_TOKEN]",
+    ],
+)
+def test_fields_that_no_stage_honours_yet_are_refused(line: str) -> None:
+    key = line.split(":")[0]
+    kept = [row for row in MINIMAL.splitlines() if not row.startswith(f"{key}:")]
+    assert "is not supported yet" in "\n".join(problems_of("\n".join([*kept, line])))
+
+
+def test_duplicate_keys_name_both_lines() -> None:
+    assert problems_of(MINIMAL + "name: twice\n") == [
+        "job.yaml:8:1: name: duplicate key; first written in line 2; keep one of them"
+    ]
+
+
+def test_missing_sections_are_named() -> None:
+    found = problems_of("version: 1\n")
+    assert found == [
+        "job.yaml:1:1: name: is required",
+        "job.yaml:1:1: model: is required",
+        "job.yaml:1:1: data: is required",
+    ]
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    text = MINIMAL + "seed: x\ntrain: {precision: fp61, epoch: 3}\n"
+    text += "serve: {route: /a, replicas: {min: 2, max: 1}}\n"
+    found = problems_of(text)
+    assert len(found) == 4
+    assert "serve.replicas.min: min 2 is above max 1" in found[-1]
+
+
+def test_text_column_equal_to_the_label_is_refused() -> None:
+    text = MINIMAL.replace("text: text", "text: [label, text]")
+    assert "column 'label' is already a text column" in problems_of(text)[0]
+
+
+def test_judging_on_the_training_rows_is_refused() -> None:
+    text = MINIMAL.replace("eval.csv", "train.csv")
+    assert "is the same as data.train" in problems_of(text)[0]

@@ -1,0 +1,137 @@
+"""The Ray stages on a cluster of simulated accelerators."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.placement import Placement
+from cluster.session import Connection
+from jobs.errors import ClusterError, InfeasibleError, TrainingError
+from jobs.spec import JobSpec
+from jobs.training.model_shape import shape_of
+from orchestrator.decisions import predict, search, select
+from orchestrator.decisions.plan import make_plan
+from orchestrator.decisions.predict import Measurement
+from orchestrator.decisions.search import TrialResult
+from tests.builders import any_of, eventually, job, sweep, training_config
+
+pytestmark = pytest.mark.ray
+
+PROBE = {"warmup": "10ms", "duration": "10ms"}
+
+
+def sweep_job(reviews: Path, tiny_model: str, *placements: str) -> JobSpec:
+    """A job over tiny data and a tiny model."""
+    space = {"train.micro_batch_size": [8, 16], "train.optimizer.lr": [1e-3, 3e-3]}
+    return job(
+        model__base=tiny_model,
+        data__train__path=str(reviews / "train.csv"),
+        data__eval__path=str(reviews / "eval.csv"),
+        data__max_length=16,
+        train__precision="fp32",
+        train__epochs=2,
+        resources__any_of=any_of(*placements),
+        sweep=sweep(space, trials=2, trial_share=1.0, probe=PROBE),
+    )
+
+
+def test_inventory_lists_the_simulated_nodes(ray_cluster: Connection) -> None:
+    from cluster.discovery import discover
+
+    found = discover()
+    assert {sku: n for sku, n in found.counts().items() if sku != "cpu"} == {
+        "A100-80GB": 1,
+        "L40S": 2,
+        "T4": 4,
+    }
+    assert all(node.simulated for node in found.nodes if node.sku != "cpu")
+
+
+def test_a_sweep_over_three_skus_runs_each_on_its_own_nodes(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Earns its minute: every worker checks its node's SKU (check_node), so a result is a proof."""
+    from cluster.discovery import discover
+    from orchestrator.stages import quality, speed
+
+    spec = sweep_job(reviews, tiny_model, "A100-80GB:1", "L40S:2", "T4:4")
+    plan = make_plan(spec, discover(), shape_of(tiny_model))
+    assert [p.name for p in plan.placements] == ["A100-80GB:1", "L40S:2", "T4:4"]
+    assert all(placement.simulated for placement in plan.placements)
+    measured: list[Measurement] = []
+    speed.measure(spec, plan.candidates, tmp_path, measured.append)
+    assert {m.candidate for m in measured} == {c.id for c in plan.candidates}
+    assert all(m.step_s and m.train_rows == 160 and m.eval_rows == 50 for m in measured)
+
+    predictions = predict.predict_all(spec, plan.candidates, tuple(measured))
+    trials: list[TrialResult] = []
+    on_l40s = next(c for c in plan.candidates if c.id == "L40S:2/16/fp32")
+    quality.run_trials(
+        spec,
+        on_l40s,
+        search.trial_budget(spec, 160),
+        [],
+        concurrent=1,
+        storage=tmp_path,
+        on_trial=trials.append,
+    )
+    assert sorted(t.params["train.optimizer.lr"] for t in trials) == [1e-3, 3e-3]
+    assert all(0 <= t.metrics["accuracy"] <= 1 and not t.failure for t in trials)
+    assert select.select(spec, plan, predictions, trials).prediction is not None
+    assert eventually(lambda: _worker_groups_left() == [])
+
+
+def test_a_worker_on_the_wrong_sku_refuses_to_work(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Shows that the assertion inside the workers can fail."""
+    from cluster.discovery import discover
+    from orchestrator.stages.group import stream
+
+    t4 = discover().with_sku("T4")[0]
+    mislabelled = Placement("L40S", 2, (t4.id,), 48.0, 1.0, simulated=True)
+    with pytest.raises(TrainingError, match="a worker of L40S:2 was started on a node of T4"):
+        list(
+            stream(
+                _do_nothing,
+                training_config(reviews, tiny_model),
+                mislabelled,
+                name="t",
+                storage=tmp_path,
+            )
+        )
+
+
+def test_a_sku_that_is_not_there_fails_when_planning(
+    ray_cluster: Connection, reviews: Path, tiny_model: str
+) -> None:
+    from cluster.discovery import discover
+
+    spec = sweep_job(reviews, tiny_model, "RTX4090:2")
+    with pytest.raises(InfeasibleError, match=r"no nodes for RTX4090:2: .*closest is L40S:2"):
+        make_plan(spec, discover(), shape_of(tiny_model))
+
+
+def test_bad_data_reaches_the_user_in_words(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    from cluster.discovery import discover
+    from orchestrator.stages import speed
+
+    spec = sweep_job(reviews, tiny_model, "L40S:2")
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"label": "stars"})})
+    plan = make_plan(spec, discover(), None)
+    with pytest.raises(TrainingError, match="has no column 'stars'; its columns are text, label"):
+        speed.measure(spec, plan.candidates, tmp_path, lambda _: None)
+
+
+def _do_nothing(*_: object) -> None:
+    raise ClusterError("reached work that the check should have prevented")
+
+
+def _worker_groups_left() -> list[str]:
+    """Names of placement groups that still hold resources."""
+    import ray.util
+
+    table = ray.util.placement_group_table()
+    return [group["state"] for group in table.values() if group["state"] != "REMOVED"]

@@ -1,0 +1,185 @@
+"""A whole job as a user runs it: sweep, train, publish, deploy, ask, stop, resume."""
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from cluster.session import Connection
+from orchestrator.records import runs
+from tests.builders import MINILM, any_of, eventually, sweep
+
+pytestmark = [pytest.mark.ray, pytest.mark.e2e]
+
+
+def write_job(folder: Path, reviews: Path, **fields: Any) -> Path:
+    """A job file that trains MiniLM a little with two workers."""
+    values = {
+        "version": 1,
+        "name": "tiny-reviews",
+        "model": {"base": MINILM},
+        "data": {
+            "train": {"path": str(reviews / "train.csv")},
+            "eval": {"path": str(reviews / "eval.csv")},
+            "text": "text",
+            "max_length": 16,
+        },
+        "train": {"epochs": 2, "global_batch_size": 16, "micro_batch_size": 8, "precision": "fp32"},
+        "resources": {"any_of": any_of("cpu:2")},
+        "storage": str(folder / "storage"),
+        **fields,
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def winnow(*arguments: str) -> subprocess.Popen[str]:
+    """Start the command as a user would."""
+    command = [sys.executable, "-m", "orchestrator", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ})
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err
+
+
+def check_answers(url: str, reviews: Path, accuracy: float) -> None:
+    """The whole evaluation file through HTTP scores exactly what training scored."""
+    with (reviews / "eval.csv").open(encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    answers = httpx.post(f"{url}/predict", json={"inputs": [r["text"] for r in rows]}, timeout=60)
+    right = sum(a["label"] == r["label"] for a, r in zip(answers.json(), rows, strict=True))
+    assert right / len(rows) == accuracy
+    one = httpx.post(f"{url}/predict", json={"inputs": rows[0]["text"]}, timeout=60).json()
+    assert one["label"] == answers.json()[0]["label"]
+    assert math.isclose(one["score"], answers.json()[0]["score"], abs_tol=1e-4)
+
+
+def check_refusal(url: str) -> None:
+    """An input of the wrong shape gets an error that does not repeat it."""
+    secret = "a text that must not come back"
+    refused = httpx.post(f"{url}/predict", json={"inputs": {"text": secret, "extra": secret}})
+    assert refused.status_code == 422
+    assert refused.json()["error"]["code"] == "invalid_request"
+    assert secret not in refused.text
+
+
+def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
+    ray_cluster: Connection, reviews: Path, tmp_path: Path
+) -> None:
+    """Earns its minute: every stage for real, and the whole evaluation file through HTTP."""
+    space = {"train.optimizer.lr": [2e-4, 4e-4]}
+    path = write_job(
+        tmp_path,
+        reviews,
+        sweep=sweep(
+            space,
+            trials=2,
+            trial_share=0.5,
+            probe={"warmup": "10ms", "duration": "100ms"},
+            objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
+        ),
+        serve={"route": "/tiny"},
+        resources={"any_of": any_of("cpu:1", "cpu:2")},
+    )
+    code, out, err = finish(winnow("run", str(path), "--json"))
+    assert code == 0, err
+    outcome = json.loads(out)
+    receipt, url = outcome["receipt"], outcome["endpoint"]["url"]
+    assert receipt["actual_time_s"] > 0
+    assert receipt["predicted_time_s"]["low"] < receipt["predicted_time_s"]["high"]
+    assert "Pareto" in Path(outcome["report"]).read_text(encoding="utf-8")
+
+    check_answers(url, reviews, receipt["metrics"]["accuracy"])
+    check_refusal(url)
+    assert httpx.get(f"{url}/health").json()["version"] == outcome["model"]["id"]
+    assert httpx.get(f"{url}/openapi.json").json()["paths"]["/predict"]
+
+    winner = finish(winnow("validate", str(Path(outcome["folder"]) / "winner.yaml")))
+    assert winner[0] == 0, winner[2]
+
+    resumed = finish(winnow("run", str(path), "--resume", "--json"))
+    assert resumed[0] == 0, resumed[2]
+    again = json.loads(resumed[1])
+    assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
+
+    from serve import deployment
+
+    assert deployment.remove("tiny-reviews")
+
+
+def test_a_terminated_run_goes_on_where_it_was(
+    ray_cluster: Connection, reviews: Path, tmp_path: Path
+) -> None:
+    path = write_job(
+        tmp_path,
+        reviews,
+        train={
+            "epochs": 30,
+            "global_batch_size": 16,
+            "micro_batch_size": 8,
+            "precision": "fp32",
+            "eval": {"every": "30epochs"},
+            "checkpoint": {"every": "5steps"},
+        },
+    )
+    process = winnow("run", str(path))
+    storage = tmp_path / "storage"
+    assert eventually(lambda: any(storage.glob("runs/*/fit/checkpoints/step-*")), within_s=90)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = finish(process, 60)
+    assert code == 128 + signal.SIGTERM
+    assert "--resume" in err
+    assert "Traceback" not in err
+    run = runs.every(storage)[0]
+    assert run.finished == ("inventory", "plan", "winner")
+
+    short = ["--set", "train.epochs=30"]
+    code, out, err = finish(winnow("run", str(path), "--resume", "--json", *short))
+    assert code == 0, err
+    outcome = json.loads(out)
+    assert outcome["run"] == run.id
+    assert outcome["receipt"]["resumed"] is True
+
+
+def test_a_model_below_its_floor_is_not_deployed(
+    ray_cluster: Connection, reviews: Path, tmp_path: Path
+) -> None:
+    path = write_job(
+        tmp_path,
+        reviews,
+        model={"base": MINILM},
+        train={
+            "epochs": 0.1,
+            "global_batch_size": 16,
+            "micro_batch_size": 16,
+            "optimizer": {"lr": 1e-9},
+        },
+        resources={"any_of": any_of("cpu:1")},
+        sweep=sweep(
+            {"train.micro_batch_size": [16]},
+            probe={"warmup": "1ms", "duration": "1ms"},
+            objective={"minimize": "time", "subject_to": {"accuracy": ">=0.99"}},
+        ),
+        serve={"route": "/never"},
+    )
+    code, _, err = finish(winnow("run", str(path)))
+    assert code == 1
+    assert "breaks the sweep's limits (accuracy" in err
+    assert "Traceback" not in err
+    from serve import deployment
+
+    assert "tiny-reviews" not in deployment.applications()
