@@ -42,7 +42,14 @@ class Inventory:
         return counts
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} x {sku}" for sku, count in self.counts().items()) or "no nodes"
+        pretended = {node.sku for node in self.nodes if node.simulated}
+        return (
+            ", ".join(
+                f"{count} x {sku}" + (" (simulated)" if sku in pretended else "")
+                for sku, count in self.counts().items()
+            )
+            or "no nodes"
+        )
 
 
 INVENTORY = TypeAdapter(Inventory)

@@ -55,7 +55,9 @@ class Probed:
     step_seconds: tuple[float, ...]
     """Wall time of each counted optimizer step."""
     eval_samples_per_s: float
-    """Evaluation rows per second over all workers."""
+    """Evaluation rows per second over all workers, in the precision of training."""
+    final_eval_samples_per_s: float
+    """The same in the precision of the last evaluation."""
     peak_memory_gib: float
     """Largest over the workers: device memory on a GPU, resident memory on a CPU."""
     train_rows: int

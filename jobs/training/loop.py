@@ -9,7 +9,15 @@ from jobs.spec.quantities import Cadence
 from jobs.training import batches, checkpoint
 from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Evaluated, Event, Saved, Started, Stepped
-from jobs.training.session import Corpus, Session, build_session, evaluate, load_corpus, train_step
+from jobs.training.session import (
+    FINAL_PRECISION,
+    Corpus,
+    Session,
+    build_session,
+    evaluate,
+    load_corpus,
+    train_step,
+)
 from jobs.training.world import World, join
 
 Report = Callable[[Event], None]
@@ -65,7 +73,7 @@ def run(session: Session, report: Report, checkpoints: Path | None) -> Checkpoin
         report(Stepped(step, loss, session.config.global_batch_size, elapsed))
         is_last = step == session.total_steps
         if judging.check(step, time.monotonic()) or is_last:
-            metrics = evaluate(session)
+            metrics = evaluate(session, FINAL_PRECISION if is_last else session.config.precision)
             report(Evaluated(step, metrics, time.monotonic() - origin))
         if checkpoints and (saving.check(step, time.monotonic()) or is_last):
             saved = checkpoint.save(session, step, metrics, checkpoints)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from jobs.spec.train import Precision
 from jobs.training.config import TrainingConfig
 from jobs.training.events import OutOfMemory, Probed
 from jobs.training.loop import Report
 from jobs.training.session import (
+    FINAL_PRECISION,
     Corpus,
     Session,
     build_session,
@@ -65,11 +67,12 @@ def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) 
     setup_s = time.monotonic() - started
     warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
     times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
-    rate = _eval_rate(session)
+    rates = [_eval_rate(session, name) for name in (request.config.precision, FINAL_PRECISION)]
     return Probed(
         candidate=request.candidate,
         step_seconds=tuple(times),
-        eval_samples_per_s=rate,
+        eval_samples_per_s=rates[0],
+        final_eval_samples_per_s=rates[1],
         peak_memory_gib=world.largest(_peak_memory_gib(world)),
         train_rows=len(corpus.train),
         eval_rows=len(corpus.eval),
@@ -91,10 +94,10 @@ def _run_for(session: Session, first: int, seconds: float, minimum: int) -> list
             return times
 
 
-def _eval_rate(session: Session) -> float:
+def _eval_rate(session: Session, precision: Precision) -> float:
     rows = min(EVAL_ROWS, len(session.corpus.eval))
     start = time.monotonic()
-    evaluate(session, limit=rows)
+    evaluate(session, precision, limit=rows)
     return rows / (time.monotonic() - start)
 
 

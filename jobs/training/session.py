@@ -10,10 +10,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.errors import DataError, TrainingError
+from jobs.spec.train import Precision
 from jobs.training import base_model, batches, data, learning_rate, metrics, precision
 from jobs.training.config import TrainingConfig
 from jobs.training.world import World
 
+FINAL_PRECISION: Precision = "fp32"
+"""The trained model is judged as it will be published, so that an endpoint scores the same."""
 EVAL_BATCH = 64
 """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
 
@@ -157,7 +160,9 @@ def apply_gradients(session: Session, step: int) -> None:
 
 
 @torch.inference_mode()
-def evaluate(session: Session, *, limit: int | None = None) -> dict[str, float]:
+def evaluate(
+    session: Session, number_format: Precision, *, limit: int | None = None
+) -> dict[str, float]:
     """Judge the model on the evaluation rows, or the first `limit`, each counted once."""
     world, rows, classes = session.world, session.corpus.eval, len(session.corpus.label_names)
     confusion = torch.zeros(classes * classes, dtype=torch.float64, device=world.device)
@@ -167,7 +172,7 @@ def evaluate(session: Session, *, limit: int | None = None) -> dict[str, float]:
     for start in range(0, len(own), EVAL_BATCH):
         inputs = rows.batch(own[start : start + EVAL_BATCH], world.device)
         labels = inputs.pop("labels")
-        with precision.autocast(session.config.precision, world.device):
+        with precision.autocast(number_format, world.device):
             logits = session.model(**inputs).logits.float()
         loss += torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
         cells = labels * classes + logits.argmax(dim=-1)

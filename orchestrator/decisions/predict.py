@@ -36,6 +36,8 @@ class Measurement:
     step_s: Interval | None
     """Mean time of an optimizer step; None after running out of memory."""
     eval_samples_per_s: float = 0.0
+    final_eval_samples_per_s: float = 0.0
+    """Of the last evaluation, which is in another precision."""
     peak_memory_gib: float = 0.0
     train_rows: int = 0
     eval_rows: int = 0
@@ -69,6 +71,7 @@ def summarise(event: Probed | OutOfMemory, start_s: float) -> Measurement:
         candidate=event.candidate,
         step_s=Interval(max(0.0, mean - half), mean, mean + half),
         eval_samples_per_s=event.eval_samples_per_s,
+        final_eval_samples_per_s=event.final_eval_samples_per_s,
         peak_memory_gib=event.peak_memory_gib,
         train_rows=event.train_rows,
         eval_rows=event.eval_rows,
@@ -88,8 +91,9 @@ def predict(
         return None
     train = spec.train
     steps = batches.total_steps(measured.train_rows, train.global_batch_size, train.epochs)
-    judged = _evaluations(spec, measured, steps) * measured.eval_rows / measured.eval_samples_per_s
-    fixed = measured.start_s + setup_s + judged
+    earlier = (_evaluations(spec, measured, steps) - 1) / measured.eval_samples_per_s
+    judged_s = measured.eval_rows * (earlier + 1 / measured.final_eval_samples_per_s)
+    fixed = measured.start_s + setup_s + judged_s
     stepping = measured.step_s.scaled(steps)
     time_s = Interval(fixed + stepping.low, fixed + stepping.mean, fixed + stepping.high)
     price = candidate.placement.price_usd_per_hour

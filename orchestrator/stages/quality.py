@@ -11,7 +11,7 @@ import ray.tune
 import ray.tune.schedulers
 import ray.tune.search.optuna
 
-from jobs.errors import TrainingError
+from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
 from jobs.training.events import Evaluated, Event
 from jobs.training.loop import train
@@ -74,10 +74,10 @@ def run_trials(
         run_config=tuning.run_config(
             f"quality-{time.time_ns():x}",
             storage,
-            tuning.Reports(recorder.report, recorder.end, recorder.fail),
+            tuning.Reports(recorder.report, recorder.end),
         ),
     )
-    tuner.fit()
+    recorder.failures += tuning.crashes(tuner.fit())
     if recorder.failures and not recorder.ended:
         raise TrainingError(recorder.failures[0])
 
@@ -102,26 +102,29 @@ class _Recorder:
 
     def report(self, trial: str, report: dict[str, Any]) -> None:
         """Keep one evaluation."""
+        if "failure" in report:
+            return
         self._histories.setdefault(trial, []).append((report["step"], report[self.metric]))
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
-        """Hand over a finished or stopped trial."""
+        """Hand over a finished or stopped trial, or one that said why it failed."""
+        params = last["config"]["params"]
+        if "failure" in last:
+            self.failures.append(last["failure"])
+            failed = TrialResult(trial, self._candidate.id, params, {}, failure=last["failure"])
+            self._on_trial(failed)
+            return
         self.ended += 1
         result = TrialResult(
             id=trial,
             candidate=self._candidate.id,
-            params=last["config"]["params"],
+            params=params,
             metrics={name: last[name] for name in last["metric_names"]},
             history=tuple(self._histories.get(trial, ())),
             stopped_early=last["step"] < self._budget.steps,
             duration_s=last["time_total_s"],
         )
         self._on_trial(result)
-
-    def fail(self, trial: str, words: str) -> None:
-        """Keep why a trial failed; the others go on."""
-        self.failures.append(words)
-        self._on_trial(TrialResult(trial, self._candidate.id, {}, {}, failure=words))
 
 
 def _drive(
@@ -133,7 +136,7 @@ def _drive(
     storage: Path,
 ) -> None:
     shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
-    resolved = training_config(with_params(spec, shorter), candidate.execution, config["params"])
+    resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
     def report(event: Event) -> None:
         if isinstance(event, Evaluated):

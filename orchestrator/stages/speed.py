@@ -10,7 +10,7 @@ import ray.tune
 from pydantic import TypeAdapter
 
 from cluster.placement import Placement
-from jobs.errors import TrainingError
+from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
 from jobs.spec.sweep import ProbeSpec
 from jobs.training.events import OutOfMemory, Probed
@@ -54,6 +54,9 @@ def _probe_round(
     failures: list[str] = []
 
     def take(_: str, report: dict[str, Any]) -> None:
+        if "failure" in report:
+            failures.append(report["failure"])
+            return
         measured = MEASUREMENT.validate_python(report["measurement"])
         found.add(measured.candidate)
         on_measurement(measured)
@@ -69,10 +72,10 @@ def _probe_round(
         run_config=tuning.run_config(
             f"speed-{time.time_ns():x}",
             storage,
-            tuning.Reports(take, on_failure=lambda _, words: failures.append(words)),
+            tuning.Reports(take),
         ),
     )
-    tuner.fit()
+    failures += tuning.crashes(tuner.fit())
     if failures and not found:
         raise TrainingError(failures[0])
     return found
@@ -91,7 +94,14 @@ def _requests(spec: JobSpec, candidates: Sequence[Candidate]) -> list[ProbeReque
     ]
 
 
-def _drive(
+def _drive(config: dict[str, Any], **fixed: Any) -> None:
+    try:
+        _probe(config, **fixed)
+    except WinnowError as error:
+        ray.tune.report({"failure": str(error)})
+
+
+def _probe(
     config: dict[str, Any],
     *,
     placements: list[Placement],

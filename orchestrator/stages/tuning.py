@@ -41,24 +41,18 @@ def run_on(
 
 def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:
     """Quiet, under the run's folder, with our own record of what trials report."""
-    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # crashes are told by `crashes`
     return ray.tune.RunConfig(
         name=name, storage_path=str(storage / "ray"), verbose=0, callbacks=[callback]
     )
 
 
 class Reports(ray.tune.Callback):  # type: ignore[misc]
-    """Hands every report, every end and every failure of a trial to plain functions."""
+    """Hands every report and every end of a trial to plain functions."""
 
-    def __init__(
-        self,
-        on_report: TrialCallback,
-        on_end: TrialCallback | None = None,
-        on_failure: Callable[[str, str], None] | None = None,
-    ) -> None:
+    def __init__(self, on_report: TrialCallback, on_end: TrialCallback | None = None) -> None:
         self._on_report = on_report
         self._on_end = on_end
-        self._on_failure = on_failure
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that Winnow never does
@@ -74,14 +68,13 @@ class Reports(ray.tune.Callback):  # type: ignore[misc]
         if self._on_end:
             self._on_end(trial.trial_id, {**trial.last_result, "config": trial.config})
 
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
-        """Pass on why a trial failed."""
-        if self._on_failure:
-            self._on_failure(trial.trial_id, last_line(trial.get_error()))
+
+def crashes(results: ray.tune.ResultGrid) -> list[str]:
+    """What trials died of that could not say so themselves."""
+    return [last_line(error) for error in results.errors]
 
 
 def last_line(error: object) -> str:
     """The line of a traceback that says what was wrong."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    words = lines[-1] if lines else "no reason given"
-    return words.split("Error: ", 1)[-1]
+    return lines[-1] if lines else "no reason given"

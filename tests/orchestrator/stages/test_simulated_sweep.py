@@ -108,7 +108,7 @@ def test_a_sku_that_is_not_there_fails_when_planning(
     from cluster.discovery import discover
 
     spec = sweep_job(reviews, tiny_model, "RTX4090:2")
-    with pytest.raises(InfeasibleError, match=r"no nodes for RTX4090:2: .*closest is L40S:2"):
+    with pytest.raises(InfeasibleError, match=r"no nodes for RTX4090:2: .*closest is T4:2"):
         make_plan(spec, discover(), shape_of(tiny_model))
 
 

@@ -1,0 +1,40 @@
+"""The memory estimate against published figures and against itself."""
+
+import pytest
+
+from cluster import memory
+from jobs.training.model_shape import KNOWN_SHAPES, shape_of
+from tests.builders import BERT_BASE, MINILM
+
+
+def test_shapes_have_the_published_number_of_parameters() -> None:
+    assert BERT_BASE.parameters == 109_482_240
+    assert KNOWN_SHAPES["bert-large-uncased"].parameters == 335_141_888
+    found = shape_of(MINILM)
+    assert found is not None
+    assert found.parameters == 22_713_216
+
+
+def test_bert_base_at_length_512_and_batch_16_lands_where_practice_reports_it() -> None:
+    """A practice report gives 10-12 GB in all, other libraries included."""
+    found = memory.estimate(
+        BERT_BASE, micro_batch_size=16, tokens=512, precision="fp32", device="cuda"
+    )
+    assert 6 < found.expected_gib < 12
+    assert found.low_gib < found.expected_gib < found.high_gib
+
+
+def test_memory_grows_with_the_micro_batch_and_shrinks_with_16_bits() -> None:
+    def expected(micro: int, precision: str) -> float:
+        return memory.estimate(
+            BERT_BASE, micro_batch_size=micro, tokens=128, precision=precision, device="cuda"
+        ).expected_gib
+
+    assert expected(64, "fp32") > expected(32, "fp32")
+    assert expected(64, "bf16") < expected(64, "fp32")
+
+
+@pytest.mark.parametrize(("gib", "verdict"), [(1, "too big"), (9, "tight"), (24, "fits")])
+def test_verdicts_follow_the_interval(gib: float, verdict: str) -> None:
+    found = memory.MemoryEstimate(8.0, 9.0, 12.0)
+    assert found.verdict(gib) == verdict

@@ -1,0 +1,127 @@
+"""The commands that need no cluster, as a user calls them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.builders import MINIMAL
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a job, its data and an inventory."""
+    (tmp_path / "job.yaml").write_text(MINIMAL, encoding="utf-8")
+    for name in ("train.csv", "eval.csv"):
+        (tmp_path / name).write_text("text,label\na,0\n", encoding="utf-8")
+    nodes = {"nodes": [{"id": "a", "sku": "T4", "devices": 2}]}
+    (tmp_path / "nodes.json").write_text(json.dumps(nodes), encoding="utf-8")
+    return tmp_path
+
+
+def winnow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the command in a folder, with nothing up and no state of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        cwd=folder,
+        env={**os.environ, "WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_first_job_can_be_written_and_is_never_overwritten(folder: Path) -> None:
+    assert winnow(folder, "init", "first.yaml").returncode == 0
+    done = winnow(folder, "validate", "first.yaml")
+    assert done.returncode == 2  # its data are not there yet, and nothing else is wrong
+    assert done.stderr.count("does not exist") == 2
+    assert done.stderr.count("error:") == 2
+    again = winnow(folder, "init", "first.yaml")
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
+
+
+def test_validate_says_all_that_is_wrong_without_a_traceback(folder: Path) -> None:
+    assert winnow(folder, "validate", "job.yaml").returncode == 0
+    (folder / "job.yaml").write_text(MINIMAL + "seed: x\nbugdet: {}\n", encoding="utf-8")
+    done = winnow(folder, "validate", "job.yaml")
+    assert done.returncode == 2
+    assert "job.yaml:8:7: seed: 'x' is not a whole number" in done.stderr
+    assert "unknown key; did you mean 'budget'?" in done.stderr
+    assert "Traceback" not in done.stderr
+    as_json = json.loads(winnow(folder, "validate", "job.yaml", "--json").stdout)
+    assert [problem["line"] for problem in as_json["problems"]] == [8, 9]
+
+
+def test_plan_needs_no_cluster_and_under_five_seconds(folder: Path) -> None:
+    begin = time.perf_counter()
+    done = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json", "--json")
+    assert time.perf_counter() - begin < 5
+    plan = json.loads(done.stdout)
+    assert [c["placement"]["sku"] for c in plan["candidates"]] == ["T4"]
+    shown = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json").stdout
+    assert "T4:1/32/fp16" in shown
+
+
+def test_a_sku_that_is_not_there_fails_the_plan_in_time_with_the_nearest(folder: Path) -> None:
+    setting = "resources.any_of=[{accelerators: A100-80GB:1}]"
+    begin = time.perf_counter()
+    done = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json", "--set", setting)
+    assert time.perf_counter() - begin < 5
+    assert done.returncode == 1
+    assert "no nodes for A100-80GB:1: the cluster has 2 x T4; closest is T4:1" in done.stderr
+
+
+def test_render_writes_defaults_and_what_auto_means(folder: Path) -> None:
+    done = winnow(folder, "render", "job.yaml", "--inventory", "nodes.json")
+    assert "# auto on T4:1: precision T4 has no bf16" in done.stdout
+    assert "  global_batch_size: 32\n" in done.stdout
+    assert "every: 1epoch" in done.stdout
+
+
+def test_hardware_lists_the_catalogue_beside_the_nodes(folder: Path) -> None:
+    shown = winnow(folder, "hardware", "--inventory", "nodes.json").stdout
+    assert "RTX4090" in shown
+    found = json.loads(winnow(folder, "hardware", "--inventory", "nodes.json", "--json").stdout)
+    assert found["nodes"][0]["sku"] == "T4"
+
+
+def test_schema_is_json(folder: Path) -> None:
+    assert json.loads(winnow(folder, "schema").stdout)["title"] == "Winnow job"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "job.yaml"], "no cluster is up; start one with `winnow up`"),
+        (["submit", "job.yaml"], "no cluster is up"),
+        (["deploy", "job.yaml"], "serve: is required to deploy"),
+        (["deploy", "job.yaml", "--set", "serve.route=/a"], "no version of reviews is published"),
+        (["run", "job.yaml", "--resume"], "no run of this job"),
+        (["report"], "no run is in .winnow"),
+        (["up", "--simulate", "t5=1"], "accelerator 't5' is not known; did you mean T4?"),
+        (["up", "--simulate", "t4=none"], "names no accelerators"),
+        (["validate", "none.yaml"], "no such file"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    folder: Path, arguments: list[str], message: str
+) -> None:
+    done = winnow(folder, *arguments)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
+    assert "no local cluster is up" in winnow(folder, "status").stdout
+    assert json.loads(winnow(folder, "status", "--json").stdout)["runs"] == []
+    assert "no local cluster was up" in winnow(folder, "down").stdout

@@ -1,0 +1,115 @@
+"""Joining speed and quality, and choosing among what keeps the limits."""
+
+import pytest
+
+from jobs.errors import InfeasibleError
+from orchestrator.decisions import search, select
+from orchestrator.decisions.plan import Plan
+from orchestrator.decisions.search import Range
+from tests.builders import any_of, inventory, job, plan_of, prediction, sweep, trial
+
+SPACE = {
+    "train.micro_batch_size": [16],
+    "train.precision": ["fp16", "fp32"],
+    "train.optimizer.lr": [1e-5, 1e-4],
+}
+CHEAP, FAST = "T4:1/16/fp16", "T4:2/16/fp16"
+PREDICTIONS = (
+    prediction(CHEAP, time_s=100, cost_usd=1.0),
+    prediction(FAST, time_s=60, cost_usd=1.2),
+)
+TRIALS = (trial(CHEAP, 1e-5, 0.88), trial(CHEAP, 1e-4, 0.92))
+
+
+def case(**objective: object) -> tuple[object, Plan]:
+    """A job with an objective, and its plan."""
+    spec = job(resources__any_of=any_of("T4:1", "T4:2"), sweep=sweep(SPACE, objective=objective))
+    return spec, plan_of(spec, inventory(T4=2))
+
+
+@pytest.mark.parametrize(
+    ("objective", "winner"),
+    [
+        ({"minimize": "cost"}, (CHEAP, 1e-4)),
+        ({"minimize": "time"}, (FAST, 1e-4)),
+        ({"maximize": "accuracy"}, (CHEAP, 1e-4)),
+        ({"minimize": "cost", "subject_to": {"time": "<=90s"}}, (FAST, 1e-4)),
+        ({"minimize": "time", "subject_to": {"cost": "<=1.1"}}, (CHEAP, 1e-4)),
+        ({"minimize": "cost", "subject_to": {"accuracy": "<0.9"}}, (CHEAP, 1e-5)),
+    ],
+)
+def test_the_objective_decides_among_what_keeps_the_limits(
+    objective: dict[str, object], winner: tuple[str, float]
+) -> None:
+    spec, plan = case(**objective)
+    found = select.select(spec, plan, PREDICTIONS, TRIALS)
+    assert (found.candidate.id, found.params["train.optimizer.lr"]) == winner
+
+
+def test_limits_on_time_and_cost_that_nothing_keeps_end_the_run() -> None:
+    spec, plan = case(minimize="cost", subject_to={"time": "<=10s"})
+    with pytest.raises(InfeasibleError, match="time 100 is not <=10s; time 60 is not <=10s"):
+        select.select(spec, plan, PREDICTIONS, TRIALS)
+
+
+def test_a_quality_limit_that_short_trials_miss_lets_the_best_go_on() -> None:
+    spec, plan = case(minimize="cost", subject_to={"accuracy": ">=0.95"})
+    found = select.select(spec, plan, PREDICTIONS, TRIALS)
+    assert found.params["train.optimizer.lr"] == 1e-4
+    assert "no trial reached" in found.reason
+
+
+def test_the_pareto_front_holds_what_nothing_beats() -> None:
+    spec, plan = case(minimize="cost")
+    front = {o.id for o in select.select(spec, plan, PREDICTIONS, TRIALS).options if o.is_pareto}
+    assert front == {f"{CHEAP} lr=0.0001", f"{FAST} lr=0.0001"}
+
+
+def test_quality_of_one_precision_says_nothing_about_another() -> None:
+    spec, plan = case(minimize="cost")
+    other = prediction("T4:1/16/fp32", time_s=1, cost_usd=0.01)
+    found = select.select(spec, plan, (*PREDICTIONS, other), TRIALS)
+    assert found.candidate.id == CHEAP
+    assert all("fp32" not in option.candidate for option in found.options)
+
+
+def test_quality_trials_run_where_a_sample_is_cheapest() -> None:
+    _, plan = case(minimize="time")
+    assert select.quality_candidate(plan, PREDICTIONS).id == CHEAP
+
+
+def test_without_prices_quality_trials_run_where_it_is_fastest() -> None:
+    _, plan = case(minimize="time")
+    unpriced = [prediction(p.candidate, time_s=p.time_s.mean, cost_usd=None) for p in PREDICTIONS]
+    assert select.quality_candidate(plan, unpriced).id == FAST
+
+
+def test_when_every_candidate_ran_out_of_memory_the_job_says_so() -> None:
+    _, plan = case(minimize="time")
+    with pytest.raises(InfeasibleError, match="ran out of memory"):
+        select.quality_candidate(plan, ())
+
+
+def test_without_a_sweep_the_cheapest_placement_is_taken() -> None:
+    spec = job(resources__any_of=any_of("T4:2", "T4:1"))
+    found = select.select_unmeasured(plan_of(spec, inventory(T4=2)))
+    assert found.candidate.placement.name == "T4:1"
+    assert found.prediction is None
+
+
+def test_speed_fields_are_left_to_the_probes() -> None:
+    spec, _ = case(minimize="cost")
+    assert search.quality_space(spec) == {"train.optimizer.lr": (1e-5, 1e-4)}
+
+
+@pytest.mark.parametrize(("trials", "points"), [(2, 2), (8, 2), (1, None)])
+def test_lists_are_tried_in_full_when_the_trials_suffice(trials: int, points: int | None) -> None:
+    grid = search.full_grid({"train.optimizer.lr": (1e-5, 1e-4)}, trials)
+    assert (len(grid) if grid is not None else None) == points
+    assert search.full_grid({"train.optimizer.lr": Range(1e-5, 1e-4, is_log=True)}, trials) is None
+
+
+def test_a_trial_gets_its_share_of_the_run_and_several_evaluations() -> None:
+    spec = job(train__epochs=3, sweep=sweep(SPACE, trial_share=0.5))
+    budget = search.trial_budget(spec, train_rows=3200)
+    assert (budget.epochs, budget.steps, budget.eval_every.value) == (1.5, 150, 37)

@@ -1,0 +1,107 @@
+"""The run directory: what is recorded, found again, and refused."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import CheckpointError, RunError
+from jobs.loader import loads
+from jobs.training import manifest
+from orchestrator.decisions.predict import Interval, Measurement
+from orchestrator.decisions.search import TrialResult
+from orchestrator.records import registry, runs
+from orchestrator.sweep import winning_job
+from tests.builders import any_of, inventory, job, plan_of, sweep
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+MEASURED = Measurement("T4:1/8/fp16", Interval(0.1, 0.2, 0.3), 50.0, 25.0, 1.5, 100, 10, 2.0, 9.0)
+
+
+def test_a_stage_is_made_once_and_read_back(tmp_path: Path) -> None:
+    run = runs.create(tmp_path, job(), NOW)
+    calls: list[int] = []
+
+    def make() -> Measurement:
+        calls.append(1)
+        return MEASURED
+
+    assert run.stage("measurement", Measurement, make) == MEASURED
+    assert run.stage("measurement", Measurement, make) == MEASURED
+    assert len(calls) == 1
+
+
+def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
+    run = runs.create(tmp_path, job(), NOW)
+    trial = TrialResult("1", "a", {"train.optimizer.lr": 1e-4}, {"accuracy": 0.9}, ((3, 0.9),))
+    run.append("trials", trial)
+    run.append("trials", trial)
+    path = run.folder / "trials.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert run.read_all("trials", TrialResult) == (trial,)
+
+
+def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
+    spec = job()
+    run = runs.create(tmp_path, spec, NOW)
+    assert runs.resume(tmp_path, spec) == run
+    with pytest.raises(RunError, match="a changed job is a new one"):
+        runs.resume(tmp_path, job(seed=1))
+
+
+def test_a_second_run_within_a_second_is_refused(tmp_path: Path) -> None:
+    runs.create(tmp_path, job(), NOW)
+    with pytest.raises(RunError, match="exists already"):
+        runs.create(tmp_path, job(), NOW)
+
+
+def test_an_altered_record_is_refused(tmp_path: Path) -> None:
+    run = runs.create(tmp_path, job(), NOW)
+    run.write("measurement", MEASURED)
+    (run.folder / "measurement.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(RunError, match="was altered"):
+        run.read("measurement", Measurement)
+
+
+def test_the_recorded_job_runs_as_it_is(tmp_path: Path) -> None:
+    spec = job(sweep=sweep({"train.optimizer.lr": {"loguniform": [1e-5, 1e-4]}}), seed=3)
+    run = runs.create(tmp_path, spec, NOW)
+    assert loads((run.folder / runs.SPEC_FILE).read_bytes()) == spec
+
+
+def test_the_winner_is_a_job_that_runs_as_it_is() -> None:
+    from orchestrator.decisions import select
+
+    spec = job(resources__any_of=any_of("T4:1", "T4:2"), sweep=sweep({"train.precision": ["fp16"]}))
+    winner = select.select_unmeasured(plan_of(spec, inventory(T4=2)))
+    found = loads(runs.to_yaml(winning_job(spec, winner)))
+    assert found.sweep is None
+    assert found.resources is not None
+    assert [str(p.accelerators) for p in found.resources.any_of] == ["T4:1"]
+    assert (found.train.precision, found.train.micro_batch_size) == ("fp16", 32)
+
+
+@pytest.mark.parametrize("identity", [None, "nobody"])
+def test_a_run_that_is_not_there_is_said_so(tmp_path: Path, identity: str | None) -> None:
+    with pytest.raises(RunError, match=str(tmp_path)):
+        runs.find(tmp_path, identity)
+
+
+def test_a_model_that_is_not_published_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no version of reviews is published"):
+        registry.read(tmp_path, "reviews")
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered", "no manifest"])
+def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "a.txt").write_text("one", encoding="utf-8")
+    manifest.write(tmp_path, {"step": 3})
+    assert manifest.verify(tmp_path)["step"] == 3
+    if damage == "missing":
+        (tmp_path / "a.txt").unlink()
+    elif damage == "altered":
+        (tmp_path / "a.txt").write_text("two", encoding="utf-8")
+    else:
+        (tmp_path / manifest.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match=r"missing|altered|not whole"):
+        manifest.verify(tmp_path)

@@ -1,0 +1,32 @@
+"""What the endpoint takes, and what it says when it does not."""
+
+import pydantic
+import pytest
+
+from serve.api import MAX_CHARACTERS, MAX_TEXTS, Pair, PredictRequest, as_texts, describe
+
+
+def test_one_text_and_lists_become_tuples() -> None:
+    assert as_texts("a", is_pair=False) == [("a",)]
+    assert as_texts(["a", "b"], is_pair=False) == [("a",), ("b",)]
+    assert as_texts(Pair(text="a", text_pair="b"), is_pair=True) == [("a", "b")]
+
+
+def test_a_pair_for_a_text_model_is_refused_and_the_reverse() -> None:
+    with pytest.raises(ValueError, match=r"inputs\[1\] must be a string"):
+        as_texts(["a", Pair(text="a", text_pair="b")], is_pair=False)
+    with pytest.raises(ValueError, match=r"inputs\[0\] must be .*text_pair"):
+        as_texts("a", is_pair=True)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [[], 3, None, {"text": "a"}, ["a", 3], "x" * (MAX_CHARACTERS + 1), ["x"] * (MAX_TEXTS + 1)],
+)
+def test_inputs_out_of_bounds_are_refused_in_words_without_the_input(inputs: object) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        PredictRequest.model_validate({"inputs": inputs})
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
+    words = describe(errors)
+    assert "inputs" in words
+    assert "xxxx" not in words
