@@ -135,6 +135,16 @@ def _drive(
     budget: TrialBudget,
     storage: Path,
 ) -> None:
+    try:
+        _train(config["params"], spec, candidate, budget, storage)
+    except WinnowError as error:
+        worst = {"step": budget.steps, search.judged_metric(spec): 0.0}
+        ray.tune.report({**worst, "failure": str(error)})
+
+
+def _train(
+    params: Params, spec: JobSpec, candidate: Candidate, budget: TrialBudget, storage: Path
+) -> None:
     shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
