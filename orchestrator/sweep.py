@@ -30,16 +30,20 @@ class Sweep:
 def run_sweep(context: Context, plan: Plan) -> Sweep:
     """Probe, try, choose; without a sweep in the job, choose by price alone."""
     run, begin = context.run, context.clock()
+    recorded = run.read("winner", Winner)
+    if recorded is not None:
+        return _read_back(context, plan, recorded)
     if context.spec.sweep is None:
-        winner = run.stage("winner", Winner, lambda: select.select_unmeasured(plan))
+        winner = select.select_unmeasured(plan)
+        run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
     measurements = _probe(context, plan)
     predictions = predict.predict_all(context.spec, plan.candidates, measurements)
     trials = _try(context, plan, measurements, predictions)
-    winner = run.stage(
-        "winner", Winner, lambda: select.select(context.spec, plan, predictions, trials)
-    )
-    duration = run.stage("sweep_duration", float, lambda: context.clock() - begin)
+    winner = select.select(context.spec, plan, predictions, trials)
+    duration = context.clock() - begin
+    run.write("sweep_duration", duration)
+    run.write("winner", winner)
     winning = winning_job(context.spec, winner)
     runs.write_atomically(run.folder / "winner.yaml", runs.to_yaml(winning).encode())
     shown = (
@@ -49,6 +53,18 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     )
     context.notify(StageFinished("select", f"{describe(winner)}, full run {shown}"))
     return Sweep(measurements, predictions, trials, winner, duration)
+
+
+def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
+    """What an interrupted run had found, its winner on the nodes that are there now."""
+    measurements = context.run.read_all("measurements", Measurement)
+    return Sweep(
+        measurements=measurements,
+        predictions=predict.predict_all(context.spec, plan.candidates, measurements),
+        trials=context.run.read_all("trials", TrialResult),
+        winner=select.relocate(recorded, plan),
+        duration_s=context.run.read("sweep_duration", float) or 0.0,
+    )
 
 
 def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
@@ -102,7 +118,7 @@ def _try(
         return ()
     candidate = select.quality_candidate(plan, predictions)
     budget = search.trial_budget(spec, measurements[0].train_rows)
-    found = list(context.run.read_all("trials", TrialResult))
+    found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
     total = search.trial_count(spec)
     context.notify(
         StageStarted("trials", f"{total} trials of up to {budget.steps} steps on {candidate.id}")

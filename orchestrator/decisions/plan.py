@@ -61,8 +61,12 @@ class Plan:
     skipped: tuple[Skipped, ...]
 
     def candidate(self, identity: str) -> Candidate:
-        """The candidate with an id."""
-        return next(c for c in self.candidates if c.id == identity)
+        """The candidate with an id; InfeasibleError when the cluster has no place for it."""
+        for candidate in self.candidates:
+            if candidate.id == identity:
+                return candidate
+        known = ", ".join(candidate.id for candidate in self.candidates)
+        raise InfeasibleError(f"{identity} can no longer be placed; this cluster can run {known}")
 
     @property
     def placements(self) -> tuple[Placement, ...]:

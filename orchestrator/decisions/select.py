@@ -101,6 +101,11 @@ def select(
     )
 
 
+def relocate(winner: Winner, plan: Plan) -> Winner:
+    """The same winner on the nodes of a newer plan: nodes come and go between two attempts."""
+    return replace(winner, candidate=plan.candidate(winner.candidate.id))
+
+
 def broken_limits(spec: JobSpec, values: dict[str, float | None]) -> tuple[str, ...]:
     """The sweep's limits that known values break, in words."""
     limits = spec.sweep.objective.subject_to if spec.sweep else {}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster.inventory import Inventory, Node
 from jobs.errors import InfeasibleError
 from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
@@ -113,3 +114,21 @@ def test_a_trial_gets_its_share_of_the_run_and_several_evaluations() -> None:
     spec = job(train__epochs=3, sweep=sweep(SPACE, trial_share=0.5))
     budget = search.trial_budget(spec, train_rows=3200)
     assert (budget.epochs, budget.steps, budget.eval_every.value) == (1.5, 150, 37)
+
+
+def test_a_recorded_winner_moves_to_the_nodes_that_are_there_now() -> None:
+    spec, plan = case(minimize="cost")
+    recorded = select.select(spec, plan, PREDICTIONS, TRIALS)
+    restarted = Inventory((Node("new-node", "T4", 2),))
+    moved = select.relocate(recorded, plan_of(spec, restarted))
+    assert recorded.candidate.placement.node_ids == ("node-T4",)
+    assert moved.candidate.placement.node_ids == ("new-node",)
+    assert moved.params == recorded.params
+
+
+def test_a_recorded_winner_without_nodes_is_an_error_that_names_what_there_is() -> None:
+    spec, plan = case(minimize="time")
+    recorded = select.select(spec, plan, PREDICTIONS, TRIALS)
+    assert recorded.candidate.id == FAST
+    with pytest.raises(InfeasibleError, match="can no longer be placed; this cluster can run T4:1"):
+        select.relocate(recorded, plan_of(spec, inventory(T4=1)))
