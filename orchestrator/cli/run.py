@@ -116,7 +116,11 @@ def started(
                 yield Context(spec, run, storage, console, cluster.serve_port)
         except (KeyboardInterrupt, Terminated):
             run.note("interrupted")
-            console(Remark(f"stopped; go on with: winnow run {job} --resume"))
+            console(
+                Remark(
+                    f"stopped; go on with the same options and --resume: winnow run {job} --resume"
+                )
+            )
             raise
         except Exception as error:
             run.note("failed", error=str(error))
