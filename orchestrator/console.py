@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import rich.console
 import rich.progress
+import rich.text
 
 from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
 
@@ -22,7 +23,7 @@ class Console:
             rich.progress.BarColumn(),
             rich.progress.MofNCompleteColumn(),
             rich.progress.TimeRemainingColumn(),
-            rich.progress.TextColumn("{task.fields[text]}"),
+            rich.progress.TextColumn("{task.fields[text]}", markup=False),
             console=self._out,
             transient=True,
             disable=not self._out.is_terminal or quiet,
@@ -47,7 +48,7 @@ class Console:
                 self._progress(notice)
             case StageFinished(stage, text):
                 self._end_bar(stage)
-                self._line(stage, f"[green]✓[/] {text}")
+                self._line(stage, f"✓ {text}")
             case Remark(text):
                 self._line("", text)
 
@@ -72,4 +73,6 @@ class Console:
             self._bars.remove_task(self._tasks.pop(stage))
 
     def _line(self, stage: str, text: str) -> None:
-        self._out.print(f"[bold]{stage:>8}[/] {text}", soft_wrap=True)
+        # assembled, because texts may hold brackets that would pass for markup
+        line = rich.text.Text.assemble((f"{stage:>8}", "bold"), f" {text}")
+        self._out.print(line, soft_wrap=True)

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.placement import Placement
+from cluster.placement import Placement, place
 from cluster.session import Connection
 from jobs.errors import ClusterError, InfeasibleError, TrainingError
 from jobs.spec import JobSpec
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.training.events import Event, Stepped
+from jobs.training.loop import train
 from jobs.training.model_shape import shape_of
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.plan import make_plan
@@ -79,6 +82,27 @@ def test_a_sweep_over_three_skus_runs_each_on_its_own_nodes(
     assert all(0 <= t.metrics["accuracy"] <= 1 and not t.failure for t in trials)
     assert select.select(spec, plan, predictions, trials).prediction is not None
     assert eventually(lambda: _worker_groups_left() == [])
+
+
+def test_ray_train_gives_the_loss_curve_of_one_plain_process(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Earns its fifteen seconds: two DDP workers x 16 under Ray against 1 x 32 without it."""
+    from cluster.discovery import discover
+    from orchestrator.stages.group import stream
+
+    reference: list[Event] = []
+    train(training_config(reviews, tiny_model), reference.append)
+    placement = place(AcceleratorRequest("cpu", 2), discover(), {})
+    config = training_config(reviews, tiny_model, micro_batch_size=16)
+    spread = list(stream(train, config, placement, name="curve", storage=tmp_path))
+    assert losses_of(spread) == pytest.approx(losses_of(reference), abs=1e-5)
+    assert len(losses_of(spread)) == 5
+
+
+def losses_of(events: list[Event]) -> list[float]:
+    """The loss of every optimizer step."""
+    return [event.loss for event in events if isinstance(event, Stepped)]
 
 
 def test_a_worker_on_the_wrong_sku_refuses_to_work(
