@@ -1,5 +1,6 @@
 """The live Ray cluster as an Inventory."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ def discover() -> Inventory:
     alive = [node for node in ray.nodes() if node["Alive"]]
     unlabelled = [node for node in alive if _gpus(node) and labels.SKU not in node["Labels"]]
     detected = dict(zip([n["NodeID"] for n in unlabelled], _detect(unlabelled), strict=True))
-    return Inventory(tuple(_node(node, detected) for node in alive))
+    return Inventory(tuple(entry for node in alive for entry in _entries(node, detected)))
 
 
 def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:
@@ -32,19 +33,18 @@ def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:
         return [None] * len(nodes)
 
 
-def _node(node: dict[str, Any], detected: dict[str, str | None]) -> Node:
-    marks, resources = node["Labels"], node["Resources"]
-    named = marks.get(labels.SKU) or detected.get(node["NodeID"])
-    named = named or marks.get(labels.ACCELERATOR_TYPE)
-    gpus = _gpus(node)
-    devices = int(marks.get(labels.DEVICES, gpus or resources.get("CPU", 0)))
-    return Node(
-        id=node["NodeID"],
-        sku=_sku(named) if gpus and named else "unknown-gpu" if gpus else catalogue.CPU,
-        devices=devices,
-        memory_gib=resources.get("memory", 0) / 2**30 or None,
-        simulated=marks.get(labels.SIMULATED) == "true",
-    )
+def _entries(node: dict[str, Any], detected: dict[str, str | None]) -> Iterator[Node]:
+    """A node's accelerators, and its cores, which serve and train as the SKU `cpu`."""
+    marks, resources, gpus = node["Labels"], node["Resources"], _gpus(node)
+    memory_gib = resources.get("memory", 0) / 2**30 or None
+    simulated = marks.get(labels.SIMULATED) == "true"
+    if gpus:
+        named = marks.get(labels.SKU) or detected.get(node["NodeID"])
+        sku = _sku(named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU"))
+        yield Node(node["NodeID"], sku, gpus, memory_gib, simulated)
+    cores = int(marks.get(labels.CORES, resources.get("CPU", 0)))
+    if cores and not simulated:
+        yield Node(node["NodeID"], catalogue.CPU, cores, memory_gib)
 
 
 def _gpus(node: dict[str, Any]) -> int:

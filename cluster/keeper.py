@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray.cluster_utils
 
-from cluster import catalogue, labels
+from cluster import labels
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 
 SPARE_CPUS_PER_CORE = 1
@@ -45,7 +45,7 @@ def start_nodes(
             "num_gpus": 0 if simulated else None,
             "include_dashboard": True,
             "dashboard_port": dashboard_port,
-            "labels": {labels.SKU: catalogue.CPU, labels.DEVICES: str(cores)},
+            "labels": {labels.CORES: str(cores)},
         },
     )
     for request in simulated:

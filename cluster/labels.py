@@ -2,8 +2,8 @@
 
 SKU = "winnow.io/sku"
 """The node's accelerator SKU; a node without it is asked through NVML."""
-DEVICES = "winnow.io/devices"
-"""Devices offered for training where Ray's own count is not meant, as on a laptop."""
+CORES = "winnow.io/cores"
+"""Cores offered for training where Ray's own count is not meant, as on a laptop."""
 SIMULATED = "winnow.io/simulated"
 """`true` on nodes whose accelerators are only pretended."""
 NODE_ID = "ray.io/node-id"

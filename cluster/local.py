@@ -50,16 +50,16 @@ def home() -> Path:
     return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser()
 
 
-def environment() -> dict[str, str]:
-    """Environment that a process needs to start or join the local cluster.
+LOOPBACK_SWITCH = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""Binds Ray to loopback only, as it does on desktop systems, whose name the switch carries."""
 
-    It must be set before `ray` is imported. Ray binds to loopback only in the mode it uses on
-    desktop systems, whose switch carries their name.
-    """
+
+def environment() -> dict[str, str]:
+    """What a process needs to start or join the local cluster, before it imports ray."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(_token_file()),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 
@@ -97,7 +97,7 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
                 *(option for node in nodes for option in ("--simulate", str(node))),
                 *("--address-file", str(_address_file())),
             ],
-            env={**os.environ, **environment()},
+            env={**os.environ, **environment(), "PATH": _path_with_this_python()},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -152,6 +152,11 @@ def _process(cluster: LocalCluster) -> psutil.Process | None:
         return process if is_ours and process.status() != psutil.STATUS_ZOMBIE else None
     except psutil.NoSuchProcess:
         return None
+
+
+def _path_with_this_python() -> str:
+    """PATH on which `python`, the entry point of submitted jobs, is the one that runs this."""
+    return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 
 def _write_token() -> None:

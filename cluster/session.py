@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
         was_started = cluster is None
         cluster = cluster or local.start()
         address = cluster.address
+        _check_ray_is_not_loaded()
         os.environ.update(local.environment())
     import ray
 
@@ -68,3 +70,13 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
         )
     finally:
         ray.shutdown()
+
+
+def _check_ray_is_not_loaded() -> None:
+    """Without this, Ray would look for the cluster on the network and wait for minutes."""
+    is_set = all(os.environ.get(name) == value for name, value in local.LOOPBACK_SWITCH.items())
+    if "ray" in sys.modules and not is_set:
+        raise ClusterError(
+            "ray was imported before the local cluster was joined; import it, and the modules of"
+            " ours that use it, inside `with session.connect()`"
+        )

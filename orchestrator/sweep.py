@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 from cluster import discovery
-from jobs.spec import JobSpec
 from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.predict import Measurement, Prediction
-from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Progress, StageFinished, StageStarted
@@ -44,7 +42,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
     run.write("winner", winner)
-    winning = winning_job(context.spec, winner)
+    winning = select.winning_job(context.spec, winner)
     runs.write_atomically(run.folder / "winner.yaml", runs.to_yaml(winning).encode())
     shown = (
         report.show_interval(winner.prediction.time_s, report.show_time)
@@ -65,20 +63,6 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
         winner=select.relocate(recorded, plan),
         duration_s=context.run.read("sweep_duration", float) or 0.0,
     )
-
-
-def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
-    """The winner as a job that runs as it is, with nothing left to search."""
-    candidate = winner.candidate
-    params: dict[str, Scalar] = {
-        **winner.params,
-        "train.micro_batch_size": candidate.micro_batch_size,
-        "train.precision": candidate.precision,
-    }
-    values = with_params(spec, params).model_dump(mode="json", exclude_unset=True)
-    values.pop("sweep", None)
-    values["resources"] = {"any_of": [{"accelerators": candidate.placement.name}]}
-    return JobSpec.model_validate(values)
 
 
 def describe(winner: Winner) -> str:

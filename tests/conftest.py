@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import local, session
+from cluster import local
+
+os.environ.update(local.LOOPBACK_SWITCH)  # read when ray is imported, which some test modules do
+
+from cluster import session
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training import model_location
 from tests.builders import MINILM

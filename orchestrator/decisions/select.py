@@ -8,7 +8,7 @@ from jobs.spec import JobSpec
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Prediction
-from orchestrator.decisions.resolve import Scalar
+from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 
 TIE_BREAK = "ties by the judged metric, then cost, then time"
@@ -104,6 +104,20 @@ def select(
 def relocate(winner: Winner, plan: Plan) -> Winner:
     """The same winner on the nodes of a newer plan: nodes come and go between two attempts."""
     return replace(winner, candidate=plan.candidate(winner.candidate.id))
+
+
+def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
+    """The winner as a job that runs as it is, with nothing left to search."""
+    candidate = winner.candidate
+    params: dict[str, Scalar] = {
+        **winner.params,
+        "train.micro_batch_size": candidate.micro_batch_size,
+        "train.precision": candidate.precision,
+    }
+    values = with_params(spec, params).model_dump(mode="json", exclude_unset=True)
+    values.pop("sweep", None)
+    values["resources"] = {"any_of": [{"accelerators": candidate.placement.name}]}
+    return JobSpec.model_validate(values)
 
 
 def broken_limits(spec: JobSpec, values: dict[str, float | None]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import ray.train
 import ray.train.torch
 import ray.util.queue
 
-from cluster import labels
+from cluster import catalogue, labels
 from cluster.placement import Placement
 from jobs.errors import ClusterError, TrainingError, WinnowError
 from jobs.training.events import Event, Stepped
@@ -119,6 +119,8 @@ def check_node(placement: Placement) -> None:
     """
     context = ray.get_runtime_context()
     sku = context.get_node_labels().get(labels.SKU, placement.sku)
+    if placement.sku == catalogue.CPU:
+        sku = catalogue.CPU  # every node has cores, whatever accelerators it is named for
     if context.get_node_id() not in placement.node_ids or sku != placement.sku:
         raise ClusterError(f"a worker of {placement.name} was started on a node of {sku}")
 

@@ -61,6 +61,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": "",
+        "PATH": os.pathsep.join((str(Path(RAY).parent), os.environ["PATH"])),  # jobs say `python`
         "DASHBOARD": f"http://127.0.0.1:{dashboard}",
     }
     command = [RAY, "start", "--head", "--block", f"--port={port}", "--num-cpus=2"]

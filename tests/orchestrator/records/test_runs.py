@@ -8,10 +8,10 @@ import pytest
 from jobs.errors import CheckpointError, RunError
 from jobs.loader import loads
 from jobs.training import manifest
+from orchestrator.decisions import select
 from orchestrator.decisions.predict import Interval, Measurement
 from orchestrator.decisions.search import TrialResult
 from orchestrator.records import registry, runs
-from orchestrator.sweep import winning_job
 from tests.builders import any_of, inventory, job, plan_of, sweep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -70,11 +70,9 @@ def test_the_recorded_job_runs_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_winner_is_a_job_that_runs_as_it_is() -> None:
-    from orchestrator.decisions import select
-
     spec = job(resources__any_of=any_of("T4:1", "T4:2"), sweep=sweep({"train.precision": ["fp16"]}))
     winner = select.select_unmeasured(plan_of(spec, inventory(T4=2)))
-    found = loads(runs.to_yaml(winning_job(spec, winner)))
+    found = loads(runs.to_yaml(select.winning_job(spec, winner)))
     assert found.sweep is None
     assert found.resources is not None
     assert [str(p.accelerators) for p in found.resources.any_of] == ["T4:1"]
