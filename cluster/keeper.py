@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray.cluster_utils
 
-from cluster import labels
+from cluster import labels, nvml
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 
 SPARE_CPUS_PER_CORE = 1
@@ -42,7 +42,7 @@ def start_nodes(
         initialize_head=True,
         head_node_args={
             "num_cpus": cores * (1 + SPARE_CPUS_PER_CORE),
-            "num_gpus": 0 if simulated else None,
+            "num_gpus": 0 if simulated else nvml.count_gpus(),  # Ray counts none by itself here
             "include_dashboard": True,
             "dashboard_port": dashboard_port,
             "labels": {labels.CORES: str(cores)},

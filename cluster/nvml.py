@@ -1,25 +1,28 @@
 """The GPU model of the machine this runs on, through NVML."""
 
+import contextlib
+from collections.abc import Iterator
+
 import pynvml
 
 from cluster import catalogue
 from jobs.errors import InfeasibleError
 
 
+def count_gpus() -> int:
+    """How many GPUs the driver shows; 0 without a driver."""
+    with _library() as is_there:
+        return pynvml.nvmlDeviceGetCount() if is_there else 0
+
+
 def detect_sku() -> str | None:
     """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
+    with _library() as is_there:
+        if not is_there or not pynvml.nvmlDeviceGetCount():
+            return None
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         name = pynvml.nvmlDeviceGetName(handle)
         memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
     return match_sku(name, memory_gib)
 
 
@@ -39,3 +42,17 @@ def match_sku(name: str, memory_gib: float) -> str | None:
         key=lambda found: abs((catalogue.catalogue()[found].memory_gib or 0) - memory_gib),
         default=None,
     )
+
+
+@contextlib.contextmanager
+def _library() -> Iterator[bool]:
+    """NVML while it is open; False where there is no NVIDIA driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
