@@ -1,5 +1,6 @@
 """The Ray cluster that Winnow starts on this machine: loopback only, behind a token."""
 
+import contextlib
 import json
 import os
 import secrets
@@ -123,12 +124,17 @@ def stop() -> bool:
     if process is None:
         return False
     family = [process, *process.children(recursive=True)]
-    process.send_signal(signal.SIGTERM)
+    _signal(process, signal.SIGTERM)
     _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
     for survivor in left:
-        survivor.kill()
+        _signal(survivor, signal.SIGKILL)
     _state_file().unlink(missing_ok=True)
     return True
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself at any moment
+        process.send_signal(number)
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
