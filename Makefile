@@ -36,3 +36,4 @@ format: install
 
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
+	$(BIN)/winnow schema --markdown > docs/job-file.md

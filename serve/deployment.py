@@ -119,7 +119,8 @@ def _wait_until_answering(endpoint: Endpoint) -> None:
         found = ray.serve.status().applications.get(endpoint.application)
         if found and found.status.value == "DEPLOY_FAILED":
             raise DeployError(f"{endpoint.application} did not start: {_first_line(found.message)}")
-        if _answering_version(endpoint.url) == endpoint.version:
+        is_running = found is not None and found.status.value == "RUNNING"
+        if is_running and _answering_version(endpoint.url) == endpoint.version:
             return
         time.sleep(POLL_S)
     raise DeployError(

@@ -1,10 +1,50 @@
-"""The JSON Schema of a job file, as committed for editors."""
+"""The JSON Schema of a job file for editors, and the same as a page for people."""
 
 import json
+from typing import Any
 
 from jobs.spec import JobSpec
+from jobs.spec.support import NOT_YET
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
+
+
+REFERENCE_HEAD = """# The job file
+
+Generated from the specification by `make schema`; `job.schema.json` is the same for editors. Every
+section but `version`, `name`, `model` and `data` may be left out.
+"""
+
+
+def reference_text() -> str:
+    """Every field with its type, default and meaning, as Markdown."""
+    schema = JobSpec.model_json_schema()
+    sections = [("The job", schema), *sorted(schema["$defs"].items())]
+    parts = [REFERENCE_HEAD]
+    for name, section in sections:
+        rows = [_row(field, details) for field, details in section.get("properties", {}).items()]
+        table = ["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
+        parts.append("\n".join([f"## {name}\n", f"{section['description']}\n", *table, ""]))
+    later = "\n".join(f"- `{path}`" for path, _ in NOT_YET)
+    parts.append(f"## Not supported yet\n\nRefused, in whole or for some values:\n\n{later}\n")
+    return "\n".join(parts)
+
+
+def _row(name: str, field: dict[str, Any]) -> str:
+    default = json.dumps(field["default"]) if "default" in field else "required"
+    default = f"see {_type(field)}" if isinstance(field.get("default"), dict) else f"`{default}`"
+    meaning = " ".join(str(field.get("description", "")).split())
+    return f"| `{name}` | {_type(field)} | {default} | {meaning} |"
+
+
+def _type(field: dict[str, Any]) -> str:
+    if "$ref" in field:
+        return str(field["$ref"]).rsplit("/", 1)[-1]
+    if "anyOf" in field:
+        return " or ".join(_type(option) for option in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{value}`" for value in field["enum"])
+    return f"`{field['const']}`" if "const" in field else str(field.get("type", "any"))
 
 
 def schema_text() -> str:

@@ -61,9 +61,10 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
 
 
 def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) -> Probed:
-    session = build_session(request.config, corpus, world)
     if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # what the candidate before this one held is not this one's
         torch.cuda.reset_peak_memory_stats(world.device)
+    session = build_session(request.config, corpus, world)
     setup_s = time.monotonic() - started
     warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
     times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)

@@ -8,7 +8,7 @@ from jobs.errors import RunError
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
 from orchestrator.records import runs
 from orchestrator.records.receipt import Receipt
-from orchestrator.records.report import show_cost, show_interval, show_time
+from orchestrator.records.report import receipt_text
 
 
 def report(
@@ -25,12 +25,6 @@ def report(
     if as_json:
         print_json({"run": found.id, "report": str(page.resolve()), "receipt": receipt})
         return
-    console = out()
     if receipt:
-        predicted = show_interval(receipt.predicted_time_s, show_time)
-        console.print(f"{found.id}: {receipt.winner}")
-        console.print(
-            f"time {show_time(receipt.actual_time_s)}, predicted {predicted}", markup=False
-        )
-        console.print(f"cost {show_cost(receipt.actual_cost_usd)}")
-    console.print(f"report {page.resolve()}", markup=False)
+        out().print(receipt_text(receipt), markup=False)
+    out().print(f"report    {page.resolve()}", markup=False)

@@ -129,42 +129,16 @@ def started(
 
 def show(outcome: "Outcome") -> None:
     """Print the receipt, the endpoint and where the report is."""
-    from orchestrator.records.report import show_cost, show_interval, show_time
+    from orchestrator.records.report import receipt_text
 
-    console, receipt = out(), outcome.receipt
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
-    rows = [
-        ("winner", outcome.winner.candidate.id, ""),
-        (
-            "time",
-            show_interval(receipt.predicted_time_s, show_time),
-            show_time(receipt.actual_time_s),
-        ),
-        (
-            "cost",
-            show_interval(receipt.predicted_cost_usd, show_cost),
-            show_cost(receipt.actual_cost_usd),
-        ),
-        ("sweep", "", show_time(receipt.sweep_time_s)),
-    ]
-    console.print(
-        f"\nreceipt of {outcome.run}" + (" (simulated)" if receipt.simulated else ""), style="bold"
-    )
-    console.print(f"{'':10}{'predicted':34}actual")
-    for name, predicted, actual in rows:
-        console.print(f"{name:10}{predicted:34}{actual}", markup=False)
-    if receipt.time_error is not None:
-        inside = "inside" if receipt.is_within_interval else "outside"
-        console.print(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
-    console.print(f"{'quality':10}{scores}")
-    console.print(f"\nmodel     {outcome.model.path}\nreport    {outcome.report}", markup=False)
+    console = out()
+    console.print(f"\n{receipt_text(outcome.receipt)}\n", markup=False)
+    console.print(f"model     {outcome.model.path}\nreport    {outcome.report}", markup=False)
     if outcome.endpoint:
+        url, body = outcome.endpoint.url, '{"inputs": "a fine film"}'
+        console.print(f"endpoint  {url}/predict  (docs: {url}/docs)", markup=False)
         console.print(
-            f"endpoint  {outcome.endpoint.url}/predict  (docs: {outcome.endpoint.url}/docs)"
-        )
-        body = '{"inputs": "a fine film"}'
-        console.print(
-            f"try it    curl -s {outcome.endpoint.url}/predict -H 'content-type: application/json'"
-            f" -d '{body}'\nstop it   winnow down",
+            f"try it    curl -s {url}/predict -H 'content-type: application/json' -d '{body}'",
             markup=False,
         )
+        console.print("stop it   winnow down")

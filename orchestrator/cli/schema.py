@@ -1,12 +1,17 @@
 """`winnow schema`: the JSON Schema of job files."""
 
 import sys
+from typing import Annotated
+
+import typer
 
 from jobs.loader import schema as schemas
 from orchestrator.cli.options import AsJson
 
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print a page for people instead.")]
 
-def schema(as_json: AsJson = True) -> None:
+
+def schema(markdown: Markdown = False, as_json: AsJson = False) -> None:
     """Print the JSON Schema of job files, for editors and checks."""
-    del as_json  # a schema is JSON in any case
-    sys.stdout.write(schemas.schema_text())
+    text = schemas.reference_text() if markdown and not as_json else schemas.schema_text()
+    sys.stdout.write(text)

@@ -55,6 +55,28 @@ def render(data: ReportData) -> str:
     )
 
 
+def receipt_text(receipt: Receipt) -> str:
+    """A receipt for the terminal."""
+    predicted_time = show_interval(receipt.predicted_time_s, show_time)
+    predicted_cost = show_interval(receipt.predicted_cost_usd, show_cost)
+    lines = [
+        f"receipt of {receipt.run}" + (" (simulated)" if receipt.simulated else ""),
+        f"winner    {receipt.winner}",
+        f"{'':10}{'predicted':32}actual",
+        f"time      {predicted_time:32}{show_time(receipt.actual_time_s)}",
+        f"cost      {predicted_cost:32}{show_cost(receipt.actual_cost_usd)}",
+    ]
+    if receipt.resumed:
+        lines.append(f"{'':10}training was resumed: the actual time is of its last part alone")
+    if receipt.time_error is not None:
+        inside = "inside" if receipt.is_within_interval else "outside"
+        lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
+    if receipt.sweep_time_s:
+        lines.append(f"sweep     {show_time(receipt.sweep_time_s)}")
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
+    return "\n".join([*lines, f"quality   {scores}"])
+
+
 def show_time(seconds: float | None) -> str:
     """Seconds as people read them."""
     if seconds is None:

@@ -40,6 +40,15 @@ def test_a_resumed_run_is_not_compared() -> None:
     assert found.time_error is None
 
 
+def test_a_receipt_reads_as_predicted_against_actual() -> None:
+    lines = report.receipt_text(receipt.write_receipt("run-1", WINNER, fit(110.0), 30)).splitlines()
+    assert lines[0] == "receipt of run-1"
+    assert lines[3].split() == ["time", "100.0", "s", "[100.0", "s,", "100.0", "s]", "110.0", "s"]
+    assert lines[5].strip() == "+10.0% off, outside the predicted interval"
+    resumed = receipt.write_receipt("run-1", WINNER, fit(10.0, resumed_from=15), 30)
+    assert "training was resumed" in report.receipt_text(resumed)
+
+
 class Page(html.parser.HTMLParser):
     """Collects what a browser would load and show."""
 
