@@ -18,10 +18,6 @@ class Connection:
     """A cluster this process is connected to."""
 
     address: str
-    is_local: bool
-    """Whether it is the cluster that Winnow started on this machine."""
-    was_started: bool
-    """Whether this call started it."""
     has_token: bool
     """Whether calls to the cluster need a token."""
     serve_port: int
@@ -36,13 +32,11 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
     import ray must be imported inside the `with`, because Ray reads its environment on import.
     """
     address = address or os.environ.get("RAY_ADDRESS")
-    was_started = False
     cluster = None
     if address is None:
         cluster = local.running()
         if cluster is None and not start:
             raise ClusterError("no cluster is up; start one with `winnow up` or name --address")
-        was_started = cluster is None
         cluster = cluster or local.start()
         address = cluster.address
         _check_ray_is_not_loaded()
@@ -63,8 +57,6 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
     try:
         yield Connection(
             address=address,
-            is_local=cluster is not None,
-            was_started=was_started,
             has_token=os.environ.get("RAY_AUTH_MODE") == "token",
             serve_port=cluster.serve_port if cluster else local.SERVE_PORT,
         )

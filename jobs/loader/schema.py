@@ -1,9 +1,13 @@
 """The JSON Schema of a job file for editors, and the same as a page for people."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
+from pydantic.json_schema import GenerateJsonSchema
+
 from jobs.spec import JobSpec
+from jobs.spec.quantities import Cadence, format_duration
 from jobs.spec.support import NOT_YET
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -16,9 +20,19 @@ section but `version`, `name`, `model` and `data` may be left out.
 """
 
 
+class _Generator(GenerateJsonSchema):
+    """Writes default values as users write them."""
+
+    def encode_default(self, dft: Any) -> Any:
+        """A default in the notation of job files."""
+        if isinstance(dft, timedelta):
+            return format_duration(dft)
+        return str(dft) if isinstance(dft, Cadence) else super().encode_default(dft)
+
+
 def reference_text() -> str:
     """Every field with its type, default and meaning, as Markdown."""
-    schema = JobSpec.model_json_schema()
+    schema = JobSpec.model_json_schema(schema_generator=_Generator)
     sections = [("The job", schema), *sorted(schema["$defs"].items())]
     parts = [REFERENCE_HEAD]
     for name, section in sections:
@@ -49,5 +63,9 @@ def _type(field: dict[str, Any]) -> str:
 
 def schema_text() -> str:
     """The schema as JSON text with a final newline."""
-    schema = {"$schema": SCHEMA_ID, **JobSpec.model_json_schema(), "title": "Winnow job"}
+    schema = {
+        "$schema": SCHEMA_ID,
+        **JobSpec.model_json_schema(schema_generator=_Generator),
+        "title": "Winnow job",
+    }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

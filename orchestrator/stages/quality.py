@@ -42,33 +42,23 @@ def run_trials(
 
     Fields given as lists are tried in full when the trials suffice, else Optuna proposes values.
     """
-    space = search.quality_space(spec)
-    trials = spec.sweep.trials if spec.sweep else 1
-    grid = search.full_grid(space, trials)
-    samples = trials - len(finished)
-    done = [trial.params for trial in finished]
-    open_points = [point for point in grid if point not in done] if grid is not None else []
-    if (grid is not None and not open_points) or samples <= 0:
+    missing = _missing(spec, finished)
+    if not missing:
         return
     recorder = _Recorder(search.judged_metric(spec), candidate, budget, on_trial)
     driver = ray.tune.with_parameters(
         _drive, spec=spec, candidate=candidate, budget=budget, storage=storage
     )
-    by_grid = grid is not None
+    is_grid = isinstance(missing, list)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.driver_resources(candidate.placement)),
-        param_space={"params": ray.tune.grid_search(open_points)} if by_grid else None,
+        param_space={"params": ray.tune.grid_search(missing)} if is_grid else None,
         tune_config=ray.tune.TuneConfig(
             metric=recorder.metric,
             mode="max",
-            num_samples=1 if by_grid else samples,
-            search_alg=None if by_grid else _optuna(space, spec.seed, recorder.metric, finished),
-            scheduler=ray.tune.schedulers.ASHAScheduler(
-                time_attr="step",
-                max_t=budget.steps,
-                grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
-                reduction_factor=ASHA_REDUCTION,
-            ),
+            num_samples=1 if is_grid else missing,
+            search_alg=None if is_grid else _optuna(spec, recorder.metric, finished),
+            scheduler=_asha(budget),
             max_concurrent_trials=concurrent,
         ),
         run_config=tuning.run_config(
@@ -80,6 +70,25 @@ def run_trials(
     recorder.failures += tuning.crashes(tuner.fit())
     if recorder.failures and not recorder.ended:
         raise TrainingError(recorder.failures[0])
+
+
+def _missing(spec: JobSpec, finished: Sequence[TrialResult]) -> list[dict[str, Scalar]] | int:
+    """The points of a full grid that are not done, or how many more Optuna shall propose."""
+    trials = spec.sweep.trials if spec.sweep else 1
+    grid = search.full_grid(search.quality_space(spec), trials)
+    if grid is None:
+        return max(0, trials - len(finished))
+    done = [trial.params for trial in finished]
+    return [point for point in grid if point not in done]
+
+
+def _asha(budget: TrialBudget) -> ray.tune.schedulers.ASHAScheduler:
+    return ray.tune.schedulers.ASHAScheduler(
+        time_attr="step",
+        max_t=budget.steps,
+        grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
+        reduction_factor=ASHA_REDUCTION,
+    )
 
 
 class _Recorder:
@@ -157,17 +166,20 @@ def _train(
 
 
 def _optuna(
-    space: search.Space, seed: int, metric: str, finished: Sequence[TrialResult]
+    spec: JobSpec, metric: str, finished: Sequence[TrialResult]
 ) -> ray.tune.search.optuna.OptunaSearch:
     """TPE over the space, told of the trials that a run before this one finished."""
     known = [trial for trial in finished if not trial.failure]
-    distributions = {f"params/{name}": _distribution(values) for name, values in space.items()}
+    distributions = {
+        f"params/{name}": _distribution(values)
+        for name, values in search.quality_space(spec).items()
+    }
     points = [{f"params/{k}": v for k, v in trial.params.items()} for trial in known]
     return ray.tune.search.optuna.OptunaSearch(
         distributions,
         metric=metric,
         mode="max",
-        seed=random.Random(f"{seed}/{len(finished)}").getrandbits(32),
+        seed=random.Random(f"{spec.seed}/{len(finished)}").getrandbits(32),
         points_to_evaluate=points or None,
         evaluated_rewards=[trial.metrics[metric] for trial in known] or None,
     )

@@ -92,6 +92,12 @@ def test_the_committed_reference_is_current() -> None:
     assert committed == reference_text(), "run `make schema`"
 
 
+def test_defaults_in_the_schema_are_written_as_in_job_files() -> None:
+    sections = json.loads(schema_text())["$defs"]
+    assert sections["AutoscalingSpec"]["properties"]["downscale_delay"]["default"] == "5m"
+    assert sections["EvalSpec"]["properties"]["every"]["default"] == "1epoch"
+
+
 def test_every_field_is_documented() -> None:
     schema = json.loads(schema_text())
     objects = [schema, *schema["$defs"].values()]

@@ -84,6 +84,35 @@ def test_a_sweep_over_three_skus_runs_each_on_its_own_nodes(
     assert eventually(lambda: _worker_groups_left() == [])
 
 
+def test_ranges_are_searched_with_what_earlier_trials_found(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    from cluster.discovery import discover
+    from orchestrator.stages import quality
+
+    lr = "train.optimizer.lr"
+    spec = sweep_job(reviews, tiny_model, "cpu:1")
+    space = {lr: {"loguniform": [1e-4, 1e-2]}}
+    values = spec.model_dump(mode="json", exclude_unset=True)
+    values["sweep"] |= {"search_space": space, "trials": 3, "trial_share": 0.5}
+    spec = JobSpec.model_validate(values)
+    candidate = make_plan(spec, discover(), shape_of(tiny_model)).candidates[0]
+    known = TrialResult("earlier", candidate.id, {lr: 5e-3}, {"accuracy": 0.9})
+    trials: list[TrialResult] = []
+    quality.run_trials(
+        spec,
+        candidate,
+        search.trial_budget(spec, 160),
+        [known],
+        concurrent=2,
+        storage=tmp_path,
+        on_trial=trials.append,
+    )
+    assert len(trials) == 2
+    assert all(1e-4 <= trial.params[lr] <= 1e-2 for trial in trials)
+    assert len({trial.params[lr] for trial in (*trials, known)}) == 3
+
+
 def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
