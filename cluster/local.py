@@ -83,34 +83,20 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     _state_file().unlink(missing_ok=True)
     _write_token()
     nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
-    ports = {"dashboard": _free_port(DASHBOARD_PORT), "serve": _free_port(SERVE_PORT)}
+    dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
     log = home() / "cluster.log"
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "cluster.keeper",
-                    "--dashboard-port",
-                    str(ports["dashboard"]),
-                ),
-                *(option for node in nodes for option in ("--simulate", str(node))),
-                *("--address-file", str(_address_file())),
-            ],
-            env={**os.environ, **environment(), "PATH": _path_with_this_python()},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    address = _wait_for_address(process, log)
+    process = _start_keeper(nodes, dashboard_port, log)
+    try:
+        address = _wait_for_address(process, log)
+    except BaseException:  # an interrupted start must leave nothing behind
+        process.terminate()
+        raise
     cluster = LocalCluster(
         pid=process.pid,
         created=psutil.Process(process.pid).create_time(),
         address=address,
-        dashboard_port=ports["dashboard"],
-        serve_port=ports["serve"],
+        dashboard_port=dashboard_port,
+        serve_port=serve_port,
         simulated=tuple(str(node) for node in nodes),
     )
     _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
@@ -132,6 +118,23 @@ def stop() -> bool:
     return True
 
 
+def _start_keeper(
+    nodes: Sequence[AcceleratorRequest], dashboard_port: int, log: Path
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "cluster.keeper", "--address-file", str(_address_file())]
+    command += ["--dashboard-port", str(dashboard_port)]
+    command += [option for node in nodes for option in ("--simulate", str(node))]
+    with log.open("w", encoding="utf-8") as output:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **environment(), "PATH": _path_with_this_python()},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself at any moment
         process.send_signal(number)
@@ -145,8 +148,6 @@ def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
         if process.poll() is not None:
             break
         time.sleep(0.1)
-    else:
-        process.terminate()
     last = log.read_text(encoding="utf-8", errors="replace").strip().rsplit("\n", 1)[-1]
     raise ClusterError(f"the local Ray cluster did not start ({last}); see {log}")
 

@@ -1,5 +1,6 @@
 """One Ray Train worker group running a function of `jobs.training`, as a stream of its events."""
 
+import importlib
 import os
 import queue as queues
 import threading
@@ -13,6 +14,7 @@ import ray
 import ray.exceptions
 import ray.train
 import ray.train.torch
+import ray.util
 import ray.util.queue
 
 from cluster import catalogue, labels
@@ -40,14 +42,29 @@ class Failure:
     message: str
 
 
-Message = list[Event] | Failure
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The workers are up and hold their devices."""
+
+    placement_group: str
+    """Hex id of the Ray placement group."""
+
+
+Message = list[Event] | Failure | Grouped
 
 
 def stream(
-    work: Work, payload: object, placement: Placement, *, name: str, storage: Path
+    work: Work,
+    payload: object,
+    placement: Placement,
+    *,
+    name: str,
+    storage: Path,
+    on_group: Callable[[str], None] | None = None,
 ) -> Iterator[Event]:
     """Run `work(payload, report)` on every worker of a placement and yield what rank 0 reports.
 
+    `on_group` is told the group's id, for a `release` when this process is stopped from outside.
     Raises TrainingError with the worker's own words, or ClusterError when the group does not start.
     """
     environment = {
@@ -63,7 +80,7 @@ def stream(
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     try:
-        yield from _drain(messages, thread)
+        yield from _drain(messages, thread, on_group)
     finally:
         messages.shutdown(force=True)
     if outcome and outcome[0] is not None:
@@ -112,6 +129,20 @@ def selector(placement: Placement) -> dict[str, str]:
     return {labels.NODE_ID: f"in({','.join(placement.node_ids)})"}
 
 
+def release(placement_group: str) -> None:
+    """Free the devices of a group whose driver was stopped from outside; nothing if it is gone.
+
+    Tune ends a trial by killing its driver, and a worker group may outlive that and hold its
+    devices for ever.
+    """
+    found = ray.util.placement_group_table().get(placement_group)
+    if found is not None and found["state"] != "REMOVED":
+        identity = ray.PlacementGroupID(bytes.fromhex(placement_group))
+        # a function of the same name hides this module
+        module = importlib.import_module("ray.util.placement_group")
+        ray.util.remove_placement_group(module.PlacementGroup(identity))
+
+
 def check_node(placement: Placement) -> None:
     """Raise ClusterError in a worker that is not on a node of its placement.
 
@@ -128,6 +159,8 @@ def check_node(placement: Placement) -> None:
 def _run_worker(config: dict[str, Any]) -> None:
     with _Sender(config["messages"]) as sender:
         check_node(config["placement"])
+        if ray.train.get_context().get_world_rank() == 0:
+            sender.announce(ray.util.get_current_placement_group().id.hex())
         config["work"](config["payload"], sender.report)
 
 
@@ -145,6 +178,10 @@ class _Sender:
         is_due = time.monotonic() - self._sent >= REPORT_INTERVAL_S
         if is_due or not isinstance(event, Stepped):
             self._flush()
+
+    def announce(self, placement_group: str) -> None:
+        """Say which devices this group holds."""
+        self._messages.put(Grouped(placement_group))
 
     def __enter__(self) -> "_Sender":
         return self
@@ -170,7 +207,11 @@ def _fit(trainer: ray.train.torch.TorchTrainer, outcome: list[BaseException | No
         outcome.append(error)
 
 
-def _drain(messages: ray.util.queue.Queue, thread: threading.Thread) -> Iterator[Event]:
+def _drain(
+    messages: ray.util.queue.Queue,
+    thread: threading.Thread,
+    on_group: Callable[[str], None] | None,
+) -> Iterator[Event]:
     while True:
         is_over = not thread.is_alive()
         try:
@@ -182,7 +223,10 @@ def _drain(messages: ray.util.queue.Queue, thread: threading.Thread) -> Iterator
         if isinstance(message, Failure):
             thread.join(timeout=START_TIMEOUT_S)
             raise TrainingError(message.message)
-        yield from message
+        if not isinstance(message, Grouped):
+            yield from message
+        elif on_group:
+            on_group(message.placement_group)
 
 
 def _cause(error: BaseException, placement: Placement) -> str:

@@ -20,6 +20,7 @@ from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
 from orchestrator.stages import tuning
+from orchestrator.stages.group import release
 
 ASHA_REDUCTION = 3
 """One trial in three goes on at each rung."""
@@ -85,7 +86,7 @@ def _missing(spec: JobSpec, finished: Sequence[TrialResult]) -> list[dict[str, S
 def _asha(budget: TrialBudget) -> ray.tune.schedulers.ASHAScheduler:
     return ray.tune.schedulers.ASHAScheduler(
         time_attr="step",
-        max_t=budget.steps,
+        max_t=budget.steps + 1,  # a trial that runs to its end ends by itself
         grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
         reduction_factor=ASHA_REDUCTION,
     )
@@ -117,6 +118,8 @@ class _Recorder:
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
         """Hand over a finished or stopped trial, or one that said why it failed."""
+        for placement_group in last.get("groups", ()):
+            release(placement_group)
         params = last["config"]["params"]
         if "failure" in last:
             self.failures.append(last["failure"])
@@ -157,12 +160,23 @@ def _train(
     shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
+    groups: list[str] = []
+
     def report(event: Event) -> None:
         if isinstance(event, Evaluated):
             names = list(event.metrics)
-            ray.tune.report({"step": event.step, "metric_names": names, **event.metrics})
+            own = {"step": event.step, "metric_names": names, "groups": list(groups)}
+            ray.tune.report({**own, **event.metrics})
 
-    tuning.run_on(candidate.placement, train, resolved, report, name="trial", storage=storage)
+    tuning.run_on(
+        candidate.placement,
+        train,
+        resolved,
+        report,
+        name="trial",
+        storage=storage,
+        on_group=groups.append,
+    )
 
 
 def _optuna(

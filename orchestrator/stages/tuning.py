@@ -28,14 +28,22 @@ def driver_resources(placement: Placement) -> ray.tune.PlacementGroupFactory:
 
 
 def run_on(
-    placement: Placement, work: Work, payload: object, report: Report, *, name: str, storage: Path
+    placement: Placement,
+    work: Work,
+    payload: object,
+    report: Report,
+    *,
+    name: str,
+    storage: Path,
+    on_group: Callable[[str], None],
 ) -> None:
     """Do the work here for one worker, else in a Ray Train group; `report` takes its events."""
     if placement.workers == 1:
         check_node(placement)
         work(payload, report)
         return
-    for event in stream(work, payload, placement, name=name, storage=storage):
+    events = stream(work, payload, placement, name=name, storage=storage, on_group=on_group)
+    for event in events:
         report(event)
 
 

@@ -113,6 +113,41 @@ def test_ranges_are_searched_with_what_earlier_trials_found(
     assert len({trial.params[lr] for trial in (*trials, known)}) == 3
 
 
+def test_a_trial_stopped_from_outside_leaves_its_devices_free(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """The driver is killed as Tune kills it, without a chance to clean up."""
+    import ray
+
+    from cluster.discovery import discover
+    from orchestrator.stages.group import release, stream
+
+    placement = place(AcceleratorRequest("L40S", 2), discover(), {})
+    config = training_config(reviews, tiny_model, micro_batch_size=16, epochs=5000.0)
+
+    @ray.remote(num_cpus=0)
+    class Driver:
+        """Stands for a trial's process."""
+
+        def run(self) -> str:
+            """Start a long training and return the group's id."""
+            groups: list[str] = []
+            events = stream(
+                train, config, placement, name="x", storage=tmp_path, on_group=groups.append
+            )
+            next(events)
+            self.kept = events
+            return groups[0]
+
+    driver = Driver.remote()
+    group = ray.get(driver.run.remote(), timeout=120)
+    assert _worker_groups_left() == ["CREATED"]
+    ray.kill(driver)
+    release(group)
+    assert eventually(lambda: _worker_groups_left() == [])
+    release(group)
+
+
 def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
