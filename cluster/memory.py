@@ -5,7 +5,7 @@ from typing import Literal
 
 from jobs.spec.train import Precision
 from jobs.training.config import Device
-from jobs.training.model_shape import ModelShape
+from jobs.training.model.shape import ModelShape
 
 STATE_BYTES_PER_PARAMETER = 16
 """fp32 weights (4), gradients (4) and the two moments of AdamW (8)."""

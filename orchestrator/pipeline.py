@@ -9,7 +9,7 @@ from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.events import Evaluated, Event, Started, Stepped
-from jobs.training.model_shape import shape_of
+from jobs.training.model.shape import shape_of
 from orchestrator import sweep
 from orchestrator.context import Context
 from orchestrator.decisions import search, select

@@ -10,7 +10,7 @@ import transformers
 from jobs.spec.train import Precision
 from jobs.training import manifest
 from jobs.training.config import Device
-from jobs.training.precision import autocast
+from jobs.training.model.precision import autocast
 from serve.version import ModelVersion
 
 Text = tuple[str, ...]

@@ -13,7 +13,7 @@ from jobs.spec.data import DataSpec, SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec
 from jobs.training.config import TrainingConfig
-from jobs.training.model_shape import KNOWN_SHAPES
+from jobs.training.model.shape import KNOWN_SHAPES
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.predict import Interval, Prediction
 from orchestrator.decisions.search import TrialResult
@@ -104,6 +104,7 @@ def training_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
         "optimizer": OptimizerSpec(lr=1e-3),
         "lr_schedule": LrScheduleSpec(),
         "eval": EvalSpec(),
+        "metrics": ("accuracy", "f1"),
         "checkpoint": CheckpointSpec(),
         "seed": 7,
         "device": "cpu",

@@ -14,7 +14,7 @@ os.environ.update(local.LOOPBACK_SWITCH)  # read when ray is imported, which som
 
 from cluster import session
 from jobs.spec.quantities import AcceleratorRequest
-from jobs.training import model_location
+from jobs.training.model import location as model_location
 from tests.builders import MINILM
 
 GOOD = ("superb", "moving", "delightful", "fresh", "brilliant")

@@ -6,7 +6,7 @@ from pathlib import Path
 from jobs.errors import ModelError
 from jobs.spec import JobSpec
 from jobs.spec.rules import Rule, Violation
-from jobs.training import model_location
+from jobs.training.model import location as model_location
 
 
 def files_exist(folder: Path) -> Rule:
@@ -14,7 +14,7 @@ def files_exist(folder: Path) -> Rule:
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-            if source.is_file and not (folder / source.path).is_file():
+            if source.is_local and not (folder / source.path).is_file():
                 message = f"{source.path} does not exist; paths are relative to {folder.resolve()}"
                 yield Violation(("data", split, "path"), message)
         base = spec.model.base

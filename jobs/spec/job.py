@@ -11,7 +11,7 @@ from jobs.spec.quantities import Duration
 from jobs.spec.resources import ResourcesSpec
 from jobs.spec.serve import ServeSpec
 from jobs.spec.sweep import SweepSpec
-from jobs.spec.train import TrainSpec
+from jobs.spec.train import DEFAULT_METRICS, Metric, TrainSpec
 
 
 class BudgetSpec(SpecModel):
@@ -68,3 +68,8 @@ class JobSpec(SpecModel):
     """Where metrics are also sent."""
     secrets: Items[str] = ()
     """Names of environment variables that workers need; never values."""
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What the model is judged by: the job's choice, or the task's default."""
+        return self.train.eval.metrics or DEFAULT_METRICS[self.model.task]

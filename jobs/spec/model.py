@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jobs.spec.base import SpecModel
+from jobs.spec.base import Items, SpecModel
 
 Task = Literal["text-classification", "causal-lm"]
 
@@ -20,8 +20,11 @@ class LoraSpec(SpecModel):
     """Scale of the update; it is multiplied by alpha / r."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Dropout in front of the adapter."""
-    target_modules: str = "all-linear"
-    """Modules that get an adapter; `all-linear` takes every linear layer but the head."""
+    target_modules: Literal["all-linear"] | Annotated[Items[str], Field(min_length=1)] = "all-linear"
+    """Names of the modules that get an adapter; `all-linear` takes every linear layer but the
+    head."""
+    merge: bool = False
+    """Publish the base model with the adapter merged into it, instead of the adapter alone."""
 
 
 class ModelSpec(SpecModel):

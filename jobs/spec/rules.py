@@ -99,7 +99,7 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
     """Exactly one of cost, time or a computed metric is optimised."""
     if spec.sweep is None:
         return
-    objective, metrics = spec.sweep.objective, spec.train.eval.metrics
+    objective, metrics = spec.sweep.objective, spec.metrics
     path: Path = ("sweep", "objective")
     if (objective.minimize is None) == (objective.maximize is None):
         yield Violation(path, "needs exactly one of minimize and maximize")
@@ -116,7 +116,7 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
 
 def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
     """Limits are on cost, time or a computed metric, in that value's unit."""
-    metrics = spec.train.eval.metrics
+    metrics = spec.metrics
     for name, bound in (spec.sweep.objective.subject_to if spec.sweep else {}).items():
         path: Path = ("sweep", "objective", "subject_to", name)
         if name not in ("cost", "time", *metrics):

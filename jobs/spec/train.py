@@ -6,11 +6,24 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jobs.spec.base import Items, SpecModel
+from jobs.spec.model import Task
 from jobs.spec.quantities import Cadence, Every
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Strategy = Literal["ddp", "zero2", "zero3"]
-Metric = Literal["accuracy", "f1", "mcc"]
+Metric = Literal[
+    "accuracy", "f1", "mcc", "perplexity", "token_accuracy", "distinct_1", "distinct_2", "repetition"
+]
+METRICS_OF_TASK: dict[Task, tuple[Metric, ...]] = {
+    "text-classification": ("accuracy", "f1", "mcc"),
+    "causal-lm": ("token_accuracy", "perplexity", "distinct_1", "distinct_2", "repetition"),
+}
+"""What a model of each task can be judged by."""
+LOWER_IS_BETTER: tuple[Metric, ...] = ("perplexity", "repetition")
+DEFAULT_METRICS: dict[Task, tuple[Metric, ...]] = {
+    "text-classification": ("accuracy", "f1"),
+    "causal-lm": ("token_accuracy", "perplexity"),
+}
 Batch = Annotated[int, Field(gt=0, le=1_048_576)]
 
 
@@ -41,8 +54,10 @@ class EvalSpec(SpecModel):
 
     every: Every = Cadence(1.0, "epoch")
     """How often; the end of training is always judged."""
-    metrics: Annotated[Items[Metric], Field(min_length=1)] = ("accuracy", "f1")
-    """Computed over all evaluation rows; F1 is of class 1 for two classes, else macro."""
+    metrics: Annotated[Items[Metric], Field(min_length=1)] | None = None
+    """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
+    else macro), for causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition
+    are of sampled answers."""
 
 
 class CheckpointSpec(SpecModel):
@@ -51,7 +66,7 @@ class CheckpointSpec(SpecModel):
     every: Every = Cadence(timedelta(minutes=5).total_seconds(), "second")
     """How often; the end of training is always saved."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
-    """How many are kept, newest first."""
+    """How many are kept, newest first; the best by the first metric is kept besides."""
 
 
 class RetrySpec(SpecModel):
@@ -78,6 +93,11 @@ class TrainSpec(SpecModel):
     """How state is spread over workers."""
     cpu_offload: bool = False
     """Keep optimizer state in host memory (zero2 and zero3 only)."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """Compile the model's repeated layers with torch.compile: faster steps after up to a minute of
+    compiling; GPU only."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How weights are updated."""
     lr_schedule: LrScheduleSpec = LrScheduleSpec()

@@ -11,8 +11,10 @@ from jobs.spec.train import (
     CheckpointSpec,
     EvalSpec,
     LrScheduleSpec,
+    Metric,
     OptimizerSpec,
     Precision,
+    Strategy,
 )
 
 Device = Literal["cpu", "cuda"]
@@ -33,9 +35,19 @@ class TrainingConfig:
     optimizer: OptimizerSpec
     lr_schedule: LrScheduleSpec
     eval: EvalSpec
+    metrics: tuple[Metric, ...]
+    """The first one tells the best checkpoint."""
     checkpoint: CheckpointSpec
     seed: int
     device: Device
+    strategy: Strategy = "ddp"
+    cpu_offload: bool = False
+    gradient_checkpointing: bool = False
+    compile: bool = False
+    capture: bool = True
+    """Whether steps may be captured as CUDA graphs."""
+    peak_tflops: float | None = None
+    """Dense peak of one device in this precision, for the share of it that is used."""
 
 
 TRAINING_CONFIG = TypeAdapter(TrainingConfig)

@@ -13,6 +13,19 @@ class Started:
     train_rows: int
     eval_rows: int
     labels: tuple[str, ...]
+    mode: str = ""
+    """`captured`, or `eager: ` and why."""
+    left_out: int = 0
+    """Training rows without a response within the longest length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenised:
+    """Some rows of a split are tokenised."""
+
+    split: str
+    done: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +37,12 @@ class Stepped:
     loss: float
     """Mean over the samples of the global batch."""
     samples: int
+    """Of the global batch."""
+    tokens: int
+    """Of the global batch, unpadded."""
+    padded_tokens: int
+    seconds: float
+    """Of this step, on the device's clock."""
     elapsed_s: float
     """Since the first step of this process began."""
 
@@ -44,6 +63,34 @@ class Saved:
 
     step: int
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """How fast the steps of this process were; evaluations and checkpoints are not in it."""
+
+    mode: str
+    """`captured`, or `eager: ` and why."""
+    steps: int
+    samples_per_s: float
+    tokens_per_s: float
+    """Unpadded."""
+    padded_tokens_per_s: float
+    padding_share: float
+    """Share of the tokens that only fill up rows."""
+    step_s_p50: float
+    step_s_p95: float
+    step_s_p99: float
+    capture_s: float
+    """Capturing and compiling, before the first step."""
+    data_wait_share: float
+    communication_share: float
+    peak_memory_gib: float
+    gpu_utilization: float | None
+    """0 to 1 through NVML; None without a GPU."""
+    power_w: float | None
+    mfu: float | None
+    """Model FLOP/s over the device's dense peak; None where the peak is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +131,9 @@ class CheckpointRef:
     step: int
     """Optimizer steps done."""
     metrics: dict[str, float]
-    """The last evaluation before it was taken; empty when there was none."""
+    """Of exactly this state; empty when it was not judged."""
 
 
-Event = Started | Stepped | Evaluated | Saved | Probed | OutOfMemory
+Event = (
+    Tokenised | Started | Stepped | Evaluated | Saved | Metered | Probed | OutOfMemory
+)

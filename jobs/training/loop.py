@@ -1,23 +1,33 @@
 """The training loop: step, judge, save, report. Runs alone, under torchrun or under Ray Train."""
 
+import dataclasses
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from jobs.spec.quantities import Cadence
-from jobs.training import batches, checkpoint
+from jobs.training import checkpoint
+from jobs.training.checkpoint import Checkpoints
 from jobs.training.config import TrainingConfig
-from jobs.training.events import CheckpointRef, Evaluated, Event, Saved, Started, Stepped
-from jobs.training.session import (
-    FINAL_PRECISION,
-    Corpus,
-    Session,
-    build_session,
-    evaluate,
-    load_corpus,
-    train_step,
+from jobs.training.data.corpus import load_corpus
+from jobs.training.engine.engine import StepResult
+from jobs.training.evaluate import evaluate, final_precision
+from jobs.training.events import (
+    CheckpointRef,
+    Evaluated,
+    Event,
+    OutOfMemory,
+    Saved,
+    Started,
+    Stepped,
+    Tokenised,
 )
+from jobs.training.meter import Meter
+from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
 Report = Callable[[Event], None]
@@ -33,14 +43,20 @@ class Due:
     last_step: int
     last_time: float
 
+    def next_step(self) -> float:
+        """The step after which it is due next; infinite when the clock decides."""
+        if self.every.unit == "second":
+            return math.inf
+        per = self.steps_per_epoch if self.every.unit == "epoch" else 1
+        interval = max(1.0, self.every.value * per)
+        return math.ceil((int(self.last_step / interval) + 1) * interval)
+
     def check(self, step: int, now: float) -> bool:
         """Whether it is due after `step` steps at monotonic time `now`."""
         if self.every.unit == "second":
             is_due = bool(self.world.agree(value=now - self.last_time >= self.every.value))
         else:
-            per = self.steps_per_epoch if self.every.unit == "epoch" else 1
-            interval = max(1.0, self.every.value * per)
-            is_due = int(step / interval) > int(self.last_step / interval)
+            is_due = step >= self.next_step()
         if is_due:
             self.last_step, self.last_time = step, now
         return is_due
@@ -50,56 +66,111 @@ def train(config: TrainingConfig, report: Report, checkpoints: Path | None = Non
     """Train from the newest whole checkpoint in `checkpoints`, or from the start.
 
     Only the main worker reports. Without a folder nothing is saved, and the returned reference has
-    an empty path. Raises DataError, ModelError or TrainingError.
+    an empty path. Running out of memory is reported by the worker it happens to, and raised.
+    Raises DataError, ModelError, TrainingError or CheckpointError.
     """
     with join(config.device) as world:
-        corpus = load_corpus(config)
-        session = build_session(config, corpus, world)
-        return run(session, report if world.is_main else _silent, checkpoints)
+        tell = report if world.is_main else _silent
+        try:
+            corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
+            return run(build_session(config, corpus, world), tell, checkpoints)
+        except torch.OutOfMemoryError as error:
+            report(OutOfMemory("", str(error).splitlines()[0]))
+            raise
 
 
 def run(session: Session, report: Report, checkpoints: Path | None) -> CheckpointRef:
     """The loop itself, over a session that is ready."""
-    first = _resume(session, checkpoints)
-    report(_started(session, first))
+    config, world, engine = session.config, session.world, session.engine
+    total, per_epoch = session.schedule.total_steps, session.schedule.steps_per_epoch
+    step = _resume(session, checkpoints)
+    report(_started(session, step))
+    saver = Checkpoints(session, checkpoints) if checkpoints else None
     origin = time.monotonic()
-    per_epoch = batches.steps_per_epoch(len(session.corpus.train), session.config.global_batch_size)
-    judging = Due(session.config.eval.every, per_epoch, session.world, first, origin)
-    saving = Due(session.config.checkpoint.every, per_epoch, session.world, first, origin)
+    judging = Due(config.eval.every, per_epoch, world, step, origin)
+    saving = Due(config.checkpoint.every, per_epoch, world, step, origin)
+    ahead = 1 if world.device.type == "cuda" else 0
     metrics: dict[str, float] = {}
-    for step in range(first + 1, session.total_steps + 1):
-        loss = train_step(session, step - 1)
-        elapsed = time.monotonic() - origin
-        report(Stepped(step, loss, session.config.global_batch_size, elapsed))
-        is_last = step == session.total_steps
-        if judging.check(step, time.monotonic()) or is_last:
-            metrics = evaluate(session, FINAL_PRECISION if is_last else session.config.precision)
-            report(Evaluated(step, metrics, time.monotonic() - origin))
-        if checkpoints and (saving.check(step, time.monotonic()) or is_last):
-            saved = checkpoint.save(session, step, metrics, checkpoints)
-            report(Saved(step, saved.path))
-    return _result(session, checkpoints, metrics)
+    with Meter(session) as meter:
+
+        def tell(results: Sequence[StepResult]) -> None:
+            meter.results += results
+            for event in _stepped(results, time.monotonic() - origin):
+                report(event)
+
+        engine.seek(step)
+        while step < total:
+            if step % per_epoch == 0:
+                tell(engine.collect())  # results are read with the epoch they belong to
+                engine.seek(step)
+            stops = (total, step + engine.block, (step // per_epoch + 1) * per_epoch)
+            last = int(min(*stops, judging.next_step(), saving.next_step()))
+            engine.launch(step, last)
+            step, is_last = last, last == total
+            tell(engine.collect(ahead=ahead))
+            judged = judging.check(step, time.monotonic()) or is_last
+            saved = saving.check(step, time.monotonic()) or is_last
+            if judged or saved:
+                tell(engine.collect())
+            metrics = {}
+            if judged:
+                chosen = final_precision(config) if is_last else config.precision
+                metrics = evaluate(session, chosen)
+                report(Evaluated(step, metrics, time.monotonic() - origin))
+            if saver and saved:
+                for event in saver.save(step, metrics):
+                    report(event)
+        report(meter.measured(engine.communication_share()))
+    return _finish(session, saver, checkpoints, metrics, report)
 
 
 def _resume(session: Session, checkpoints: Path | None) -> int:
-    found = checkpoint.latest(checkpoints) if checkpoints else None
-    newest = session.world.agree(value=found.step if found else 0)
-    if checkpoints is None or found is None or not newest:
+    found = checkpoint.latest(checkpoints) if checkpoints and session.world.is_main else None
+    found = session.world.gather(found)[0]
+    if found is None:
         return 0
     checkpoint.restore(session, found)
-    return found.step
+    return int(found.step)
 
 
 def _started(session: Session, first: int) -> Started:
-    corpus: Corpus = session.corpus
+    corpus, engine = session.corpus, session.engine
     return Started(
-        session.total_steps, first, len(corpus.train), len(corpus.eval), corpus.label_names
+        total_steps=session.schedule.total_steps,
+        first_step=first,
+        train_rows=len(corpus.train),
+        eval_rows=len(corpus.eval),
+        labels=corpus.label_names,
+        mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
+        left_out=corpus.left_out,
     )
 
 
-def _result(session: Session, checkpoints: Path | None, metrics: dict[str, float]) -> CheckpointRef:
-    found = checkpoint.latest(checkpoints) if checkpoints else None
-    return found or CheckpointRef("", session.total_steps, metrics)
+def _stepped(results: Sequence[StepResult], elapsed: float) -> list[Stepped]:
+    """Events of a block that has just ended; the steps in it ended as far back as they took."""
+    events = []
+    for result in reversed(results):
+        values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+        events.append(Stepped(**values, elapsed_s=elapsed))
+        elapsed -= result.seconds
+    return events[::-1]
+
+
+def _finish(
+    session: Session,
+    saver: Checkpoints | None,
+    folder: Path | None,
+    metrics: dict[str, float],
+    report: Report,
+) -> CheckpointRef:
+    saved: list[Saved] = saver.finish() if saver else []
+    for event in saved:
+        report(event)
+    session.world.agree(value=0)  # nobody leaves before the last checkpoint is whole
+    total = session.schedule.total_steps
+    if not folder:
+        return CheckpointRef("", total, metrics)
+    return checkpoint.latest(folder) or CheckpointRef("", total, metrics)
 
 
 def _silent(_: Event) -> None:

@@ -4,22 +4,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from jobs.spec.train import Precision
 from jobs.training.config import TrainingConfig
+from jobs.training.data.corpus import Corpus, load_corpus
+from jobs.training.evaluate import evaluate, final_precision
 from jobs.training.events import OutOfMemory, Probed
 from jobs.training.loop import Report
-from jobs.training.session import (
-    FINAL_PRECISION,
-    Corpus,
-    Session,
-    build_session,
-    evaluate,
-    load_corpus,
-    train_step,
-)
+from jobs.training.meter import peak_memory_gib
+from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
 WARMUP_STEPS = 2
@@ -68,13 +62,13 @@ def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) 
     setup_s = time.monotonic() - started
     warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
     times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
-    rates = [_eval_rate(session, name) for name in (request.config.precision, FINAL_PRECISION)]
+    rates = [_eval_rate(session, name) for name in (request.config.precision, final_precision(request.config))]
     return Probed(
         candidate=request.candidate,
         step_seconds=tuple(times),
         eval_samples_per_s=rates[0],
         final_eval_samples_per_s=rates[1],
-        peak_memory_gib=world.largest(_peak_memory_gib(world)),
+        peak_memory_gib=world.largest(peak_memory_gib(world.device)),
         train_rows=len(corpus.train),
         eval_rows=len(corpus.eval),
         setup_s=setup_s,
@@ -86,10 +80,12 @@ def _run_for(session: Session, first: int, seconds: float, minimum: int) -> list
     """Step until `seconds` have passed, at least `minimum` times; returns each step's seconds."""
     times: list[float] = []
     begin = time.monotonic()
+    engine, per_epoch = session.engine, session.schedule.steps_per_epoch
     while True:
-        start = time.monotonic()
-        train_step(session, first + len(times))  # reading the loss waits for the device
-        times.append(time.monotonic() - start)
+        step = (first + len(times)) % per_epoch  # a probe may outlast a small epoch
+        engine.seek(step)
+        engine.launch(step, min(step + engine.block, per_epoch))
+        times += [result.seconds for result in engine.collect()]
         is_over = time.monotonic() - begin >= seconds and len(times) >= minimum
         if session.world.agree(value=is_over):
             return times
@@ -100,9 +96,3 @@ def _eval_rate(session: Session, precision: Precision) -> float:
     start = time.monotonic()
     evaluate(session, precision, limit=rows)
     return rows / (time.monotonic() - start)
-
-
-def _peak_memory_gib(world: World) -> float:
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_reserved(world.device) / 2**30
-    return float(psutil.Process().memory_info().rss) / 2**30

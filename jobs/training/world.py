@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,6 +23,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    control: Any = None
+    """Process group between the hosts' CPUs: what it carries does not wait for the GPU."""
 
     @property
     def is_main(self) -> bool:
@@ -32,23 +34,25 @@ class World:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Element-wise sum over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.control if values.device.type == "cpu" else None)
         return values
+
+    def sum_numbers(self, values: Sequence[float]) -> list[float]:
+        """Element-wise sum of plain numbers over all processes."""
+        if self.size == 1:
+            return list(values)
+        return list(self.sum(torch.tensor(values, dtype=torch.float64)).tolist())
 
     def agree(self, *, value: float) -> float:
         """The main process's value, in every process."""
-        if self.size == 1:
-            return value
-        shared = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.broadcast(shared, src=0)
-        return float(shared.item())
+        return self.sum_numbers([value if self.is_main else 0.0])[0]
 
     def gather(self, value: Any) -> list[Any]:
         """Every process's value, in the order of ranks."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.control)
         return values
 
     def largest(self, value: float) -> float:
@@ -73,7 +77,14 @@ def join(device: Device) -> Iterator[World]:
             rank=dist.get_rank() if joined else 0,
             size=dist.get_world_size() if joined else 1,
             device=torch.device(place),
+            control=_control(device) if joined else None,
         )
     finally:
         if is_ours:
             dist.destroy_process_group()
+
+
+def _control(device: Device) -> Any:
+    if device == "cpu" and dist.get_backend() == "gloo":
+        return dist.group.WORLD
+    return dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)

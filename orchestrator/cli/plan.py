@@ -6,7 +6,7 @@ import rich.table
 
 from cluster import local
 from cluster.inventory import Inventory, read_inventory
-from jobs.training.model_shape import shape_of
+from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import (
     Address,
     AsJson,

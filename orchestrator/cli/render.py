@@ -2,7 +2,7 @@
 
 import yaml
 
-from jobs.training.model_shape import shape_of
+from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import (
     AsJson,
     InventoryFile,

@@ -12,7 +12,7 @@ from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.train import Precision
-from jobs.training.model_shape import ModelShape
+from jobs.training.model.shape import ModelShape
 from orchestrator.decisions.resolve import Execution
 
 LARGEST_UNKNOWN_MICRO_BATCH = 32

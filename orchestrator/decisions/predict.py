@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from jobs.spec import JobSpec
-from jobs.training import batches
+from jobs.training.data import batches
 from jobs.training.events import OutOfMemory, Probed
 from orchestrator.decisions.plan import Candidate
 

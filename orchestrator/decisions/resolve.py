@@ -35,7 +35,7 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     """A copy whose data files and model folder are absolute; they were relative to `folder`."""
     params: dict[str, Scalar] = {}
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if source.is_file:
+        if source.is_local:
             params[f"data.{split}.path"] = str((folder / source.path).resolve())
     if spec.model.base.startswith("."):
         params["model.base"] = str((folder / spec.model.base).resolve())
@@ -55,7 +55,12 @@ def training_config(spec: JobSpec, execution: Execution, params: Params) -> Trai
         optimizer=chosen.train.optimizer,
         lr_schedule=chosen.train.lr_schedule,
         eval=chosen.train.eval,
+        metrics=chosen.metrics,
         checkpoint=chosen.train.checkpoint,
         seed=chosen.seed,
         device=execution.device,
+        strategy=chosen.train.strategy,
+        cpu_offload=chosen.train.cpu_offload,
+        gradient_checkpointing=chosen.train.gradient_checkpointing,
+        compile=chosen.train.compile,
     )

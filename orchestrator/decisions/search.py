@@ -7,7 +7,7 @@ from jobs.loader.overrides import SPEED_FIELDS
 from jobs.spec import JobSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.sweep import LogUniform, Uniform
-from jobs.training import batches
+from jobs.training.data import batches
 from orchestrator.decisions.resolve import Scalar
 
 EVALUATIONS_PER_TRIAL = 4
@@ -100,5 +100,5 @@ def judged_metric(spec: JobSpec) -> str:
     if objective and objective.maximize:
         return objective.maximize
     return next(
-        (name for name in limits if name not in ("cost", "time")), spec.train.eval.metrics[0]
+        (name for name in limits if name not in ("cost", "time")), spec.metrics[0]
     )

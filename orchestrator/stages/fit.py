@@ -38,7 +38,7 @@ def fit(
         elif isinstance(event, Stepped):
             losses.append((event.step, event.loss))
         elif isinstance(event, Evaluated):
-            evaluations.append((event.step, event.metrics[config.eval.metrics[0]]))
+            evaluations.append((event.step, event.metrics[config.metrics[0]]))
         on_event(event)
     reference = checkpoint.latest(payload.checkpoints)
     if started is None or reference is None or reference.step < started.total_steps:

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster import memory
-from jobs.training.model_shape import KNOWN_SHAPES, shape_of
+from jobs.training.model.shape import KNOWN_SHAPES, shape_of
 from tests.builders import BERT_BASE, MINILM
 
 

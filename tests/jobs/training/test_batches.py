@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jobs.training import batches
+from jobs.training.data import batches
 
 
 def rows_of_step(step: int, *, world_size: int, micro: int, rows: int = 100) -> list[list[int]]:

@@ -7,7 +7,9 @@ import pytest
 
 from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.training import base_model, data
+from jobs.training.data import classification as data
+from jobs.training.data import encoding, tokens
+from jobs.training.model import base as base_model
 from tests.builders import MINILM
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the datasets package

@@ -14,13 +14,9 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Context for a forward pass in the given precision."""
     if precision in AUTOCAST:
-        return torch.autocast(device.type, AUTOCAST[precision])
+        # weights have 16-bit copies already, and cached casts would outlive a captured step
+        return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
     return contextlib.nullcontext()
-
-
-def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Loss scaling, active for fp16 alone, whose range is too small for gradients."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
 
 def set_matmul_precision(precision: Precision) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import ModelError
-from jobs.training import model_location
+from jobs.training.model import location as model_location
 
 HUB_TIMEOUT_S = 3.0
 """How long planning may wait for a model's configuration from the hub."""

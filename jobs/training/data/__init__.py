@@ -1,0 +1,1 @@
+"""Rows as tokens: reading, encoding, caching, and the order in which steps see them."""

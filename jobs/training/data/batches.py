@@ -1,0 +1,96 @@
+"""Which rows each step sees: a pure function of seed, epoch, batch size and row lengths.
+
+Nothing here depends on the number of workers or on the micro batch, so that every placement learns
+from the same batches in the same order.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+FILLER = -1
+"""Stands where an epoch's last batch has no row."""
+GROUPED_BATCHES = 50
+"""Batches that share one pool of shuffled rows, within which rows of like length come together."""
+MAX_WIDTHS = 8
+"""Most padded widths: each costs a captured graph, and more save little padding."""
+WIDTH_MULTIPLE = 8
+"""Tensor cores and attention kernels want sequence lengths in multiples of this."""
+
+
+def steps_per_epoch(rows: int, global_batch_size: int) -> int:
+    """Optimizer steps in one pass; the last one may be smaller."""
+    return math.ceil(rows / global_batch_size)
+
+
+def total_steps(rows: int, global_batch_size: int, epochs: float) -> int:
+    """Optimizer steps of a run, at least 1."""
+    return max(1, round(steps_per_epoch(rows, global_batch_size) * epochs))
+
+
+def epoch_batches(lengths: Indices, global_batch_size: int, seed: int, epoch: int) -> Indices:
+    """Row numbers of every batch of an epoch, (steps, global_batch_size), FILLER where none is left.
+
+    Rows are shuffled, then sorted by length within pools of GROUPED_BATCHES batches, so that
+    neighbours need little padding; the order of the batches is shuffled again.
+    """
+    rows = len(lengths)
+    draw = np.random.default_rng([seed, epoch])
+    order = draw.permutation(rows)
+    pool = np.arange(rows) // (GROUPED_BATCHES * global_batch_size)
+    order = order[np.lexsort((-lengths[order], pool))]
+    steps = steps_per_epoch(rows, global_batch_size)
+    batches = np.full(steps * global_batch_size, FILLER, dtype=np.int64)
+    batches[:rows] = order
+    return draw.permutation(batches.reshape(steps, global_batch_size))
+
+
+def own_share(
+    batches: Indices, *, rank: int, world_size: int, micro_batch_size: int
+) -> Indices:
+    """One worker's rows of each batch, (steps, passes, micro_batch_size).
+
+    Every worker makes the same number of passes, as collective communication needs.
+    """
+    steps = len(batches)
+    return batches.reshape(steps, -1, world_size, micro_batch_size)[:, :, rank]
+
+
+def batch_lengths(batches: Indices, lengths: Indices) -> Indices:
+    """The longest row of each batch."""
+    longest = np.where(batches == FILLER, 0, lengths[batches]).max(axis=1)
+    return longest.astype(np.int64)
+
+
+def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
+    """At most MAX_WIDTHS padded widths with the least padding for batches of these lengths.
+
+    The last one holds a row of `max_length` tokens. Dynamic programming over the distinct lengths,
+    rounded up to WIDTH_MULTIPLE.
+    """
+    rounded = np.minimum(-(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, max_length)
+    values, counts = np.unique(np.append(rounded, max_length), return_counts=True)
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    # cost[j]: least padded tokens of the first j values when the j-th is a width
+    cost = sums[1:] * values
+    chosen: list[list[int]] = [[int(v)] for v in values]
+    for _ in range(MAX_WIDTHS - 1):
+        options = cost[None, :] + (sums[1:][:, None] - sums[1:][None, :]) * values[:, None]
+        options[np.triu_indices(len(values))] = np.iinfo(np.int64).max
+        best = options.argmin(axis=1)
+        better = options[np.arange(len(values)), best] < cost
+        chosen = [
+            [*chosen[best[j]], int(values[j])] if better[j] else chosen[j]
+            for j in range(len(values))
+        ]
+        cost = np.where(better, options[np.arange(len(values)), best], cost)
+    return tuple(chosen[-1])
+
+
+def fit_widths(longest: Indices, widths: Sequence[int]) -> Indices:
+    """The narrowest of the widths that holds each batch."""
+    return np.asarray(widths)[np.searchsorted(widths, longest)]

@@ -1,0 +1,44 @@
+"""Tokenised rows on disk: an Arrow file for each content, tokenizer and setting, made once."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pyarrow as pa
+
+FORMAT = 1
+"""Changes when the meaning of a cached file does."""
+
+
+def folder() -> Path:
+    """Where cached files are: `cache` below `WINNOW_HOME`, or below `~/.winnow`."""
+    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser() / "cache"
+
+
+def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
+    """The memory-mapped table of a key; one process of a machine makes it, the others wait."""
+    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
+    path = folder() / "tokens" / f"{digest[:32]}.arrow"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(path.with_suffix(".lock")):
+        try:
+            return _read(path)
+        except (OSError, pa.ArrowInvalid):  # not there, or torn by a full disk
+            _write(path, make())
+    return _read(path)
+
+
+def _read(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def _write(path: Path, made: pa.Table) -> None:
+    partial = path.with_suffix(".partial")
+    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, made.schema) as writer:
+        writer.write_table(made.combine_chunks())
+    partial.replace(path)

@@ -1,0 +1,106 @@
+"""Texts with labels, for text-classification."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.errors import DataError
+from jobs.spec.data import DataSpec, SourceSpec
+from jobs.training.data import sources
+from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Texts and labels as they were written."""
+
+    texts: tuple[tuple[str, ...], ...]
+    """One tuple a row, with one text or a pair."""
+    labels: tuple[str, ...]
+    label_names: tuple[str, ...]
+    """Names in the order of their numbers."""
+
+
+def load_rows(source: SourceSpec, data: DataSpec) -> Rows:
+    """Read all rows of a source; raises DataError when columns or values are not usable."""
+    table = sources.read(source)
+    sources.require_columns(table, (*data.text_columns, data.label), source)
+    columns = [_texts(table[name], name, source.path) for name in data.text_columns]
+    label_feature = table.features[data.label]
+    names = getattr(label_feature, "names", None)
+    raw = table[data.label]
+    labels = [names[i] for i in raw] if names else _labels(raw, data.label, source.path)
+    return Rows(
+        texts=tuple(zip(*columns, strict=True)),
+        labels=tuple(labels),
+        label_names=tuple(names) if names else _sorted_names(labels),
+    )
+
+
+def encode(
+    rows: Rows,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    label_names: Sequence[str],
+    progress: Progress | None = None,
+) -> pa.Table:
+    """Token ids of every row, with label numbers and names.
+
+    Raises DataError for a label that training rows do not have.
+    """
+    number = {name: index for index, name in enumerate(label_names)}
+    unknown = sorted(set(rows.labels) - set(number))
+    if unknown:
+        known = ", ".join(label_names)
+        raise DataError(f"label {unknown[0]!r} is not among the training labels ({known})")
+    encoded: dict[str, list[list[int]]] = {}
+    with parallel_tokenizers():
+        for texts in in_chunks(rows.texts, progress):
+            for name, values in _tokenise(texts, tokenizer, max_length).items():
+                encoded.setdefault(name, []).extend(values)
+    labels = pa.array(np.array([number[label] for label in rows.labels], dtype=np.int64))
+    return lists(encoded, labels=labels, label_names=label_names)
+
+
+def _tokenise(
+    texts: Sequence[tuple[str, ...]], tokenizer: Any, max_length: int
+) -> dict[str, list[list[int]]]:
+    first = [pair[0] for pair in texts]
+    second = [pair[1] for pair in texts] if len(texts[0]) == 2 else None
+    return dict(
+        tokenizer(
+            first, second, truncation=True, max_length=max_length, return_attention_mask=False
+        )
+    )
+
+
+def _texts(values: Sequence[object], column: str, path: str) -> list[str]:
+    return list(_checked_texts(values, column, path))
+
+
+def _checked_texts(values: Sequence[object], column: str, path: str) -> Iterator[str]:
+    for index, value in enumerate(values):
+        if value is None or isinstance(value, list | dict):
+            raise DataError(f"{path} row {index + 1}: column {column!r} holds {value!r}, not text")
+        yield str(value)
+
+
+def _labels(values: Sequence[object], column: str, path: str) -> list[str]:
+    for index, value in enumerate(values):
+        if value is None or value == "" or isinstance(value, list | dict | float):
+            raise DataError(
+                f"{path} row {index + 1}: column {column!r} holds {value!r};"
+                " a label is an integer or a string"
+            )
+    return [str(value) for value in values]
+
+
+def _sorted_names(labels: Sequence[str]) -> tuple[str, ...]:
+    names = set(labels)
+    if all(name.lstrip("-").isdigit() for name in names):
+        return tuple(sorted(names, key=int))
+    return tuple(sorted(names))

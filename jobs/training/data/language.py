@@ -1,0 +1,182 @@
+"""Prompts with responses, and conversations, for causal-lm: the loss is on responses alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import pyarrow as pa
+
+from jobs.errors import DataError
+from jobs.spec.data import DataSpec, SourceSpec
+from jobs.training.data import sources
+from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}"
+    "{{ message['role'] }}: {{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""How a conversation is written for a tokenizer that brings no chat template of its own."""
+
+Encoded = tuple[list[int], list[int]]
+"""Token ids, and 1 for those that are trained."""
+
+
+def encode(
+    source: SourceSpec, data: DataSpec, tokenizer: Any, progress: Progress | None = None
+) -> pa.Table:
+    """Token ids and loss mask of every row that has a response left within max_length.
+
+    A prompt and its response are joined as they are written, and closed with the end token;
+    messages go through the tokenizer's chat template. Raises DataError when nothing is left.
+    """
+    table = sources.read(source)
+    rows: list[Encoded] = []
+    with parallel_tokenizers():
+        for chunk in in_chunks(range(len(table)), progress):
+            part = table[chunk[0] : chunk[-1] + 1]
+            rows += _encode_chunk(part, table, source, data, tokenizer)
+    length = data.max_length
+    cut = [(ids[:length], mask[:length]) for ids, mask in rows]
+    kept = [(ids, mask) for ids, mask in cut if any(mask[1:])]
+    if not kept:
+        raise DataError(
+            f"{source.path} has no row with a response within data.max_length {length}; raise it"
+        )
+    columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
+    made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
+    return made.replace_schema_metadata(
+        {**made.schema.metadata, b"left_out": str(len(rows) - len(kept))}
+    )
+
+
+def prepare(tokenizer: Any, data: DataSpec) -> None:
+    """Give a tokenizer without a chat template the plain one, which is then saved with the model."""
+    if data.messages is not None and tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+
+
+def left_out(table: pa.Table) -> int:
+    """Rows whose response lies beyond max_length, which are not trained on."""
+    return int(table.schema.metadata.get(b"left_out", b"0"))
+
+
+def prompts(source: SourceSpec, data: DataSpec, tokenizer: Any, count: int) -> list[list[int]]:
+    """Token ids of the first prompts, ready for an answer."""
+    table = sources.read(source)
+    rows = min(count, len(table))
+    if data.messages is None:
+        return [_prompt_ids(str(text), tokenizer) for text in table[:rows][data.prompt]]
+    conversations = table[:rows][data.messages]
+    texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
+    return [tokenizer(text, add_special_tokens=False)[INPUT_IDS] for text in texts]
+
+
+def _encode_chunk(
+    part: Any, table: Any, source: SourceSpec, data: DataSpec, tokenizer: Any
+) -> list[Encoded]:
+    if data.messages is not None:
+        sources.require_columns(table, (data.messages,), source)
+        return _conversations(part[data.messages], tokenizer, source.path)
+    assert data.prompt is not None
+    assert data.response is not None
+    sources.require_columns(table, (data.prompt, data.response), source)
+    asked = [_text(value, data.prompt, source.path) for value in part[data.prompt]]
+    answered = [_text(value, data.response, source.path) for value in part[data.response]]
+    return _pairs(asked, answered, tokenizer)
+
+
+def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
+    responses = tokenizer(list(answered), add_special_tokens=False)[INPUT_IDS]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = []
+    for prompt, response in zip(asked, responses, strict=True):
+        head = _prompt_ids(prompt, tokenizer)
+        tail = [*response, *end]
+        rows.append((head + tail, [0] * len(head) + [1] * len(tail)))
+    return rows
+
+
+def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
+    ids: list[int] = tokenizer(prompt)[INPUT_IDS]
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _conversations(
+    conversations: Sequence[Any], tokenizer: Any, path: str
+) -> list[Encoded]:
+    texts, spans = [], []
+    for conversation in conversations:
+        _check(conversation, path)
+        text = _write(conversation, tokenizer)
+        texts.append(text)
+        spans.append(_answers(conversation, text, tokenizer, path))
+    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    rows = []
+    for ids, places, answers in zip(
+        encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
+    ):
+        mask = [int(any(low <= begin < high for low, high in answers)) for begin, _ in places]
+        rows.append((ids, mask))
+    return rows
+
+
+def _answers(
+    conversation: Sequence[Any], text: str, tokenizer: Any, path: str
+) -> list[tuple[int, int]]:
+    """Where the assistant's words are in the text."""
+    spans = []
+    for index, message in enumerate(conversation):
+        if message["role"] == "assistant":
+            before = _write(conversation[:index], tokenizer, ask=True)
+            after = _write(conversation[: index + 1], tokenizer)
+            if not text.startswith(after) or not after.startswith(before):
+                raise DataError(
+                    f"{path}: the tokenizer's chat template rewrites earlier turns, so that answers"
+                    " cannot be told from prompts; use prompt and response columns"
+                )
+            spans.append((len(before), len(after)))
+    return spans
+
+
+def _before_answer(conversation: Sequence[Any], tokenizer: Any) -> str:
+    roles = [message["role"] for message in conversation]
+    last = len(roles) - 1 - roles[::-1].index("assistant")
+    return _write(conversation[:last], tokenizer, ask=True)
+
+
+def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) -> str:
+    if not conversation and not ask:
+        return ""
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                list(conversation), tokenize=False, add_generation_prompt=ask
+            )
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        raise DataError(f"the chat template refuses a conversation: {error}") from None
+
+
+def _check(conversation: Any, path: str) -> None:
+    is_valid = isinstance(conversation, list) and all(
+        isinstance(message, dict)
+        and message.get("role") in ("system", "user", "assistant")
+        and isinstance(message.get("content"), str)
+        for message in conversation
+    )
+    if not is_valid or not any(message["role"] == "assistant" for message in conversation):
+        shown = str(conversation)[:80]
+        raise DataError(
+            f"{path}: {shown!r} is not a conversation; it is a list of messages with a role (system,"
+            " user or assistant) and content, one of them by the assistant"
+        )
+
+
+def _text(value: object, column: str, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{path}: column {column!r} holds {value!r}, not text")
+    return value

@@ -1,0 +1,44 @@
+"""Several short samples in one row, kept apart by their segment numbers."""
+
+import bisect
+
+import numpy as np
+
+from jobs.training.data.batches import Indices
+from jobs.training.data.tokens import SEGMENT, TokenSet
+
+
+def assign(lengths: Indices, capacity: int) -> list[list[int]]:
+    """Samples of each row: best fit, longest first; no sample is longer than `capacity`."""
+    rows: list[list[int]] = []
+    spaces: list[tuple[int, int]] = []  # free tokens and row, kept sorted
+    for sample in np.argsort(-lengths, kind="stable"):
+        length = int(lengths[sample])
+        place = bisect.bisect_left(spaces, (length, -1))
+        if place < len(spaces):
+            free, row = spaces.pop(place)
+            rows[row].append(int(sample))
+        else:
+            free, row = capacity, len(rows)
+            rows.append([int(sample)])
+        bisect.insort(spaces, (free - length, row))
+    return rows
+
+
+def pack(tokens: TokenSet, capacity: int) -> TokenSet:
+    """Rows of up to `capacity` tokens, with a `segment` column that numbers their samples."""
+    rows = assign(tokens.lengths, capacity)
+    order = np.concatenate([np.asarray(row) for row in rows])
+    lengths = tokens.lengths[order]
+    index = np.repeat(tokens.offsets[order] - np.cumsum(lengths) + lengths, lengths)
+    index += np.arange(len(index))
+    segments = np.concatenate([np.arange(len(row)) for row in rows])
+    columns = {name: column[index] for name, column in tokens.columns.items()}
+    columns[SEGMENT] = np.repeat(segments, lengths).astype(np.int16)
+    sizes = [int(tokens.lengths[row].sum()) for row in rows]
+    return TokenSet(
+        columns,
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        np.zeros(len(rows), np.int64),
+        tokens.pad_token_id,
+    )

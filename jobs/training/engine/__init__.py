@@ -1,0 +1,1 @@
+"""One optimizer step over a batch, eager or captured as a CUDA graph."""

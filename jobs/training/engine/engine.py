@@ -1,0 +1,199 @@
+"""Running steps in blocks: launched ahead of the device, their losses read once they are done."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from jobs.errors import TrainingError
+from jobs.training.engine.capture import CapturedSteps, Run, refusal
+from jobs.training.engine.step import LOSSES_KEPT, TrainStep
+
+BLOCK_S = 0.25
+"""How long a block of steps shall take: after each, progress is told and clocks are looked at."""
+MAX_BLOCK = 64
+"""Most steps of a block; two of them must fit into LOSSES_KEPT."""
+ROWS_NAMED = 8
+"""Rows of a bad batch that its error names."""
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One step that is done."""
+
+    step: int
+    """1-based."""
+    loss: float
+    """Mean over the global batch."""
+    samples: int
+    tokens: int
+    """Of the global batch, unpadded."""
+    padded_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A block that was launched: a mark before it and after each step, and its losses' copy."""
+
+    first: int
+    marks: list["_Mark"]
+    losses: torch.Tensor
+    copied: "_Mark"
+
+
+class Engine:
+    """Drives a TrainStep, captured where that is possible; `eager_reason` says why it is not."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self.step = step
+        self.block = 1
+        passes, on_device = step.schedule.passes, step.feed.on_device
+        self.eager_reason = refusal(step.config, passes, on_device=on_device)
+        self._launched = 0
+        self._flights: deque[_Flight] = deque()
+        step.schedule.seek(0)
+        begin = time.monotonic()
+        self._run: Run = self._capture() if not self.eager_reason else step.run
+        if self.eager_reason and step.world.size > 1:
+            # DDP settles its buckets, and so the order of sums, after its first steps: before the
+            # first real one, so that a resumed run adds up in the order of an uninterrupted one
+            self._dry(lambda: [step.run(step.schedule.widths[-1]) for _ in range(2)])
+        self.capture_s = time.monotonic() - begin
+
+    def seek(self, step: int) -> None:
+        """Make 0-based `step` the next one."""
+        self.step.schedule.seek(step)
+
+    def launch(self, first: int, last: int) -> None:
+        """Start the 0-based steps `first` to `last` - 1, all of one epoch."""
+        device = self.step.world.device
+        marks = [_Mark(device)]
+        for number in range(first, last):
+            self._run(self.step.schedule.width(number))
+            marks.append(_Mark(device))
+        losses = self._copy_losses(last - first)
+        self._flights.append(_Flight(first, marks, losses, _Mark(device)))
+
+    def collect(self, *, ahead: int = 0) -> list[StepResult]:
+        """Results of launched blocks, all but the newest `ahead`; waits for those.
+
+        Every worker must collect the same blocks. Raises TrainingError for a loss that is not
+        finite; the weights are those before that step.
+        """
+        results: list[StepResult] = []
+        while len(self._flights) > ahead:
+            results += self._land(self._flights.popleft())
+        return results
+
+    def communication_share(self, steps: int = 20) -> float:
+        """Share of a step that gradient sync adds, from steps that change nothing."""
+        if self.step.world.size == 1:
+            return 0.0
+        width = self.step.schedule.widths[0]
+
+        def measure() -> float:
+            alone: Run = lambda w: self.step.run(w, sync=False)  # noqa: E731 - needs the type
+            if not self.eager_reason:
+                alone = CapturedSteps(alone, [width]).run
+            without, whole = (self._time(run, width, steps) for run in (alone, self._run))
+            return max(0.0, 1 - without / whole)
+
+        return self._dry(measure)
+
+    def _capture(self) -> Run:
+        try:
+            return self._dry(lambda: CapturedSteps(self.step.run, self.step.schedule.widths)).run
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.eager_reason = f"capture failed: {str(error).splitlines()[0]}"
+            return self.step.run
+
+    def _dry(self, work: Callable[[], Value]) -> Value:
+        """Work that runs steps and leaves no trace: not in weights, counters or random states."""
+        step, device = self.step, self.step.world.device
+        states = torch.get_rng_state(), _device_state(device)
+        step.update.halted.fill_(1.0)
+        try:
+            return work()
+        finally:
+            step.update.halted.fill_(0.0)
+            step.counter.fill_(self._launched)
+            step.schedule.seek(0)
+            torch.set_rng_state(states[0])
+            if states[1] is not None:
+                torch.cuda.set_rng_state(states[1], device)
+
+    def _time(self, run: Run, width: int, steps: int) -> float:
+        marks = []
+        for count in (3, steps):
+            marks.append(_Mark(self.step.world.device))
+            for _ in range(count):
+                run(width)
+        marks.append(_Mark(self.step.world.device))
+        return marks[2].since(marks[1])
+
+    def _copy_losses(self, count: int) -> torch.Tensor:
+        slots = [slot % LOSSES_KEPT for slot in range(self._launched, self._launched + count)]
+        self._launched += count
+        kept = self.step.losses
+        pieces = kept[slots[0] : slots[0] + count], kept[: max(0, slots[0] + count - LOSSES_KEPT)]
+        on_gpu = kept.device.type == "cuda"
+        host = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
+        return host.copy_(torch.cat(pieces), non_blocking=True)
+
+    def _land(self, flight: _Flight) -> list[StepResult]:
+        world, schedule = self.step.world, self.step.schedule
+        flight.copied.wait()
+        seconds = [b.since(a) for a, b in zip(flight.marks, flight.marks[1:], strict=False)]
+        mine = sum(seconds) / len(seconds) if world.is_main else 0.0
+        *losses, mean_s = world.sum_numbers([*flight.losses.tolist(), mine])
+        self.block = max(1, min(MAX_BLOCK, int(BLOCK_S / max(mean_s, 1e-6))))
+        results = []
+        for number, (loss, spent) in enumerate(zip(losses, seconds, strict=True), flight.first):
+            if not math.isfinite(loss):
+                raise self._refuse(number, loss)
+            samples, tokens, width = schedule.counts(number)
+            padded = self.step.config.global_batch_size * width
+            results.append(StepResult(number + 1, loss, samples, tokens, padded, spent))
+        return results
+
+    def _refuse(self, step: int, loss: float) -> TrainingError:
+        rows = ", ".join(str(index) for index in self.step.schedule.rows(step)[:ROWS_NAMED])
+        return TrainingError(
+            f"the loss of step {step + 1} is {loss}; its training rows start with {rows}"
+            " (0-based); lower train.optimizer.lr or look at these rows"
+        )
+
+
+class _Mark:
+    """A moment on the device's own clock, or on the host's where there is no GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._time = time.perf_counter()
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        """Wait until the device is past this moment."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def since(self, earlier: "_Mark") -> float:
+        """Seconds from an earlier mark; both must be passed or are waited for."""
+        if self._event is None or earlier._event is None:
+            return self._time - earlier._time
+        self.wait()
+        return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
+def _device_state(device: torch.device) -> torch.Tensor | None:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None

@@ -1,0 +1,134 @@
+"""Judging the model on the evaluation rows, each counted once, by all workers together."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from jobs.spec.train import Precision
+from jobs.training.config import TrainingConfig
+from jobs.training.data import batches, language
+from jobs.training.data.batches import FILLER
+from jobs.training.engine.objective import Batch, classify, predict_tokens
+from jobs.training.model.precision import autocast
+from jobs.training.metrics import classification
+from jobs.training.metrics import language as answers
+from jobs.training.model import parallel
+from jobs.training.session import Session
+
+EVAL_BATCH = {"text-classification": 128, "causal-lm": 16}
+"""Rows per forward pass when judging; scores do not depend on it beyond rounding."""
+ANSWERS, ANSWER_TOKENS = 32, 64
+"""Prompts that are answered to judge diversity, and how long the answers may get."""
+
+
+def final_precision(config: TrainingConfig) -> Precision:
+    """In which the trained model is judged: as it is published, so that an endpoint scores the same.
+
+    An adapter's base and sharded weights are there in the training precision alone.
+    """
+    whole = config.strategy == "ddp" and config.model.adapter is None
+    return "fp32" if whole else config.precision
+
+
+@torch.no_grad()
+def evaluate(
+    session: Session, number_format: Precision, *, limit: int | None = None
+) -> dict[str, float]:
+    """Metrics of the task and the mean loss over the evaluation rows, or the first `limit`."""
+    judge = _language if session.config.model.task == "causal-lm" else _classification
+    session.model.eval()
+    states = torch.get_rng_state(), _device_state(session)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            return judge(session, number_format, limit)
+    finally:
+        session.model.train()
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1])
+
+
+def _classification(
+    session: Session, number_format: Precision, limit: int | None
+) -> dict[str, float]:
+    world, classes = session.world, len(session.corpus.label_names)
+    confusion = torch.zeros(classes * classes, dtype=torch.float64, device=world.device)
+    loss = torch.zeros((), dtype=torch.float64, device=world.device)
+    for batch, counts in _batches(session, limit):
+        with autocast(number_format, world.device):
+            logits = classify(session.model, batch)
+        labels = batch["labels"]
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        loss += (losses * counts).sum()
+        cells = labels * classes + logits.argmax(dim=-1)
+        confusion.index_add_(0, cells, counts.double())
+    sums = world.sum_numbers([float(loss), *confusion.tolist()])
+    table = np.rint(sums[1:]).astype(np.int64).reshape(classes, classes)
+    scores = classification.compute(table, session.config.metrics)
+    return {**scores, "loss": sums[0] / max(1, int(table.sum()))}
+
+
+def _language(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
+    world = session.world
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    for batch, counts in _batches(session, limit):
+        with autocast(number_format, world.device):
+            losses, mask, right = predict_tokens(session.model, batch)
+        mask = mask * counts[:, None]
+        sums += torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
+    loss, right_tokens, tokens = world.sum_numbers(sums.tolist())
+    mean = loss / max(1.0, tokens)
+    scores = {"token_accuracy": right_tokens / max(1.0, tokens), "perplexity": math.exp(min(mean, 700))}
+    wanted = session.config.metrics
+    if any(name in answers.OF_ANSWERS for name in wanted) and limit is None:
+        scores |= answers.diversity(_answers(session, number_format))
+    return {**{name: scores[name] for name in wanted if name in scores}, "loss": mean}
+
+
+def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """This worker's batches and how often each row counts: 0 for rows that only fill up.
+
+    Every worker gets as many, because sharded weights are gathered by all of them together.
+    """
+    world, tokens = session.world, session.corpus.eval
+    size = EVAL_BATCH[session.config.model.task]
+    lengths = tokens.lengths[:limit]
+    order = np.argsort(lengths, kind="stable")
+    rounds = math.ceil(len(order) / (size * world.size))
+    padded = np.full(rounds * world.size * size, FILLER)
+    padded[: len(order)] = order
+    rows = padded.reshape(rounds, world.size, size)
+    for everyone in rows:
+        own = everyone[world.rank]
+        width = int(batches.batch_lengths(everyone, lengths).max())
+        counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
+        index = torch.from_numpy(np.where(own == FILLER, 0, own)).to(session.eval_store.place)
+        gathered = session.eval_store.gather(index, width)
+        yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
+
+
+def _answers(session: Session, number_format: Precision) -> list[list[int]]:
+    """Sampled answers to the first prompts, the same ones at every evaluation of equal weights."""
+    world, config, tokenizer = session.world, session.config, session.corpus.tokenizer
+    asked = language.prompts(config.data.eval, config.data, tokenizer, ANSWERS)
+    torch.manual_seed(config.seed)
+    found = []
+    for prompt in asked if parallel.is_sharded(config.strategy) else asked[world.rank :: world.size]:
+        ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
+        with autocast(number_format, world.device):
+            answer = session.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=ANSWER_TOKENS,
+                do_sample=True,
+                pad_token_id=session.corpus.eval.pad_token_id,
+                synced_gpus=parallel.is_sharded(config.strategy) and world.size > 1,
+            )
+        found.append(answer[0, ids.shape[1] :].tolist())
+    return [answer for part in world.gather(found) for answer in part]
+
+
+def _device_state(session: Session) -> torch.Tensor | None:
+    return torch.cuda.get_rng_state() if session.world.device.type == "cuda" else None

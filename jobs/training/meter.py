@@ -1,0 +1,116 @@
+"""How fast training went and what held it up."""
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import psutil
+import torch
+
+from jobs.training.engine.engine import StepResult
+from jobs.training.events import Metered
+from jobs.training.session import Session
+
+SAMPLE_S = 0.5
+"""How often utilisation and power are read."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """Collects steps; `gauge` runs beside them where there is a GPU."""
+
+    session: Session
+    results: list[StepResult] = field(default_factory=list)
+    gauge: "Gauge | None" = None
+
+    def __enter__(self) -> "Meter":
+        if self.session.world.device.type == "cuda":
+            self.gauge = Gauge(self.session.world.device)
+            self.gauge.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.gauge:
+            self.gauge.stopped.set()
+
+    def measured(self, communication_share: float) -> Metered:
+        """What all steps so far came to; every worker must ask, the peak is over all of them."""
+        session, engine = self.session, self.session.engine
+        seconds = np.array([result.seconds for result in self.results])
+        total = float(seconds.sum()) or float("nan")
+        tokens = sum(result.tokens for result in self.results)
+        padded = sum(result.padded_tokens for result in self.results)
+        p50, p95, p99 = np.quantile(seconds, (0.5, 0.95, 0.99)) if len(seconds) else (0.0,) * 3
+        return Metered(
+            mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
+            steps=len(self.results),
+            samples_per_s=sum(result.samples for result in self.results) / total,
+            tokens_per_s=tokens / total,
+            padded_tokens_per_s=padded / total,
+            padding_share=1 - tokens / max(1, padded),
+            step_s_p50=float(p50),
+            step_s_p95=float(p95),
+            step_s_p99=float(p99),
+            capture_s=engine.capture_s,
+            data_wait_share=engine.step.feed.waited_s / total,
+            communication_share=communication_share,
+            peak_memory_gib=session.world.largest(peak_memory_gib(session.world.device)),
+            gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
+            power_w=self.gauge.mean("power_w") if self.gauge else None,
+            mfu=self._mfu(total),
+        )
+
+    def _mfu(self, seconds: float) -> float | None:
+        peak = self.session.config.peak_tflops
+        if peak is None:
+            return None
+        flops = sum(
+            result.tokens * flops_per_token(self.session, result.padded_tokens // result.samples)
+            for result in self.results
+        )
+        return flops / seconds / (peak * 1e12 * self.session.world.size)
+
+
+def flops_per_token(session: Session, width: int) -> float:
+    """Of forward and backward pass: 6 per weight of a linear layer, plus attention.
+
+    PaLM (Chowdhery et al., 2022), appendix B; frozen weights need no gradient, so 4.
+    """
+    linear = [m for m in session.model.modules() if isinstance(m, torch.nn.Linear)]
+    per_weight = sum(m.weight.numel() * (6 if m.weight.requires_grad else 4) for m in linear)
+    config = session.model.config
+    layers = getattr(config, "num_hidden_layers", 0)
+    return float(per_weight + 12 * layers * getattr(config, "hidden_size", 0) * width)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Most device memory held on a GPU, resident memory of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device) / 2**30
+    return float(psutil.Process().memory_info().rss) / 2**30
+
+
+class Gauge(threading.Thread):
+    """Reads utilisation and power of one GPU through NVML until it is stopped."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(daemon=True)
+        self.stopped = threading.Event()
+        self._device = device
+        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": []}
+
+    def run(self) -> None:
+        """Read until stopped, or until NVML refuses."""
+        while not self.stopped.wait(SAMPLE_S):
+            try:
+                utilization = torch.cuda.utilization(self._device) / 100
+                power_w = torch.cuda.power_draw(self._device) / 1000
+            except Exception:  # noqa: BLE001 - NVML is missing or refuses in many ways; not worth a run
+                return
+            self._readings["utilization"].append(utilization)
+            self._readings["power_w"].append(power_w)
+
+    def mean(self, name: str) -> float | None:
+        """Mean of the readings so far; None when there are none."""
+        values = self._readings[name]
+        return sum(values) / len(values) if values else None

@@ -1,0 +1,109 @@
+"""How the model is spread over workers: replicated (ddp) or in shards (zero2, zero3)."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from jobs.spec.train import Strategy
+from jobs.training.config import TrainingConfig
+from jobs.training.model.precision import AUTOCAST
+from jobs.training.model.weight import Weight
+from jobs.training.model.copies import with_low_precision_copies
+from jobs.training.world import World
+
+
+
+def replicate(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[Weight]]:
+    """The model to call, with gradients averaged over workers, and its trained weights."""
+    compute = with_low_precision_copies(model, config.precision)
+    sources = dict(compute.named_parameters())
+    weights = [
+        Weight(name, target, sources[name])
+        for name, target in model.named_parameters()
+        if target.requires_grad
+    ]
+    if world.size == 1:
+        return compute, weights
+    if world.device.type == "cpu":
+        return DistributedDataParallel(compute, gradient_as_bucket_view=True), weights
+    stream = torch.cuda.Stream()  # DDP that is to be captured is built off the main stream
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        wrapped = DistributedDataParallel(
+            compute, device_ids=[world.device.index], gradient_as_bucket_view=True
+        )
+    torch.cuda.current_stream().wait_stream(stream)
+    return wrapped, weights
+
+
+def shard(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[Weight]]:
+    """The model in shards, gathered layer by layer: gradients and optimizer state stay sharded.
+
+    zero3 drops gathered weights after each layer's forward pass; zero2 keeps them until the
+    backward pass. Frozen and trained weights may be mixed.
+    """
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
+    low = AUTOCAST.get(config.precision)
+    settings: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": config.strategy == "zero3",
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
+        "offload_policy": offload,
+    }
+    for layer in repeated_layers(model):
+        fully_shard(layer, **settings)
+    fully_shard(model, **settings)
+    weights = [
+        Weight(name, _local(parameter), parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    return model, weights
+
+
+def repeated_layers(model: Any) -> list[torch.nn.Module]:
+    """The transformer layers, which hold most of the weights and are all alike."""
+    stacks = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList)
+        and len({type(child) for child in module}) == 1
+    ]
+    return max(stacks, key=_size, default=[])
+
+
+def is_sharded(strategy: Strategy) -> bool:
+    """Whether workers hold parts of the model."""
+    return strategy != "ddp"
+
+
+@contextlib.contextmanager
+def gradient_sync(wrapped: Any, *, enabled: bool) -> Any:
+    """Whether the backward pass in this context averages gradients over workers."""
+    if isinstance(wrapped, DistributedDataParallel) and not enabled:
+        with wrapped.no_sync():
+            yield
+        return
+    if hasattr(wrapped, "set_requires_gradient_sync"):
+        wrapped.set_requires_gradient_sync(enabled)
+    yield
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with all its shards; every worker must ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
+    assert isinstance(parameter, DTensor)
+    return parameter.to_local().detach()  # shares the shard's memory
+
+
+def _size(stack: list[torch.nn.Module]) -> int:
+    return sum(p.numel() for layer in stack for p in layer.parameters())
