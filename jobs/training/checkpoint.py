@@ -92,7 +92,7 @@ def restore(session: Session, reference: CheckpointRef) -> None:
     moments = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update = session.update
     for weight in update.weights:
-        state = update.optimizer.state[weight.target]
+        state = update.state(weight)
         for name in MOMENTS:
             found = moments[f"{weight.name}.{name}"]
             state[name].copy_(found if name == "step" else _own_part(weight, found, session))
@@ -111,7 +111,7 @@ def _take(session: Session, reference: CheckpointRef) -> _Snapshot:
     }
     optimizer = {}
     for weight in update.weights:
-        state = update.optimizer.state[weight.target]
+        state = update.state(weight)
         for name in MOMENTS:
             value = state[name] if name == "step" else _whole(weight, state[name], session)
             optimizer[f"{weight.name}.{name}"] = _to_host(value, keeps=keeps)

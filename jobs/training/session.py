@@ -69,7 +69,9 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         model=wrapped,
         feed=Feed(_store(corpus.train, world), schedule, world.device),
         schedule=schedule,
-        update=Update(weights, config.optimizer, config.precision, world),
+        update=Update(
+            weights, config.optimizer, config.precision, world, schedule.total_steps
+        ),
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )

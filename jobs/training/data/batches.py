@@ -16,9 +16,9 @@ FILLER = -1
 """Stands where an epoch's last batch has no row."""
 GROUPED_BATCHES = 50
 """Batches that share one pool of shuffled rows, within which rows of like length come together."""
-MAX_WIDTHS = 8
+MAX_WIDTHS = 12
 """Most padded widths: each costs a captured graph, and more save little padding."""
-WIDTH_MULTIPLE = 8
+WIDTH_MULTIPLE = 4
 """Tensor cores and attention kernels want sequence lengths in multiples of this."""
 
 

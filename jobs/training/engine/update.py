@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from jobs.spec.train import OptimizerSpec, Precision
+from jobs.training.engine import kernels
+from jobs.training.engine.adamw import AdamW, FlatAdamW, State, TorchAdamW
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
@@ -26,7 +28,12 @@ class Update:
     """
 
     def __init__(
-        self, weights: Sequence[Weight], spec: OptimizerSpec, precision: Precision, world: World
+        self,
+        weights: Sequence[Weight],
+        spec: OptimizerSpec,
+        precision: Precision,
+        world: World,
+        steps: int,
     ) -> None:
         self.weights = list(weights)
         self.device = self.weights[0].target.device
@@ -42,21 +49,12 @@ class Update:
         self.loss_scale = scalar(FIRST_LOSS_SCALE if self._scales_loss else 1.0)
         self.good_steps = scalar(0.0)
         self.halted = scalar(0.0)
-        self._divisor = scalar(1.0)
-        self._refused = scalar(0.0)
-        self.optimizer = _adamw(self.weights, spec, self.lr)
-        # AdamW's kernel divides gradients and skips the update by itself, as for a GradScaler
-        self.optimizer.grad_scale = self._divisor  # type: ignore[attr-defined]
-        self.optimizer.found_inf = self._refused  # type: ignore[attr-defined]
-        for weight in self.weights:  # made here, not by the first step, so that it can be restored
-            self.optimizer.state[weight.target] = {
-                "step": scalar(0.0),
-                "exp_avg": torch.zeros_like(weight.target),
-                "exp_avg_sq": torch.zeros_like(weight.target),
-            }
-        self._copies = [weight for weight in self.weights if weight.is_copied]
-        for weight in self._copies:
-            weight.target.grad = torch.zeros_like(weight.target)
+        is_flat = self.device.type == "cuda" and kernels.available and not self._is_sharded
+        self._adamw: AdamW = (
+            FlatAdamW(self.weights, spec, steps)
+            if is_flat
+            else TorchAdamW(self.weights, spec, self.lr)
+        )
 
     def clear(self) -> None:
         """Drop gradients, so that autograd hands over fresh ones instead of adding to old ones."""
@@ -66,40 +64,27 @@ class Update:
     @torch.no_grad()
     def apply(self) -> None:
         """Update every weight from the gradients that are there."""
-        gradients = self._collect()
-        norm = self._norm(gradients)
+        norm = self._norm()
         factor = self._max_norm / (norm / self.loss_scale + NORM_EPSILON)
-        self._divisor.copy_(self.loss_scale / factor.clamp(max=1.0))
+        divisor = self.loss_scale / factor.clamp(max=1.0)
         overflow = (~torch.isfinite(norm)).float()
         if self._scales_loss:
             self._adapt_scale(overflow)
         else:
             self.halted.copy_(torch.maximum(self.halted, overflow))
-        self._refused.copy_(torch.maximum(self.halted, overflow))
-        self.optimizer.step()
-        self.refresh_copies()
+        self._adamw.step(self.lr, divisor, torch.maximum(self.halted, overflow))
+
+    def state(self, weight: Weight) -> State:
+        """Moments and step count of a weight, to save or to overwrite."""
+        return self._adamw.state(weight)
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
-        """Bring the 16-bit copies up to date with their originals."""
-        if self._copies:
-            torch._foreach_copy_(
-                [weight.source.detach() for weight in self._copies],
-                [weight.target.detach() for weight in self._copies],
-            )
+        """Bring the 16-bit copies up to date with weights that were loaded."""
+        self._adamw.refresh_copies()
 
-    def _collect(self) -> list[torch.Tensor]:
-        pairs = [(weight, weight.gradient()) for weight in self.weights]
-        wide = [(weight.target.grad, g) for weight, g in pairs if weight.is_copied]
-        if wide:
-            torch._foreach_copy_([a for a, _ in wide], [b for _, b in wide])  # type: ignore[misc]
-        for weight, gradient in pairs:
-            if not weight.is_copied:
-                weight.target.grad = gradient
-        return [w.target.grad for w in self.weights if w.target.grad is not None]
-
-    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        norm = torch.nn.utils.get_total_norm(gradients)
+    def _norm(self) -> torch.Tensor:
+        norm = self._adamw.norm()
         if not self._is_sharded:
             return norm
         square = norm**2
@@ -111,22 +96,6 @@ class Update:
         good = (self.good_steps + 1) * (1 - overflow)
         grown = (good >= GOOD_STEPS_TO_GROW).float()
         factor = torch.where(overflow > 0, 1 / SCALE_STEP, 1 + grown * (SCALE_STEP - 1))
-        moving = 1 - self.halted  # warm-up steps leave no trace
-        self.loss_scale.copy_(torch.where(moving > 0, self.loss_scale * factor, self.loss_scale))
-        self.good_steps.copy_(torch.where(moving > 0, good * (1 - grown), self.good_steps))
-
-
-def _adamw(
-    weights: Sequence[Weight], spec: OptimizerSpec, lr: torch.Tensor
-) -> torch.optim.Optimizer:
-    """AdamW with decay on matrices alone; biases and normalisation weights are vectors."""
-    groups = [
-        {
-            "params": [w.target for w in weights if w.source.dim() > 1],
-            "weight_decay": spec.weight_decay,
-        },
-        {"params": [w.target for w in weights if w.source.dim() <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    on_gpu = lr.device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=on_gpu)
+        moving = self.halted == 0  # warm-up steps leave no trace
+        self.loss_scale.copy_(torch.where(moving, self.loss_scale * factor, self.loss_scale))
+        self.good_steps.copy_(torch.where(moving, good * (1 - grown), self.good_steps))

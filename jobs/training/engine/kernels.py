@@ -1,0 +1,69 @@
+"""GPU kernels of our own, in Triton, which comes with PyTorch's builds for CUDA."""
+
+import importlib.util
+
+import torch
+
+BLOCK = 1024
+"""Elements of one program."""
+
+available = importlib.util.find_spec("triton") is not None
+"""Whether Triton is installed; PyTorch's builds for CPUs come without it."""
+
+if available:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _adamw(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel takes its tensors one by one
+        weights, first, second, gradients, copies, numbers, size,
+        decay, beta_1, beta_2, epsilon,
+        HAS_COPIES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803 - Triton's way to write constants
+    ):
+        refused = tl.load(numbers + 2)
+        if refused == 0:
+            lr = tl.load(numbers)
+            divisor = tl.load(numbers + 1)
+            correction_1 = tl.load(numbers + 3)
+            correction_2 = tl.load(numbers + 4)
+            place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            inside = place < size
+            gradient = tl.load(gradients + place, mask=inside).to(tl.float32) / divisor
+            weight = tl.load(weights + place, mask=inside)
+            mean = tl.load(first + place, mask=inside)
+            square = tl.load(second + place, mask=inside)
+            mean += (gradient - mean) * (1 - beta_1)
+            square = square * beta_2 + gradient * gradient * (1 - beta_2)
+            weight *= 1 - lr * decay
+            weight -= lr / correction_1 * mean / (tl.sqrt(square) / correction_2 + epsilon)
+            tl.store(weights + place, weight, mask=inside)
+            tl.store(first + place, mean, mask=inside)
+            tl.store(second + place, square, mask=inside)
+            if HAS_COPIES:
+                tl.store(copies + place, weight.to(copies.dtype.element_ty), mask=inside)
+
+
+def adamw(
+    weights: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    gradients: torch.Tensor,
+    copies: torch.Tensor | None,
+    numbers: torch.Tensor,
+    *,
+    decay: float,
+    betas: tuple[float, float],
+    epsilon: float,
+) -> None:
+    """AdamW (Loshchilov and Hutter, 2019) over flat tensors of one size, in place.
+
+    `weights`, `first` and `second` are fp32; `gradients` and `copies`, which follow the weights, may
+    be 16-bit. `numbers` holds learning rate, divisor of gradients, whether to do nothing, and the two
+    bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t).
+    """
+    size = weights.numel()
+    _adamw[(triton.cdiv(size, BLOCK),)](
+        weights, first, second, gradients, weights if copies is None else copies, numbers, size,
+        decay, betas[0], betas[1], epsilon,
+        HAS_COPIES=copies is not None, BLOCK=BLOCK,
+    )
