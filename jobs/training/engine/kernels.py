@@ -5,7 +5,9 @@ import importlib.util
 import torch
 
 BLOCK = 1024
-"""Elements of one program."""
+"""Elements of one program; flat tensors hold a whole number of blocks."""
+REDUCED = 8
+"""Blocks that one program of a sum reads."""
 
 available = importlib.util.find_spec("triton") is not None
 """Whether Triton is installed; PyTorch's builds for CPUs come without it."""
@@ -16,8 +18,8 @@ if available:
 
     @triton.jit
     def _adamw(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel takes its tensors one by one
-        weights, first, second, gradients, copies, numbers, size,
-        decay, beta_1, beta_2, epsilon,
+        weights, first, second, gradients, copies, numbers, decays,
+        beta_1, beta_2, epsilon,
         HAS_COPIES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803 - Triton's way to write constants
     ):
         refused = tl.load(numbers + 2)
@@ -27,20 +29,36 @@ if available:
             correction_1 = tl.load(numbers + 3)
             correction_2 = tl.load(numbers + 4)
             place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-            inside = place < size
-            gradient = tl.load(gradients + place, mask=inside).to(tl.float32) / divisor
-            weight = tl.load(weights + place, mask=inside)
-            mean = tl.load(first + place, mask=inside)
-            square = tl.load(second + place, mask=inside)
+            decay = tl.load(decays + tl.program_id(0))
+            gradient = tl.load(gradients + place).to(tl.float32) / divisor
+            weight = tl.load(weights + place)
+            mean = tl.load(first + place)
+            square = tl.load(second + place)
             mean += (gradient - mean) * (1 - beta_1)
             square = square * beta_2 + gradient * gradient * (1 - beta_2)
             weight *= 1 - lr * decay
             weight -= lr / correction_1 * mean / (tl.sqrt(square) / correction_2 + epsilon)
-            tl.store(weights + place, weight, mask=inside)
-            tl.store(first + place, mean, mask=inside)
-            tl.store(second + place, square, mask=inside)
+            tl.store(weights + place, weight)
+            tl.store(first + place, mean)
+            tl.store(second + place, square)
             if HAS_COPIES:
-                tl.store(copies + place, weight.to(copies.dtype.element_ty), mask=inside)
+                tl.store(copies + place, weight.to(copies.dtype.element_ty))
+
+    @triton.jit
+    def _squares(  # type: ignore[no-untyped-def]
+        values, sums, size, REDUCED: tl.constexpr  # noqa: N803
+    ):
+        place = tl.program_id(0).to(tl.int64) * REDUCED + tl.arange(0, REDUCED)
+        found = tl.load(values + place, mask=place < size, other=0.0).to(tl.float32)
+        tl.store(sums + tl.program_id(0), tl.sum(found * found))
+
+
+def sum_of_squares(values: torch.Tensor) -> torch.Tensor:
+    """Sum of squares of a flat tensor in fp32, always added up in the same order."""
+    programs = triton.cdiv(values.numel(), BLOCK * REDUCED)
+    sums = torch.empty(programs, dtype=torch.float32, device=values.device)
+    _squares[(programs,)](values, sums, values.numel(), REDUCED=BLOCK * REDUCED)
+    return sums.sum()
 
 
 def adamw(
@@ -50,8 +68,8 @@ def adamw(
     gradients: torch.Tensor,
     copies: torch.Tensor | None,
     numbers: torch.Tensor,
+    decays: torch.Tensor,
     *,
-    decay: float,
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:

@@ -43,16 +43,20 @@ class TrainStep:
         self.update.lr.copy_(self.schedule.learning_rate())
         self.update.clear()
         loss = torch.zeros((), dtype=torch.float32, device=self.world.device)
-        # DDP averages gradients over workers; the mean over samples wants their sum
-        factor = self.update.loss_scale.to(loss.device) * (self.world.size / total)
+        # a wrapper averages gradients over workers, where the mean over samples wants their sum
+        averaged_over = 1 if self.update.exchanges else self.world.size
+        factor = self.update.loss_scale.to(loss.device) * (averaged_over / total)
         objective = OBJECTIVES[self.config.model.task]
         for number, (batch, weights) in enumerate(self.feed.batches(width), start=1):
-            with gradient_sync(self.model, enabled=sync and number == self.schedule.passes):
+            is_synced = sync and number == self.schedule.passes
+            if is_synced:
+                self.update.arm()
+            with gradient_sync(self.model, enabled=is_synced):
                 with autocast(self.config.precision, self.world.device):
                     part = objective(self.model, batch, weights)
                 torch.autograd.backward(part * factor)
             loss += part.detach()
-        self.update.apply()
+        self.update.apply(exchanged=sync)
         slot = self.counter % LOSSES_KEPT
         self.losses.index_copy_(0, slot, (loss / total)[None])
         self.counter.add_(1)

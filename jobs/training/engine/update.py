@@ -8,7 +8,8 @@ from torch.distributed.tensor import DTensor
 
 from jobs.spec.train import OptimizerSpec, Precision
 from jobs.training.engine import kernels
-from jobs.training.engine.adamw import AdamW, FlatAdamW, State, TorchAdamW
+from jobs.training.engine.adamw import AdamW, State, TorchAdamW
+from jobs.training.engine.flat import Exchange, FlatAdamW
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
@@ -49,12 +50,24 @@ class Update:
         self.loss_scale = scalar(FIRST_LOSS_SCALE if self._scales_loss else 1.0)
         self.good_steps = scalar(0.0)
         self.halted = scalar(0.0)
-        is_flat = self.device.type == "cuda" and kernels.available and not self._is_sharded
-        self._adamw: AdamW = (
-            FlatAdamW(self.weights, spec, steps)
-            if is_flat
-            else TorchAdamW(self.weights, spec, self.lr)
-        )
+        self._exchange: Exchange | None = None
+        if uses_flat_weights(self.weights):
+            flat = FlatAdamW(self.weights, spec, steps)
+            self._adamw: AdamW = flat
+            if world.size > 1:
+                self._exchange = Exchange(flat, self.weights)
+        else:
+            self._adamw = TorchAdamW(self.weights, spec, self.lr)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether gradients are summed over workers here, and not by a wrapper of the model."""
+        return self._exchange is not None
+
+    def arm(self) -> None:
+        """Let workers exchange what the next backward pass makes."""
+        if self._exchange:
+            self._exchange.arm()
 
     def clear(self) -> None:
         """Drop gradients, so that autograd hands over fresh ones instead of adding to old ones."""
@@ -62,8 +75,12 @@ class Update:
             weight.source.grad = None
 
     @torch.no_grad()
-    def apply(self) -> None:
+    def apply(self, *, exchanged: bool = True) -> None:
         """Update every weight from the gradients that are there."""
+        if self._exchange and exchanged:
+            self._exchange.finish()
+        else:
+            self._adamw.take_gradients()
         norm = self._norm()
         factor = self._max_norm / (norm / self.loss_scale + NORM_EPSILON)
         divisor = self.loss_scale / factor.clamp(max=1.0)
@@ -99,3 +116,10 @@ class Update:
         moving = self.halted == 0  # warm-up steps leave no trace
         self.loss_scale.copy_(torch.where(moving, self.loss_scale * factor, self.loss_scale))
         self.good_steps.copy_(torch.where(moving, good * (1 - grown), self.good_steps))
+
+
+def uses_flat_weights(weights: Sequence[Weight]) -> bool:
+    """Whether weights are kept in flat tensors: whole ones, on GPUs for which there are kernels."""
+    first = weights[0]
+    on_gpu = first.target.device.type == "cuda" and kernels.available
+    return on_gpu and not isinstance(first.source, DTensor)

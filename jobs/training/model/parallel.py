@@ -18,8 +18,8 @@ from jobs.training.world import World
 
 
 
-def replicate(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[Weight]]:
-    """The model to call, with gradients averaged over workers, and its trained weights."""
+def replicate(model: Any, config: TrainingConfig, _: World) -> tuple[Any, list[Weight]]:
+    """The model to call and its trained weights, whole on every worker."""
     compute = with_low_precision_copies(model, config.precision)
     sources = dict(compute.named_parameters())
     weights = [
@@ -27,10 +27,13 @@ def replicate(model: Any, config: TrainingConfig, world: World) -> tuple[Any, li
         for name, target in model.named_parameters()
         if target.requires_grad
     ]
-    if world.size == 1:
-        return compute, weights
+    return compute, weights
+
+
+def average_gradients(compute: Any, world: World) -> Any:
+    """The model behind PyTorch's DDP, which averages gradients over workers."""
     if world.device.type == "cpu":
-        return DistributedDataParallel(compute, gradient_as_bucket_view=True), weights
+        return DistributedDataParallel(compute, gradient_as_bucket_view=True)
     stream = torch.cuda.Stream()  # DDP that is to be captured is built off the main stream
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -38,7 +41,7 @@ def replicate(model: Any, config: TrainingConfig, world: World) -> tuple[Any, li
             compute, device_ids=[world.device.index], gradient_as_bucket_view=True
         )
     torch.cuda.current_stream().wait_stream(stream)
-    return wrapped, weights
+    return wrapped
 
 
 def shard(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[Weight]]:
