@@ -50,6 +50,14 @@ def catalogue() -> dict[str, Sku]:
     return {sku.name: sku for sku in TypeAdapter(tuple[Sku, ...]).validate_python(rows)}
 
 
+def peak_tflops(name: str, precision: Precision) -> float | None:
+    """Dense peak of a SKU in a precision; None for a CPU and where no figure is known."""
+    sku = catalogue().get(name)
+    if sku is None:
+        return None
+    return sku.tensor_tflops if precision in ("fp16", "bf16") else sku.fp32_tflops
+
+
 def find(name: str) -> Sku:
     """The SKU for a name as people type it; InfeasibleError suggests the nearest."""
     skus = catalogue()

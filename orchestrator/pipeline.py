@@ -7,8 +7,8 @@ from cluster import discovery
 from cluster.inventory import Inventory
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
-from jobs.training.config import TRAINING_CONFIG
-from jobs.training.events import Evaluated, Event, Started, Stepped
+from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from jobs.training.events import Event
 from jobs.training.model.shape import shape_of
 from orchestrator import sweep
 from orchestrator.context import Context
@@ -16,11 +16,12 @@ from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
+from orchestrator.notices import Remark, StageFinished, StageStarted
 from orchestrator.records import receipt as receipts
-from orchestrator.records import registry, report, runs
+from orchestrator.records import registry, report, runs, tracking
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.stages import fit as fitting
+from orchestrator.watch import FitWatch
 from serve import deployment
 from serve.deployment import Endpoint
 from serve.version import ModelVersion
@@ -144,18 +145,22 @@ def _fit(context: Context, winner: Winner) -> FitResult:
     folder.mkdir(exist_ok=True)
     runs.write_atomically(folder / "training.json", TRAINING_CONFIG.dump_json(config, indent=2))
     context.notify(StageStarted("fit", sweep.describe(winner)))
-    total = 1
+    watch = FitWatch(context.notify, winner.candidate.placement.price_usd_per_hour)
+    place = folder / "tensorboard"
 
-    def show(event: Event) -> None:
-        nonlocal total
-        if isinstance(event, Started):
-            total = event.total_steps
-        elif isinstance(event, Stepped):
-            context.notify(Progress("fit", event.step, total, f"loss {event.loss:.4f}"))
-        elif isinstance(event, Evaluated):
-            scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-            context.notify(Remark(f"step {event.step}: {scores}"))
+    def remark(text: str) -> None:
+        context.notify(Remark(text))
 
-    result = fitting.fit(config, winner.candidate.placement, folder, show)
+    with tracking.track(context.spec, context.run.id, place, remark) as tracks:
+
+        def take(event: Event) -> None:
+            watch.show(event)
+            tracks.take(event)
+
+        def smaller(config: TrainingConfig) -> None:
+            context.run.note("out_of_memory", micro_batch_size=str(config.micro_batch_size))
+            remark(f"out of memory; going on with micro batch {config.micro_batch_size}")
+
+        result = fitting.fit(config, winner.candidate.placement, folder, take, smaller)
     context.notify(StageFinished("fit", f"{result.steps} steps in {result.duration_s:.1f} s"))
     return result

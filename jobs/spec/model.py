@@ -20,7 +20,9 @@ class LoraSpec(SpecModel):
     """Scale of the update; it is multiplied by alpha / r."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Dropout in front of the adapter."""
-    target_modules: Literal["all-linear"] | Annotated[Items[str], Field(min_length=1)] = "all-linear"
+    target_modules: Literal["all-linear"] | Annotated[Items[str], Field(min_length=1)] = (
+        "all-linear"
+    )
     """Names of the modules that get an adapter; `all-linear` takes every linear layer but the
     head."""
     merge: bool = False

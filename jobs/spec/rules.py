@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jobs.spec.job import JobSpec
 from jobs.spec.sweep import LogUniform, Uniform
+from jobs.spec.train import LOWER_IS_BETTER, METRICS_OF_TASK
 
 Path = tuple[str | int, ...]
 
@@ -66,6 +67,45 @@ def placements_are_distinct(spec: JobSpec) -> Iterator[Violation]:
         seen[name] = index
 
 
+def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
+    """A classifier reads text; a language model reads prompt and response, or messages."""
+    data, task = spec.data, spec.model.task
+    if task == "text-classification":
+        if data.text is None:
+            yield Violation(("data", "text"), "is missing; name the column, or two for pairs")
+        for name in ("prompt", "response", "messages"):
+            if getattr(data, name) is not None:
+                yield Violation(("data", name), f"is for causal-lm; the task is {task}")
+        return
+    if data.text is not None:
+        yield Violation(("data", "text"), "is for text-classification; the task is causal-lm")
+    has_pair = data.prompt is not None and data.response is not None
+    has_part = data.prompt is not None or data.response is not None
+    if has_part == (data.messages is not None) or has_part != has_pair:
+        message = "causal-lm needs the columns prompt and response, or the column messages"
+        yield Violation(("data",), message)
+
+
+def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
+    """Each metric can be computed for the task."""
+    known = METRICS_OF_TASK[spec.model.task]
+    for name in spec.train.eval.metrics or ():
+        if name not in known:
+            message = f"{name!r} is not a metric of {spec.model.task}; it has {', '.join(known)}"
+            yield Violation(("train", "eval", "metrics"), message)
+    if spec.sweep and all(name in LOWER_IS_BETTER for name in spec.metrics):
+        message = f"a sweep needs a metric that is better when higher, such as {known[0]}"
+        yield Violation(("train", "eval", "metrics"), message)
+
+
+def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
+    """An endpoint loads one folder, so an adapter is merged into its base first."""
+    adapter = spec.model.adapter
+    if spec.serve is not None and adapter is not None and not adapter.merge:
+        message = "an endpoint serves whole models; set model.adapter.merge to true"
+        yield Violation(("model", "adapter"), message)
+
+
 def text_and_label_differ(spec: JobSpec) -> Iterator[Violation]:
     """A column cannot be both input and answer."""
     columns = spec.data.text_columns
@@ -112,6 +152,9 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
         known = ", ".join(metrics)
         message = f"{objective.maximize!r} is not among train.eval.metrics ({known})"
         yield Violation((*path, "maximize"), message)
+    if objective.maximize in LOWER_IS_BETTER:
+        message = f"{objective.maximize!r} is better when lower; maximize another metric"
+        yield Violation((*path, "maximize"), message)
 
 
 def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
@@ -127,7 +170,7 @@ def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
             yield Violation(
                 path, f"'{bound}' has the wrong unit for {name}; write it like {example}"
             )
-        elif name not in ("cost", "time") and bound.value > 1:
+        elif name not in ("cost", "time", "perplexity") and bound.value > 1:
             message = f"{name} is never above 1, so '{bound}' cannot be judged; write a share or %"
             yield Violation(path, message)
 
@@ -159,12 +202,15 @@ RULES: tuple[Rule, ...] = (
     global_batch_divides_over_workers,
     micro_batch_fits_global_batch,
     placements_are_distinct,
+    columns_match_task,
     text_and_label_differ,
     train_and_eval_differ,
     ranges_rise,
+    metrics_match_task,
     objective_is_one_known_value,
     limits_name_known_values,
     replicas_rise,
     rollout_steps_rise,
     offload_needs_sharding,
+    served_models_are_whole,
 )

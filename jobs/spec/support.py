@@ -6,21 +6,15 @@ from jobs.spec.job import JobSpec
 from jobs.spec.rules import Path, Violation
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
-    ("model.adapter", lambda s: s.model.adapter is not None),
-    ("model.task", lambda s: s.model.task != "text-classification"),
     ("model.base", lambda s: s.model.base.startswith("s3://")),
-    ("data.train.path", lambda s: s.data.train.path.startswith("s3://")),
-    ("data.eval.path", lambda s: s.data.eval.path.startswith("s3://")),
-    ("train.strategy", lambda s: s.train.strategy != "ddp"),
-    ("train.cpu_offload", lambda s: s.train.cpu_offload),
     ("train.retry", lambda s: s.train.retry is not None),
     ("resources.wait", lambda s: s.resources is not None and s.resources.wait is not None),
     ("budget", lambda s: s.budget is not None),
+    ("serve", lambda s: s.serve is not None and s.model.task == "causal-lm"),
     ("serve.slo", lambda s: s.serve is not None and s.serve.slo is not None),
     ("serve.rollout", lambda s: s.serve is not None and s.serve.rollout is not None),
     ("serve.auth", lambda s: s.serve is not None and s.serve.auth is not None),
     ("storage", lambda s: s.storage.startswith("s3://")),
-    ("tracking", lambda s: s.tracking is not None),
     ("secrets", lambda s: bool(s.secrets)),
 )
 """Field and the test that tells whether a job uses it in a way no stage honours."""

@@ -12,7 +12,14 @@ from jobs.spec.quantities import Cadence, Every
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Strategy = Literal["ddp", "zero2", "zero3"]
 Metric = Literal[
-    "accuracy", "f1", "mcc", "perplexity", "token_accuracy", "distinct_1", "distinct_2", "repetition"
+    "accuracy",
+    "f1",
+    "mcc",
+    "perplexity",
+    "token_accuracy",
+    "distinct_1",
+    "distinct_2",
+    "repetition",
 ]
 METRICS_OF_TASK: dict[Task, tuple[Metric, ...]] = {
     "text-classification": ("accuracy", "f1", "mcc"),

@@ -14,13 +14,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from jobs.errors import CheckpointError
 from jobs.spec.train import LOWER_IS_BETTER
 from jobs.training import manifest
-from jobs.training.model.weight import Weight
 from jobs.training.events import CheckpointRef, Saved
 from jobs.training.model import adapter
 from jobs.training.model.parallel import full
+from jobs.training.model.weight import Weight
 from jobs.training.session import Session, reseed
 
-OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = "optimizer.safetensors", "random.safetensors", "state.json"
+OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
+    "optimizer.safetensors",
+    "random.safetensors",
+    "state.json",
+)
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps for each weight."""
 
@@ -48,7 +52,7 @@ class Checkpoints:
         self._pending: Future[CheckpointRef] | None = None
 
     def save(self, step: int, metrics: dict[str, float]) -> list[Saved]:
-        """Copy the state after `step` steps and write it in the background; every worker calls this.
+        """Copy the state after `step` steps and write it in the background; all workers call this.
 
         Waits for the write before it, and returns what that finished.
         """

@@ -1,5 +1,6 @@
 """Judging the model on the evaluation rows, each counted once, by all workers together."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 
@@ -11,10 +12,10 @@ from jobs.training.config import TrainingConfig
 from jobs.training.data import batches, language
 from jobs.training.data.batches import FILLER
 from jobs.training.engine.objective import Batch, classify, predict_tokens
-from jobs.training.model.precision import autocast
 from jobs.training.metrics import classification
 from jobs.training.metrics import language as answers
 from jobs.training.model import parallel
+from jobs.training.model.precision import autocast
 from jobs.training.session import Session
 
 EVAL_BATCH = {"text-classification": 128, "causal-lm": 16}
@@ -24,7 +25,7 @@ ANSWERS, ANSWER_TOKENS = 32, 64
 
 
 def final_precision(config: TrainingConfig) -> Precision:
-    """In which the trained model is judged: as it is published, so that an endpoint scores the same.
+    """In which the trained model is judged: that of its endpoint, so that it scores the same.
 
     An adapter's base and sharded weights are there in the training precision alone.
     """
@@ -41,7 +42,7 @@ def evaluate(
     session.model.eval()
     states = torch.get_rng_state(), _device_state(session)
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with _uncompiled(session.config):
             return judge(session, number_format, limit)
     finally:
         session.model.train()
@@ -80,7 +81,10 @@ def _language(session: Session, number_format: Precision, limit: int | None) -> 
         sums += torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
     loss, right_tokens, tokens = world.sum_numbers(sums.tolist())
     mean = loss / max(1.0, tokens)
-    scores = {"token_accuracy": right_tokens / max(1.0, tokens), "perplexity": math.exp(min(mean, 700))}
+    scores = {
+        "token_accuracy": right_tokens / max(1.0, tokens),
+        "perplexity": math.exp(min(mean, 700)),
+    }
     wanted = session.config.metrics
     if any(name in answers.OF_ANSWERS for name in wanted) and limit is None:
         scores |= answers.diversity(_answers(session, number_format))
@@ -88,7 +92,7 @@ def _language(session: Session, number_format: Precision, limit: int | None) -> 
 
 
 def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """This worker's batches and how often each row counts: 0 for rows that only fill up.
+    """Batches of this worker, and how often each row counts: 0 for rows that only fill up.
 
     Every worker gets as many, because sharded weights are gathered by all of them together.
     """
@@ -115,7 +119,9 @@ def _answers(session: Session, number_format: Precision) -> list[list[int]]:
     asked = language.prompts(config.data.eval, config.data, tokenizer, ANSWERS)
     torch.manual_seed(config.seed)
     found = []
-    for prompt in asked if parallel.is_sharded(config.strategy) else asked[world.rank :: world.size]:
+    for prompt in (
+        asked if parallel.is_sharded(config.strategy) else asked[world.rank :: world.size]
+    ):
         ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
         with autocast(number_format, world.device):
             answer = session.model.generate(
@@ -128,6 +134,13 @@ def _answers(session: Session, number_format: Precision) -> list[list[int]]:
             )
         found.append(answer[0, ids.shape[1] :].tolist())
     return [answer for part in world.gather(found) for answer in part]
+
+
+def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[object]:
+    """Layers compiled for training are not compiled again for judging."""
+    if not config.compile:
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _device_state(session: Session) -> torch.Tensor | None:

@@ -134,6 +134,4 @@ class CheckpointRef:
     """Of exactly this state; empty when it was not judged."""
 
 
-Event = (
-    Tokenised | Started | Stepped | Evaluated | Saved | Metered | Probed | OutOfMemory
-)
+Event = Tokenised | Started | Stepped | Evaluated | Saved | Metered | Probed | OutOfMemory

@@ -74,54 +74,90 @@ def train(config: TrainingConfig, report: Report, checkpoints: Path | None = Non
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
             return run(build_session(config, corpus, world), tell, checkpoints)
-        except torch.OutOfMemoryError as error:
-            report(OutOfMemory("", str(error).splitlines()[0]))
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                report(OutOfMemory("", str(error).splitlines()[0]))
             raise
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a device's memory, or the host's, did not suffice."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def run(session: Session, report: Report, checkpoints: Path | None) -> CheckpointRef:
     """The loop itself, over a session that is ready."""
-    config, world, engine = session.config, session.world, session.engine
-    total, per_epoch = session.schedule.total_steps, session.schedule.steps_per_epoch
-    step = _resume(session, checkpoints)
-    report(_started(session, step))
+    first = _resume(session, checkpoints)
+    report(_started(session, first))
     saver = Checkpoints(session, checkpoints) if checkpoints else None
-    origin = time.monotonic()
-    judging = Due(config.eval.every, per_epoch, world, step, origin)
-    saving = Due(config.checkpoint.every, per_epoch, world, step, origin)
-    ahead = 1 if world.device.type == "cuda" else 0
-    metrics: dict[str, float] = {}
     with Meter(session) as meter:
+        metrics = _Loop(session, report, meter, saver).run(first)
+        report(meter.measured(session.engine.communication_share()))
+    return _finish(session, saver, checkpoints, metrics, report)
 
-        def tell(results: Sequence[StepResult]) -> None:
-            meter.results += results
-            for event in _stepped(results, time.monotonic() - origin):
-                report(event)
 
+class _Loop:
+    """Stretches of steps, with what is due between them."""
+
+    def __init__(
+        self, session: Session, report: Report, meter: Meter, saver: Checkpoints | None
+    ) -> None:
+        self._session, self._report, self._meter, self._saver = session, report, meter, saver
+        self._origin = time.monotonic()
+        # the host stays a stretch ahead of a GPU, which so never waits for it
+        self._ahead = 1 if session.world.device.type == "cuda" else 0
+
+    def run(self, first: int) -> dict[str, float]:
+        """Train from 0-based step `first` on; returns the metrics of the last evaluation."""
+        config, engine = self._session.config, self._session.engine
+        total, per_epoch = (
+            self._session.schedule.total_steps,
+            self._session.schedule.steps_per_epoch,
+        )
+        now = time.monotonic()
+        judging = Due(config.eval.every, per_epoch, self._session.world, first, now)
+        saving = Due(config.checkpoint.every, per_epoch, self._session.world, first, now)
+        step, metrics = first, dict[str, float]()
         engine.seek(step)
         while step < total:
             if step % per_epoch == 0:
-                tell(engine.collect())  # results are read with the epoch they belong to
+                self._tell(engine.collect())  # results are read with the epoch they belong to
                 engine.seek(step)
             stops = (total, step + engine.block, (step // per_epoch + 1) * per_epoch)
             last = int(min(*stops, judging.next_step(), saving.next_step()))
             engine.launch(step, last)
-            step, is_last = last, last == total
-            tell(engine.collect(ahead=ahead))
-            judged = judging.check(step, time.monotonic()) or is_last
-            saved = saving.check(step, time.monotonic()) or is_last
-            if judged or saved:
-                tell(engine.collect())
-            metrics = {}
-            if judged:
-                chosen = final_precision(config) if is_last else config.precision
-                metrics = evaluate(session, chosen)
-                report(Evaluated(step, metrics, time.monotonic() - origin))
-            if saver and saved:
-                for event in saver.save(step, metrics):
-                    report(event)
-        report(meter.measured(engine.communication_share()))
-    return _finish(session, saver, checkpoints, metrics, report)
+            step = last
+            self._tell(engine.collect(ahead=self._ahead))
+            is_last, now = step == total, time.monotonic()
+            metrics = self._judge(step, is_due=judging.check(step, now), is_last=is_last)
+            if saving.check(step, now) or is_last:
+                self._save(step, metrics)
+        return metrics
+
+    def _judge(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:
+        if not is_due and not is_last:
+            return {}
+        self._tell(self._session.engine.collect())
+        config = self._session.config
+        metrics = evaluate(self._session, final_precision(config) if is_last else config.precision)
+        self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
+        return metrics
+
+    def _save(self, step: int, metrics: dict[str, float]) -> None:
+        self._tell(self._session.engine.collect())  # refuses weights after a bad loss
+        if self._saver:
+            for event in self._saver.save(step, metrics):
+                self._report(event)
+
+    def _tell(self, results: Sequence[StepResult]) -> None:
+        self._meter.results += results
+        elapsed, events = time.monotonic() - self._origin, []
+        for result in reversed(results):  # each ended as long ago as those after it took
+            values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+            events.append(Stepped(**values, elapsed_s=elapsed))
+            elapsed -= result.seconds
+        for event in reversed(events):
+            self._report(event)
 
 
 def _resume(session: Session, checkpoints: Path | None) -> int:
@@ -144,16 +180,6 @@ def _started(session: Session, first: int) -> Started:
         mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
         left_out=corpus.left_out,
     )
-
-
-def _stepped(results: Sequence[StepResult], elapsed: float) -> list[Stepped]:
-    """Events of a block that has just ended; the steps in it ended as far back as they took."""
-    events = []
-    for result in reversed(results):
-        values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-        events.append(Stepped(**values, elapsed_s=elapsed))
-        elapsed -= result.seconds
-    return events[::-1]
 
 
 def _finish(

@@ -62,7 +62,10 @@ def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) 
     setup_s = time.monotonic() - started
     warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
     times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
-    rates = [_eval_rate(session, name) for name in (request.config.precision, final_precision(request.config))]
+    rates = [
+        _eval_rate(session, name)
+        for name in (request.config.precision, final_precision(request.config))
+    ]
     return Probed(
         candidate=request.candidate,
         step_seconds=tuple(times),

@@ -42,7 +42,8 @@ class Candidate:
     @property
     def execution(self) -> Execution:
         """How training runs it."""
-        return Execution(self.micro_batch_size, self.precision, self.placement.device)
+        peak = catalogue.peak_tflops(self.placement.sku, self.precision)
+        return Execution(self.micro_batch_size, self.precision, self.placement.device, peak)
 
 
 @dataclass(frozen=True, slots=True)

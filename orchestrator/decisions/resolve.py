@@ -1,7 +1,7 @@
 """A job with decisions applied: single fields, absolute paths, and the configuration to train."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.loader import overrides
@@ -21,6 +21,8 @@ class Execution:
     micro_batch_size: int
     precision: Precision
     device: Device
+    peak_tflops: float | None = None
+    """Dense peak of one device in this precision, where it is known."""
 
 
 def with_params(spec: JobSpec, params: Params) -> JobSpec:
@@ -42,6 +44,16 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     return with_params(spec, params)
 
 
+def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
+    """The same batches in smaller micro batches and more accumulation; None when they are single.
+
+    Halved where that is whole, else the largest divisor below half.
+    """
+    micro = config.micro_batch_size
+    smaller = [size for size in range(1, micro // 2 + 1) if micro % size == 0]
+    return replace(config, micro_batch_size=smaller[-1]) if smaller else None
+
+
 def training_config(spec: JobSpec, execution: Execution, params: Params) -> TrainingConfig:
     """Everything training needs, from a job, how it runs, and the searched fields."""
     chosen = with_params(spec, params)
@@ -59,6 +71,7 @@ def training_config(spec: JobSpec, execution: Execution, params: Params) -> Trai
         checkpoint=chosen.train.checkpoint,
         seed=chosen.seed,
         device=execution.device,
+        peak_tflops=execution.peak_tflops,
         strategy=chosen.train.strategy,
         cpu_offload=chosen.train.cpu_offload,
         gradient_checkpointing=chosen.train.gradient_checkpointing,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cluster.placement import Placement
-from jobs.training.events import CheckpointRef
+from jobs.training.events import CheckpointRef, Metered
 from orchestrator.decisions.predict import Interval
 from orchestrator.decisions.select import Winner
 
@@ -23,6 +23,10 @@ class FitResult:
     """Optimizer step and loss."""
     evaluations: tuple[tuple[int, float], ...]
     """Optimizer step and the first metric."""
+    micro_batch_size: int = 0
+    """The one it ended with: smaller than the winner's after running out of memory."""
+    speed: Metered | None = None
+    """How fast its steps were; None when nothing was left to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.placement import Placement
 from jobs.errors import TrainingError
 from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, Started, Stepped
+from jobs.training.events import Evaluated, Event, Metered, OutOfMemory, Started, Stepped
 from jobs.training.loop import Report, train
+from orchestrator.decisions.resolve import with_smaller_micro_batch
 from orchestrator.records.receipt import FitResult
 from orchestrator.stages.group import stream
 
@@ -23,37 +24,83 @@ class FitPayload:
     checkpoints: Path
 
 
-def fit(
-    config: TrainingConfig, placement: Placement, folder: Path, on_event: Callable[[Event], None]
-) -> FitResult:
-    """Train from the newest whole checkpoint under `folder`, or from the start."""
-    begin = time.monotonic()
+@dataclass(slots=True)
+class _Gathered:
+    """What the events of all attempts told."""
+
     started: Started | None = None
-    losses: list[tuple[int, float]] = []
-    evaluations: list[tuple[int, float]] = []
-    payload = FitPayload(config, folder / "checkpoints")
-    for event in stream(work, payload, placement, name="fit", storage=folder):
-        if isinstance(event, Started):
-            started = event
-        elif isinstance(event, Stepped):
-            losses.append((event.step, event.loss))
-        elif isinstance(event, Evaluated):
-            evaluations.append((event.step, event.metrics[config.metrics[0]]))
-        on_event(event)
-    reference = checkpoint.latest(payload.checkpoints)
+    speed: Metered | None = None
+    ran_out: bool = False
+    losses: dict[int, float] = field(default_factory=dict)
+    evaluations: dict[int, float] = field(default_factory=dict)
+
+    def take(self, event: Event, metric: str) -> None:
+        """Keep what the result needs; a step done again counts once."""
+        match event:
+            case Started():
+                self.started = self.started or event
+            case Stepped():
+                self.losses[event.step] = event.loss
+            case Evaluated():
+                self.evaluations[event.step] = event.metrics[metric]
+            case Metered():
+                self.speed = event
+            case OutOfMemory():
+                self.ran_out = True
+
+
+def fit(
+    config: TrainingConfig,
+    placement: Placement,
+    folder: Path,
+    on_event: Callable[[Event], None],
+    on_smaller: Callable[[TrainingConfig], None],
+) -> FitResult:
+    """Train from the newest whole checkpoint under `folder`, or from the start.
+
+    After running out of memory, new processes go on with a smaller micro batch and the same global
+    batch; `on_smaller` is told.
+    """
+    begin = time.monotonic()
+    gathered = _Gathered()
+    checkpoints = folder / "checkpoints"
+    while True:
+        gathered.ran_out = False
+        try:
+            for event in stream(
+                work, FitPayload(config, checkpoints), placement, name="fit", storage=folder
+            ):
+                gathered.take(event, config.metrics[0])
+                on_event(event)
+            break
+        except TrainingError:
+            smaller = with_smaller_micro_batch(config) if gathered.ran_out else None
+            if smaller is None:
+                raise
+            config = smaller
+            on_smaller(config)
+    return _result(gathered, config, checkpoints, time.monotonic() - begin)
+
+
+def work(payload: FitPayload, report: Report) -> None:
+    """Train in one worker of the group."""
+    train(payload.config, report, payload.checkpoints)
+
+
+def _result(
+    gathered: _Gathered, config: TrainingConfig, checkpoints: Path, duration_s: float
+) -> FitResult:
+    started, reference = gathered.started, checkpoint.latest(checkpoints)
     if started is None or reference is None or reference.step < started.total_steps:
         raise TrainingError("training ended without its last checkpoint; run again with --resume")
     return FitResult(
         checkpoint=reference,
         labels=started.labels,
         steps=started.total_steps,
-        duration_s=time.monotonic() - begin,
+        duration_s=duration_s,
         resumed_from=started.first_step,
-        losses=tuple(losses),
-        evaluations=tuple(evaluations),
+        losses=tuple(gathered.losses.items()),
+        evaluations=tuple(gathered.evaluations.items()),
+        micro_batch_size=config.micro_batch_size,
+        speed=gathered.speed,
     )
-
-
-def work(payload: FitPayload, report: Report) -> None:
-    """Train in one worker of the group."""
-    train(payload.config, report, payload.checkpoints)

@@ -33,7 +33,7 @@ def total_steps(rows: int, global_batch_size: int, epochs: float) -> int:
 
 
 def epoch_batches(lengths: Indices, global_batch_size: int, seed: int, epoch: int) -> Indices:
-    """Row numbers of every batch of an epoch, (steps, global_batch_size), FILLER where none is left.
+    """Row numbers of an epoch's batches, (steps, global_batch_size), FILLER where none is left.
 
     Rows are shuffled, then sorted by length within pools of GROUPED_BATCHES batches, so that
     neighbours need little padding; the order of the batches is shuffled again.
@@ -46,24 +46,24 @@ def epoch_batches(lengths: Indices, global_batch_size: int, seed: int, epoch: in
     steps = steps_per_epoch(rows, global_batch_size)
     batches = np.full(steps * global_batch_size, FILLER, dtype=np.int64)
     batches[:rows] = order
-    return draw.permutation(batches.reshape(steps, global_batch_size))
+    shuffled: Indices = draw.permutation(batches.reshape(steps, global_batch_size))
+    return shuffled
 
 
-def own_share(
-    batches: Indices, *, rank: int, world_size: int, micro_batch_size: int
-) -> Indices:
+def own_share(batches: Indices, *, rank: int, world_size: int, micro_batch_size: int) -> Indices:
     """One worker's rows of each batch, (steps, passes, micro_batch_size).
 
     Every worker makes the same number of passes, as collective communication needs.
     """
     steps = len(batches)
-    return batches.reshape(steps, -1, world_size, micro_batch_size)[:, :, rank]
+    share: Indices = batches.reshape(steps, -1, world_size, micro_batch_size)[:, :, rank]
+    return share
 
 
 def batch_lengths(batches: Indices, lengths: Indices) -> Indices:
     """The longest row of each batch."""
     longest = np.where(batches == FILLER, 0, lengths[batches]).max(axis=1)
-    return longest.astype(np.int64)
+    return np.asarray(longest, dtype=np.int64)
 
 
 def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
@@ -93,4 +93,5 @@ def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
 
 def fit_widths(longest: Indices, widths: Sequence[int]) -> Indices:
     """The narrowest of the widths that holds each batch."""
-    return np.asarray(widths)[np.searchsorted(widths, longest)]
+    fitting: Indices = np.asarray(widths, np.int64)[np.searchsorted(widths, longest)]
+    return fitting

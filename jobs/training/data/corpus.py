@@ -51,9 +51,7 @@ class _Tokenizer:
     digest: str
 
 
-def _classification(
-    config: TrainingConfig, named: _Tokenizer, progress: SplitProgress
-) -> Corpus:
+def _classification(config: TrainingConfig, named: _Tokenizer, progress: SplitProgress) -> Corpus:
     data, tokenizer = config.data, named.itself
     names: tuple[str, ...] = ()
 

@@ -54,7 +54,7 @@ def encode(
 
 
 def prepare(tokenizer: Any, data: DataSpec) -> None:
-    """Give a tokenizer without a chat template the plain one, which is then saved with the model."""
+    """Give a tokenizer without a chat template the plain one, to be saved with the model."""
     if data.messages is not None and tokenizer.chat_template is None:
         tokenizer.chat_template = PLAIN_TEMPLATE
 
@@ -105,9 +105,7 @@ def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def _conversations(
-    conversations: Sequence[Any], tokenizer: Any, path: str
-) -> list[Encoded]:
+def _conversations(conversations: Sequence[Any], tokenizer: Any, path: str) -> list[Encoded]:
     texts, spans = [], []
     for conversation in conversations:
         _check(conversation, path)
@@ -171,8 +169,8 @@ def _check(conversation: Any, path: str) -> None:
     if not is_valid or not any(message["role"] == "assistant" for message in conversation):
         shown = str(conversation)[:80]
         raise DataError(
-            f"{path}: {shown!r} is not a conversation; it is a list of messages with a role (system,"
-            " user or assistant) and content, one of them by the assistant"
+            f"{path}: {shown!r} is not a conversation: a list of messages with a role (system,"
+            " user or assistant) and content, at least one of them by the assistant"
         )
 
 

@@ -43,7 +43,7 @@ def read(source: SourceSpec) -> Any:
 
 
 def identity(source: SourceSpec) -> str:
-    """What the rows are, for a cache key: the SHA-256 of a file, else the data set's fingerprint."""
+    """What the rows are, for a cache key: a file's SHA-256, else the data set's fingerprint."""
     if source.is_file:
         try:
             return manifest.sha256(local_file(source)) + Path(source.path).suffix.lower()

@@ -42,7 +42,8 @@ class TokenSet:
         if LOSS_MASK not in self.columns:
             return np.ones(len(self), dtype=np.int64)
         sums = np.concatenate([[0], np.cumsum(self.columns[LOSS_MASK], dtype=np.int64)])
-        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        trained: Indices = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+        return trained
 
     @property
     def size_bytes(self) -> int:

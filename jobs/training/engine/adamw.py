@@ -81,7 +81,8 @@ class TorchAdamW:
 
     def state(self, weight: Weight) -> State:
         """The moments of a weight."""
-        return self._optimizer.state[weight.target]
+        state: State = self._optimizer.state[weight.target]
+        return state
 
     def refresh_copies(self) -> None:
         """Bring 16-bit copies up to date."""

@@ -11,7 +11,7 @@ FIRST_WARMUP, LATER_WARMUP = 12, 3
 """Eager steps before a capture: DDP settles its buckets over the first 11, later widths only load
 kernels."""
 MAX_PASSES = 16
-"""More passes of accumulation keep the device busy without a graph, and would take long to capture."""
+"""More passes of accumulation keep the device busy without a graph, and take long to capture."""
 
 Run = Callable[[int], None]
 
@@ -22,7 +22,7 @@ class CapturedSteps:
     def __init__(self, run: Run, widths: Sequence[int]) -> None:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         pool = None
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # the widest first: narrower ones then fit into the memory it took
         for width in sorted(widths, reverse=True):
             side.wait_stream(torch.cuda.current_stream())

@@ -17,6 +17,8 @@ BLOCK_S = 0.25
 """How long a block of steps shall take: after each, progress is told and clocks are looked at."""
 MAX_BLOCK = 64
 """Most steps of a block; two of them must fit into LOSSES_KEPT."""
+SETTLING_STEPS = 2
+"""Steps after which DDP keeps its buckets."""
 ROWS_NAMED = 8
 """Rows of a bad batch that its error names."""
 
@@ -64,7 +66,7 @@ class Engine:
         if self.eager_reason and step.world.size > 1:
             # DDP settles its buckets, and so the order of sums, after its first steps: before the
             # first real one, so that a resumed run adds up in the order of an uninterrupted one
-            self._dry(lambda: [step.run(step.schedule.widths[-1]) for _ in range(2)])
+            self._dry(self._settle)
         self.capture_s = time.monotonic() - begin
 
     def seek(self, step: int) -> None:
@@ -106,6 +108,10 @@ class Engine:
             return max(0.0, 1 - without / whole)
 
         return self._dry(measure)
+
+    def _settle(self) -> None:
+        for _ in range(SETTLING_STEPS):
+            self.step.run(self.step.schedule.widths[-1])
 
     def _capture(self) -> Run:
         try:
@@ -177,7 +183,7 @@ class _Mark:
     """A moment on the device's own clock, or on the host's where there is no GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self._event = _event() if device.type == "cuda" else None
         self._time = time.perf_counter()
         if self._event is not None:
             self._event.record()
@@ -193,6 +199,10 @@ class _Mark:
             return self._time - earlier._time
         self.wait()
         return float(earlier._event.elapsed_time(self._event)) / 1000
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _device_state(device: torch.device) -> torch.Tensor | None:

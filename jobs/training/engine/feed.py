@@ -48,7 +48,10 @@ class Feed:
             self._next = (step + 1, following), future
         return [
             (
-                {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()},
+                {
+                    name: tensor.to(self._device, non_blocking=True)
+                    for name, tensor in batch.items()
+                },
                 weights.to(self._device, non_blocking=True),
             )
             for batch, weights in made

@@ -1,4 +1,4 @@
-"""All trained weights end to end: one AdamW kernel, and gradients exchanged in a few large pieces."""
+"""Trained weights end to end: one AdamW kernel, gradients exchanged in a few large pieces."""
 
 import itertools
 from collections.abc import Sequence
@@ -79,13 +79,20 @@ class Exchange:
     """Sums gradients over workers while the backward pass still runs.
 
     A bucket is sent when autograd has made its last gradient, in the same order on every worker;
-    gradients go straight from autograd into the flat tensor that the optimizer reads. 16-bit
-    gradients are summed in 16 bits.
+    gradients go straight from autograd into the flat tensor that the optimizer reads. With
+    `in_16_bits` all are summed in 16 bits, as most are made; embeddings' would otherwise be the
+    largest and the last to arrive.
     """
 
-    def __init__(self, optimizer: FlatAdamW, weights: Sequence[Weight]) -> None:
+    def __init__(
+        self, optimizer: FlatAdamW, weights: Sequence[Weight], *, in_16_bits: bool
+    ) -> None:
         order = {id(weight.target): index for index, weight in enumerate(weights)}
-        buckets = [bucket for group in optimizer.groups for bucket in _buckets(group)]
+        buckets = [
+            bucket
+            for group in optimizer.groups
+            for bucket in _buckets(group, narrow=in_16_bits and group.copies is None)
+        ]
         # the backward pass ends with the weights that the forward pass begins with
         buckets.sort(key=lambda b: -min(order[id(b.group.weights[n].target)] for n in b.numbers))
         self._buckets = buckets
@@ -95,7 +102,7 @@ class Exchange:
         for index, bucket in enumerate(buckets):
             for number in bucket.numbers:
                 source = bucket.group.weights[number].source
-                source.register_post_accumulate_grad_hook(self._arrival(index))
+                source.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
 
     def arm(self) -> None:
         """Exchange what the next backward pass makes."""
@@ -107,8 +114,9 @@ class Exchange:
         """Send what never got a gradient too, and let the device wait for all sums."""
         self._missing = [0] * len(self._buckets)
         self._send_ready()
-        for work in self._works:
+        for bucket, work in zip(self._buckets, self._works, strict=True):
             work.wait()
+            bucket.widen()
         self._is_armed = False
 
     def _arrival(self, index: int) -> Any:
@@ -122,20 +130,26 @@ class Exchange:
     def _send_ready(self) -> None:
         while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
             bucket = self._buckets[len(self._works)]
-            bucket.group.take(bucket.numbers)
-            self._works.append(dist.all_reduce(bucket.flat(), async_op=True))
+            self._works.append(dist.all_reduce(bucket.take(), async_op=True))
 
 
 class _Bucket:
-    """Neighbours in a group."""
+    """Neighbours in a group, whose gradients are exchanged at once."""
 
-    def __init__(self, group: "_Group", numbers: range) -> None:
+    def __init__(self, group: "_Group", numbers: range, *, narrow: bool) -> None:
         self.group, self.numbers = group, numbers
+        self._flat = group.gradients[group.starts[numbers.start] : group.starts[numbers.stop]]
+        self._narrow = torch.zeros_like(self._flat, dtype=torch.bfloat16) if narrow else None
 
-    def flat(self) -> torch.Tensor:
-        """Their gradients."""
-        starts = self.group.starts
-        return self.group.gradients[starts[self.numbers.start] : starts[self.numbers.stop]]
+    def take(self) -> torch.Tensor:
+        """Their gradients from autograd, end to end, in the type that is exchanged."""
+        self.group.take(self.numbers)
+        return self._flat if self._narrow is None else self._narrow.copy_(self._flat)
+
+    def widen(self) -> None:
+        """Bring what was exchanged back into the group's type."""
+        if self._narrow is not None:
+            self._flat.copy_(self._narrow)
 
 
 class _Group:
@@ -170,22 +184,19 @@ class _Group:
 
     def take(self, numbers: range) -> None:
         """Copy gradients of some weights into their place; a weight without one counts as zeros."""
-        found = [
-            (self._gradient_views[n], self.weights[n].source.grad)
-            for n in numbers
-            if self.weights[n].source.grad is not None
-        ]
+        pairs = ((self._gradient_views[n], self.weights[n].source.grad) for n in numbers)
+        found = [(view, gradient) for view, gradient in pairs if gradient is not None]
         with torch.no_grad():
-            torch._foreach_copy_([view for view, _ in found], [g for _, g in found])
+            torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
 
 
-def _buckets(group: _Group) -> list[_Bucket]:
+def _buckets(group: _Group, *, narrow: bool) -> list[_Bucket]:
     size = group.gradients.element_size()
     buckets, stop = [], len(group.weights)
     for number in reversed(range(len(group.weights))):
         held = (group.starts[stop] - group.starts[number]) * size
         if number == 0 or held + _bytes(group, number - 1) > BUCKET_BYTES:
-            buckets.append(_Bucket(group, range(number, stop)))
+            buckets.append(_Bucket(group, range(number, stop), narrow=narrow))
             stop = number
     return buckets
 

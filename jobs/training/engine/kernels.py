@@ -17,10 +17,19 @@ if available:
     import triton.language as tl
 
     @triton.jit
-    def _adamw(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel takes its tensors one by one
-        weights, first, second, gradients, copies, numbers, decays,
-        beta_1, beta_2, epsilon,
-        HAS_COPIES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803 - Triton's way to write constants
+    def _adamw(  # type: ignore[no-untyped-def]  # noqa: PLR0913 - a kernel takes tensors one by one
+        weights,
+        first,
+        second,
+        gradients,
+        copies,
+        numbers,
+        decays,
+        beta_1,
+        beta_2,
+        epsilon,
+        HAS_COPIES: tl.constexpr,  # noqa: N803 - Triton's way to write constants
+        BLOCK: tl.constexpr,  # noqa: N803
     ):
         refused = tl.load(numbers + 2)
         if refused == 0:
@@ -46,7 +55,10 @@ if available:
 
     @triton.jit
     def _squares(  # type: ignore[no-untyped-def]
-        values, sums, size, REDUCED: tl.constexpr  # noqa: N803
+        values,
+        sums,
+        size,
+        REDUCED: tl.constexpr,  # noqa: N803
     ):
         place = tl.program_id(0).to(tl.int64) * REDUCED + tl.arange(0, REDUCED)
         found = tl.load(values + place, mask=place < size, other=0.0).to(tl.float32)
@@ -61,7 +73,7 @@ def sum_of_squares(values: torch.Tensor) -> torch.Tensor:
     return sums.sum()
 
 
-def adamw(
+def adamw(  # noqa: PLR0913 - one tensor for each thing that AdamW keeps
     weights: torch.Tensor,
     first: torch.Tensor,
     second: torch.Tensor,
@@ -75,13 +87,21 @@ def adamw(
 ) -> None:
     """AdamW (Loshchilov and Hutter, 2019) over flat tensors of one size, in place.
 
-    `weights`, `first` and `second` are fp32; `gradients` and `copies`, which follow the weights, may
-    be 16-bit. `numbers` holds learning rate, divisor of gradients, whether to do nothing, and the two
-    bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t).
+    `weights`, `first` and `second` are fp32; `gradients`, and `copies` that follow the weights, may
+    be 16-bit. `numbers` holds learning rate, divisor of gradients, whether to do nothing, and the
+    bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t); `decays` the weight decay of each block.
     """
-    size = weights.numel()
-    _adamw[(triton.cdiv(size, BLOCK),)](
-        weights, first, second, gradients, weights if copies is None else copies, numbers, size,
-        decay, betas[0], betas[1], epsilon,
-        HAS_COPIES=copies is not None, BLOCK=BLOCK,
+    _adamw[(weights.numel() // BLOCK,)](
+        weights,
+        first,
+        second,
+        gradients,
+        weights if copies is None else copies,
+        numbers,
+        decays,
+        betas[0],
+        betas[1],
+        epsilon,
+        HAS_COPIES=copies is not None,
+        BLOCK=BLOCK,
     )

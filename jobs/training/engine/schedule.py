@@ -62,7 +62,7 @@ class Schedule:
         """Row numbers of a step's global batch."""
         epoch, position = divmod(step, self.steps_per_epoch)
         row = self._batches(epoch)[position]
-        return row[row != FILLER]
+        return np.extract(row != FILLER, row)
 
     def width(self, step: int) -> int:
         """Padded tokens of each row of a step in the epoch that is loaded."""
@@ -75,7 +75,7 @@ class Schedule:
         return samples, tokens, self.width(step)
 
     def current(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """This worker's rows and weights of the current step, (passes, micro batch), on the device.
+        """Rows and weights of the current step for this worker, each (passes, micro batch).
 
         Weights are 0 for rows that only fill up a batch.
         """

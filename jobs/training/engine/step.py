@@ -1,4 +1,4 @@
-"""One optimizer step: gather, forward, backward, update. The same code runs eagerly and captured."""
+"""One optimizer step: gather, forward, backward, update. The same code, eager and captured."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,10 @@ import torch
 from jobs.training.config import TrainingConfig
 from jobs.training.engine.feed import Feed
 from jobs.training.engine.objective import OBJECTIVES
-from jobs.training.model.precision import autocast
 from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.update import Update
 from jobs.training.model.parallel import gradient_sync
+from jobs.training.model.precision import autocast
 from jobs.training.world import World
 
 LOSSES_KEPT = 4096

@@ -10,6 +10,7 @@ from jobs.spec.train import OptimizerSpec, Precision
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import AdamW, State, TorchAdamW
 from jobs.training.engine.flat import Exchange, FlatAdamW
+from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
@@ -55,7 +56,8 @@ class Update:
             flat = FlatAdamW(self.weights, spec, steps)
             self._adamw: AdamW = flat
             if world.size > 1:
-                self._exchange = Exchange(flat, self.weights)
+                is_narrow = precision in AUTOCAST
+                self._exchange = Exchange(flat, self.weights, in_16_bits=is_narrow)
         else:
             self._adamw = TorchAdamW(self.weights, spec, self.lr)
 

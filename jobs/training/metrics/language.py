@@ -26,7 +26,7 @@ def distinct(answers: Answers, n: int) -> float:
 
 
 def repetition(answers: Answers) -> float:
-    """Mean share of an answer's 4-grams that occurred in it before (rep-n, Welleck et al., 2020)."""
+    """Mean share of an answer's 4-grams that are repeats (rep-n, Welleck et al., 2020)."""
     shares = []
     for answer in answers:
         grams = _grams(answer, REPEATED)

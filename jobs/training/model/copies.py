@@ -12,7 +12,7 @@ from jobs.training.model.precision import AUTOCAST
 def with_low_precision_copies(model: Any, precision: Precision) -> Any:
     """A model that shares every tensor with `model` but the weights of its linear layers.
 
-    Those are 16-bit copies, which is what autocast makes of them at each forward pass; what autocast
+    Those are 16-bit copies, which is what autocast makes of them at each forward pass; what it
     leaves in fp32 is shared. Returns `model` itself in 32-bit precisions. Frozen linear weights are
     cast in place, because no update needs their originals.
     """

@@ -5,17 +5,21 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.spec.train import Strategy
 from jobs.training.config import TrainingConfig
+from jobs.training.model.copies import with_low_precision_copies
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
-from jobs.training.model.copies import with_low_precision_copies
 from jobs.training.world import World
-
 
 
 def replicate(model: Any, config: TrainingConfig, _: World) -> tuple[Any, list[Weight]]:
@@ -34,7 +38,8 @@ def average_gradients(compute: Any, world: World) -> Any:
     """The model behind PyTorch's DDP, which averages gradients over workers."""
     if world.device.type == "cpu":
         return DistributedDataParallel(compute, gradient_as_bucket_view=True)
-    stream = torch.cuda.Stream()  # DDP that is to be captured is built off the main stream
+    # DDP that is to be captured is built off the main stream
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         wrapped = DistributedDataParallel(
@@ -75,8 +80,7 @@ def repeated_layers(model: Any) -> list[torch.nn.Module]:
     stacks = [
         list(module)
         for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList)
-        and len({type(child) for child in module}) == 1
+        if isinstance(module, torch.nn.ModuleList) and len({type(child) for child in module}) == 1
     ]
     return max(stacks, key=_size, default=[])
 

@@ -174,10 +174,7 @@ resources:
 @pytest.mark.parametrize(
     "line",
     [
-        "model: {base: bert-base-uncased, task: causal-lm}",
-        "model: {base: bert-base-uncased, adapter: {type: lora}}",
         "model: {base: 's3://bucket/model'}",
-        "train: {strategy: zero2}",
         "train: {retry: {on_events: [oom]}}",
         "resources: {any_of: [{accelerators: T4:1}], wait: {timeout: 5m}}",
         "budget: {max_cost: 5.0}",
@@ -185,7 +182,6 @@ resources:
         "serve: {route: /a, rollout: {steps: [5, 100]}}",
         "serve: {route: /a, auth: {tokens_from: TOKENS}}",
         "storage: s3://bucket/prefix",
-        "tracking: {mlflow: {uri: ./mlruns}}",
         "secrets: [HF_TOKEN]",
     ],
 )
@@ -226,3 +222,44 @@ def test_text_column_equal_to_the_label_is_refused() -> None:
 def test_judging_on_the_training_rows_is_refused() -> None:
     text = MINIMAL.replace("eval.csv", "train.csv")
     assert "is the same as data.train" in problems_of(text)[0]
+
+
+PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").replace(
+    "{base: bert-base-uncased}", "{base: bert-base-uncased, task: causal-lm}"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL.replace("  text: text\n", ""), "data.text: is missing; name the column"),
+        (MINIMAL + "  prompt: p\n", "data.prompt: is for causal-lm; the task is text-class"),
+        (PROMPTS + "  text: text\n", "data.text: is for text-classification"),
+        (PROMPTS.replace("  response: answer\n", ""), "needs the columns prompt and response"),
+        (PROMPTS + "  messages: turns\n", "data: causal-lm needs the columns prompt and response"),
+        (PROMPTS + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of causal-lm"),
+        (MINIMAL + "train: {eval: {metrics: [perplexity]}}\n", "'perplexity' is not a metric of"),
+        (
+            MINIMAL.replace("uncased}", "uncased, adapter: {type: lora}}") + "serve: {route: /a}\n",
+            "an endpoint serves whole models; set model.adapter.merge to true",
+        ),
+        (PROMPTS + "serve: {route: /a}\n", "serve: is not supported yet"),
+        (
+            PROMPTS
+            + "train: {eval: {metrics: [perplexity]}}\n"
+            + "sweep: {search_space: {train.optimizer.lr: [0.1]}}\n",
+            "a sweep needs a metric that is better when higher, such as token_accuracy",
+        ),
+        (
+            PROMPTS
+            + "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {maximize: perplexity}}",
+            "'perplexity' is better when lower; maximize another metric",
+        ),
+    ],
+)
+def test_columns_and_metrics_that_do_not_suit_the_task_are_refused(text: str, message: str) -> None:
+    assert message in "\n".join(problems_of(text))
+
+
+def test_a_language_model_needs_no_text_column() -> None:
+    assert loads(PROMPTS).metrics == ("token_accuracy", "perplexity")

@@ -1,65 +1,80 @@
-"""Which samples each worker sees."""
-
-import itertools
+"""Which rows each step sees."""
 
 import numpy as np
 import pytest
 
 from jobs.training.data import batches
+from jobs.training.data.batches import FILLER
+
+LENGTHS = np.random.default_rng(0).integers(3, 60, size=1000)
 
 
-def rows_of_step(step: int, *, world_size: int, micro: int, rows: int = 100) -> list[list[int]]:
-    """Row numbers that each worker counts in one optimizer step of 32 samples."""
-    indices = batches.global_batch(rows, 32, seed=5, step=step)
-    return [
-        [
-            int(index)
-            for batch in batches.micro_batches(
-                indices,
-                rank=rank,
-                world_size=world_size,
-                micro_batch_size=micro,
-                global_batch_size=32,
-            )
-            for index, weight in zip(batch.indices, batch.weights, strict=True)
-            if weight
-        ]
-        for rank in range(world_size)
-    ]
+def epoch(number: int = 0, *, seed: int = 5, batch: int = 32) -> batches.Indices:
+    """The batches of an epoch over LENGTHS."""
+    return batches.epoch_batches(LENGTHS, batch, seed, number)
 
 
 @pytest.mark.parametrize(("world_size", "micro"), [(1, 32), (2, 16), (1, 8), (4, 4), (2, 8)])
 def test_every_layout_sees_the_same_global_batches(world_size: int, micro: int) -> None:
-    for step in range(8):
-        expected = sorted(batches.global_batch(100, 32, seed=5, step=step).tolist())
-        found = rows_of_step(step, world_size=world_size, micro=micro)
-        assert sorted(itertools.chain.from_iterable(found)) == expected
+    shares = [
+        batches.own_share(epoch(), rank=rank, world_size=world_size, micro_batch_size=micro)
+        for rank in range(world_size)
+    ]
+    assert {share.shape for share in shares} == {(32, 32 // world_size // micro, micro)}
+    together = np.concatenate([share.reshape(32, -1) for share in shares], axis=1)
+    assert np.array_equal(np.sort(together, axis=1), np.sort(epoch(), axis=1))
 
 
-def test_an_epoch_sees_each_row_once() -> None:
-    steps = batches.steps_per_epoch(100, 32)
-    seen = np.concatenate([batches.global_batch(100, 32, seed=5, step=s) for s in range(steps)])
-    assert sorted(seen.tolist()) == list(range(100))
+def test_an_epoch_sees_each_row_once_and_fills_one_batch_up() -> None:
+    rows = epoch()
+    assert sorted(rows[rows != FILLER].tolist()) == list(range(1000))
+    assert sorted((rows == FILLER).sum(axis=1).tolist()) == [0] * 31 + [24]
 
 
 def test_epochs_and_seeds_differ_in_order() -> None:
-    first = batches.global_batch(100, 32, seed=5, step=0).tolist()
-    assert batches.global_batch(100, 32, seed=5, step=4).tolist() != first
-    assert batches.global_batch(100, 32, seed=6, step=0).tolist() != first
+    assert not np.array_equal(epoch(0), epoch(1))
+    assert not np.array_equal(epoch(0), epoch(0, seed=6))
+    assert np.array_equal(epoch(1), epoch(1))
 
 
-def test_workers_make_the_same_number_of_passes_when_rows_run_out() -> None:
-    indices = np.arange(5)
-    passes = [
-        list(
-            batches.micro_batches(
-                indices, rank=rank, world_size=4, micro_batch_size=2, global_batch_size=32
-            )
-        )
-        for rank in range(4)
-    ]
-    assert [len(own) for own in passes] == [1, 1, 1, 1]
-    assert sum(float(batch.weights.sum()) for own in passes for batch in own) == 5
+def test_rows_of_like_length_come_together() -> None:
+    rows = batches.epoch_batches(LENGTHS, 8, 5, 0)
+    spread = np.ptp(LENGTHS[rows], axis=1)
+    assert spread.max() <= 10
+    assert np.ptp(LENGTHS) > 50
+
+
+def test_batches_of_all_lengths_alternate() -> None:
+    longest = batches.batch_lengths(epoch(), LENGTHS)
+    steps = np.diff(longest)
+    assert (steps > 0).any()
+    assert (steps < 0).any()
+
+
+def test_widths_hold_every_batch_with_little_padding() -> None:
+    longest = batches.batch_lengths(epoch(), LENGTHS)
+    widths = batches.choose_widths(longest, 64)
+    fitted = batches.fit_widths(longest, widths)
+    assert len(widths) <= batches.MAX_WIDTHS
+    assert widths[-1] == 64
+    assert (fitted >= longest).all()
+    assert fitted.sum() <= 1.15 * longest.sum()
+
+
+def test_few_lengths_get_a_width_each() -> None:
+    assert batches.choose_widths(np.array([7, 8, 30, 8]), 32) == (8, 32)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_choice_of_as_many_widths_pads_less(seed: int) -> None:
+    """Against trying every pair and triple of multiples."""
+    import itertools
+
+    longest = np.random.default_rng(seed).integers(1, 33, size=40)
+    best = batches.fit_widths(longest, batches.choose_widths(longest, 32)).sum()
+    multiples = range(4, 32, 4)
+    for inner in itertools.combinations(multiples, 3):
+        assert batches.fit_widths(longest, (*inner, 32)).sum() >= best
 
 
 @pytest.mark.parametrize(

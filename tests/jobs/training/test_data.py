@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
@@ -92,12 +93,15 @@ def test_a_label_that_training_lacks_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_batches_are_padded_to_their_longest_row(tmp_path: Path) -> None:
+def test_batches_are_padded_to_the_width_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("text,label\nshort,0\na much longer text,1\n", encoding="utf-8")
     tokenizer = base_model.load_tokenizer(MINILM)
-    encoded = data.encode(rows_of(path), tokenizer, max_length=16, label_names=("0", "1"))
-    batch = encoded.batch([0, 1], "cpu")
-    assert batch["input_ids"].shape == (2, 6)
+    table = data.encode(rows_of(path), tokenizer, max_length=16, label_names=("0", "1"))
+    encoded = encoding.token_set(table, tokenizer)
+    batch = tokens.TokenStore(encoded, torch.device("cpu")).gather(torch.tensor([0, 1]), 8)
+    assert encoded.lengths.tolist() == [3, 6]
+    assert batch["input_ids"].shape == (2, 8)
+    assert batch["input_ids"][0, 3:].tolist() == [0] * 5
     assert batch["attention_mask"].sum(dim=1).tolist() == [3, 6]
-    assert encoded.shortest_first(2).tolist() == [0, 1]
+    assert batch["labels"].tolist() == [0, 1]

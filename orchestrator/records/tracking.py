@@ -1,0 +1,139 @@
+"""Curves of a fit for TensorBoard, and for MLflow where the job names it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Protocol
+
+from jobs.errors import RunError
+from jobs.spec import JobSpec
+from jobs.training.events import Evaluated, Event, Metered, Stepped
+
+MLFLOW_BATCH = 500
+"""Metrics that are sent at once; the server takes up to 1,000."""
+
+
+class Tracker(Protocol):
+    """Takes numbers of a step."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Record named numbers of an optimizer step."""
+
+    def close(self) -> None:
+        """Flush everything."""
+
+
+class Tracking:
+    """Passes what an event holds to every tracker."""
+
+    def __init__(self, trackers: list[Tracker]) -> None:
+        self._trackers = trackers
+        self._step = 0
+
+    def take(self, event: Event) -> None:
+        """Record losses, rates, metrics and the final speed."""
+        values: dict[str, float] = {}
+        match event:
+            case Stepped():
+                self._step = event.step
+                values = {"train/loss": event.loss}
+                if event.seconds:
+                    values["train/samples_per_s"] = event.samples / event.seconds
+            case Evaluated():
+                values = {f"eval/{name}": value for name, value in event.metrics.items()}
+            case Metered():
+                numbers = {k: v for k, v in asdict(event).items() if isinstance(v, int | float)}
+                values = {f"speed/{name}": value for name, value in numbers.items()}
+        if values:
+            for tracker in self._trackers:
+                tracker.log(self._step, values)
+
+
+@contextlib.contextmanager
+def track(
+    spec: JobSpec, run: str, folder: Path, on_loss: Callable[[str], None]
+) -> Iterator[Tracking]:
+    """Trackers of a run: TensorBoard files in `folder`, MLflow as the job says.
+
+    `on_loss` is told when a tracking server stops taking metrics. Raises RunError when it takes
+    none from the start.
+    """
+    trackers: list[Tracker] = [TensorBoard(folder)]
+    if spec.tracking and spec.tracking.mlflow:
+        trackers.append(Mlflow(spec.tracking.mlflow.uri, spec, run, on_loss))
+    try:
+        yield Tracking(trackers)
+    finally:
+        for tracker in trackers:
+            tracker.close()
+
+
+class TensorBoard:
+    """Event files that `tensorboard --logdir` shows."""
+
+    def __init__(self, folder: Path) -> None:
+        import tensorboardX  # a third of a second that other commands need not pay
+
+        self._writer = tensorboardX.SummaryWriter(str(folder))
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Write scalars."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush the file."""
+        self._writer.close()
+
+
+class Mlflow:
+    """A run of an MLflow experiment with the job's name."""
+
+    def __init__(self, uri: str, spec: JobSpec, run: str, on_loss: Callable[[str], None]) -> None:
+        self._on_loss = on_loss
+        try:
+            import mlflow
+            import mlflow.entities
+        except ImportError:
+            raise RunError(
+                "tracking.mlflow needs the package mlflow; pip install 'raywinnow[mlflow]'"
+            ) from None
+        self._metric = mlflow.entities.Metric
+        self._failure = mlflow.MlflowException
+        self._held: list[mlflow.entities.Metric] = []
+        self._is_lost = False
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            found = self._client.get_experiment_by_name(spec.name)
+            experiment = found.experiment_id if found else self._client.create_experiment(spec.name)
+            self._run = self._client.create_run(experiment, run_name=run).info.run_id
+        except self._failure as error:
+            raise RunError(f"tracking.mlflow.uri {uri} cannot be used: {error}") from None
+        for name, value in spec.train.model_dump(mode="json").items():
+            self._client.log_param(self._run, name, value)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Hold metrics and send them in batches, because each call is a request."""
+        now = int(time.time() * 1000)
+        self._held += [self._metric(name, value, now, step) for name, value in values.items()]
+        if len(self._held) >= MLFLOW_BATCH:
+            self._send()
+
+    def close(self) -> None:
+        """Send the rest and mark the run as ended."""
+        self._send()
+        if not self._is_lost:
+            self._client.set_terminated(self._run)
+
+    def _send(self) -> None:
+        held, self._held = self._held, []
+        if self._is_lost or not held:
+            return
+        try:
+            self._client.log_batch(self._run, metrics=held)
+        except self._failure as error:
+            # curves are not worth a training run
+            self._is_lost = True
+            self._on_loss(f"MLflow takes no more metrics, training goes on: {error}")
