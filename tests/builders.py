@@ -87,6 +87,28 @@ def trial(candidate: str, lr: float, accuracy: float) -> TrialResult:
     return TrialResult(f"{lr}", candidate, {"train.optimizer.lr": lr}, {"accuracy": accuracy})
 
 
+def language_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
+    """A configuration over `folder`'s train.jsonl and eval.jsonl with prompts and responses."""
+    values: dict[str, Any] = {
+        "model": ModelSpec(base=base, task="causal-lm"),
+        "data": language_data(folder),
+        "global_batch_size": 8,
+        "micro_batch_size": 8,
+        "metrics": ("token_accuracy", "perplexity"),
+    }
+    return training_config(folder, base, **{**values, **fields})
+
+
+def language_data(folder: Path, **fields: Any) -> DataSpec:
+    """A data section over prompts and responses."""
+    values: dict[str, Any] = {"prompt": "prompt", "response": "response", "max_length": 64}
+    return DataSpec(
+        train=SourceSpec(path=str(folder / "train.jsonl")),
+        eval=SourceSpec(path=str(folder / "eval.jsonl")),
+        **{**values, **fields},
+    )
+
+
 def training_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
     """A configuration over `folder`'s train.csv and eval.csv with dropout off."""
     values: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """Fixtures that several tests share: small data, a tiny model, one simulated Ray cluster."""
 
 import csv
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -70,6 +71,62 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     location = model_location.locate(MINILM)
     transformers.AutoTokenizer.from_pretrained(location).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A Llama of two layers with random weights and a tokenizer made from a few sentences."""
+    import tokenizers
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    words = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
+    words.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words.train_from_iterator([" ".join(GOOD + BAD) + " What is the colour of a film?"], trainer)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.jsonl (96 rows) and eval.jsonl (24): prompt, response and messages."""
+    folder = tmp_path_factory.mktemp("questions")
+    draw = random.Random(5)
+    for name, count in (("train", 96), ("eval", 24)):
+        with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as handle:
+            for _ in range(count):
+                word = draw.choice(GOOD + BAD)
+                prompt = f"Is a {word} film {'very ' * draw.randrange(4)}good?"
+                response = " Yes, it is." if word in GOOD else " No, it is not."
+                messages = [
+                    {"role": "user", "content": prompt},
+                    {"role": "assistant", "content": response},
+                ]
+                row = {"prompt": prompt, "response": response, "messages": messages}
+                handle.write(json.dumps(row) + "\n")
+    return folder
 
 
 @pytest.fixture(scope="session")

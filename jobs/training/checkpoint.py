@@ -15,7 +15,7 @@ from jobs.errors import CheckpointError
 from jobs.spec.train import LOWER_IS_BETTER
 from jobs.training import manifest
 from jobs.training.events import CheckpointRef, Saved
-from jobs.training.model import adapter
+from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
 from jobs.training.model.weight import Weight
 from jobs.training.session import Session, reseed
@@ -25,6 +25,8 @@ OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "random.safetensors",
     "state.json",
 )
+ADAPTER_DIR = "adapter"
+"""Beside a merged model: the adapter alone, to resume from."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps for each weight."""
 
@@ -153,6 +155,11 @@ def _write_model(snapshot: _Snapshot, session: Session, folder: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in snapshot.weights.items()}
     model = session.model
     if adapter.has_adapter(model):
+        is_last = snapshot.reference.step == session.schedule.total_steps
+        if is_last and session.config.model.adapter.merge:
+            _write_merged(snapshot, session, folder)
+            folder = folder.with_name(ADAPTER_DIR)
+            folder.mkdir()
         model.peft_config["default"].save_pretrained(folder)
         name = "adapter_model.safetensors"
     else:
@@ -161,6 +168,15 @@ def _write_model(snapshot: _Snapshot, session: Session, folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
         name = "model.safetensors"
     safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
+    session.corpus.tokenizer.save_pretrained(folder)
+
+
+def _write_merged(snapshot: _Snapshot, session: Session, folder: Path) -> None:
+    """The base model again, in fp32, with the adapter's update added to its weights."""
+    spec = session.config.model
+    model = adapter.add_adapter(base.load_model(spec, session.corpus.label_names), spec)
+    adapter.load_adapter_state(model, snapshot.weights)
+    model.merge_and_unload().save_pretrained(folder)
     session.corpus.tokenizer.save_pretrained(folder)
 
 
@@ -185,7 +201,9 @@ def id_of(tensor: torch.Tensor) -> int:
 def _load_weights(session: Session, folder: Path) -> None:
     model = session.model
     if adapter.has_adapter(model):
-        saved = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+        beside = folder.with_name(ADAPTER_DIR)  # where the model folder holds a merged model
+        place = beside if beside.exists() else folder
+        saved = safetensors.torch.load_file(place / "adapter_model.safetensors")
         adapter.load_adapter_state(model, saved)
     else:
         saved = safetensors.torch.load_file(folder / "model.safetensors")

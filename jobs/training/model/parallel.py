@@ -56,7 +56,8 @@ def shard(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[W
     backward pass. Frozen and trained weights may be mixed.
     """
     mesh = init_device_mesh(world.device.type, (world.size,))
-    offload = CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy()
+    offloads = config.cpu_offload and world.device.type == "cuda"  # a CPU's state is there already
+    offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
     low = AUTOCAST.get(config.precision)
     settings: dict[str, Any] = {
         "mesh": mesh,

@@ -19,17 +19,17 @@ INTERVAL = 2
 """Steps between checkpoints."""
 
 
-def config(reviews: Path, model: str, world: int, **fields: object) -> TrainingConfig:
+def config(reviews: Path, base: str, world: int, **fields: object) -> TrainingConfig:
     """Ten steps of a small model with dropout, checkpointed every second step."""
     values = {
-        "model": ModelSpec(base=model, dropout=0.1),
+        "model": ModelSpec(base=base, dropout=0.1),
         "epochs": 2.0,
         "global_batch_size": 36,
         "micro_batch_size": 36 // world,
         "eval": EvalSpec(every=Cadence(3, "step")),
         "checkpoint": CheckpointSpec(every=Cadence(INTERVAL, "step"), keep=2),
     }
-    return training_config(reviews, model, **{**values, **fields})
+    return training_config(reviews, base, **{**values, **fields})
 
 
 def weights(folder: Path) -> str:

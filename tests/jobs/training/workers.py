@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -81,6 +82,11 @@ def read(log: Path) -> list[dict]:
     """The events that a group has written so far."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def remove(checkpoint: Path) -> None:
+    """Delete a checkpoint, if it is there."""
+    shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def losses(events: Sequence[dict]) -> list[float]:

@@ -1,0 +1,132 @@
+"""Language models: what is learnt, what is packed, and what samples cannot see of each other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.errors import DataError
+from jobs.spec.model import ModelSpec
+from jobs.spec.train import OptimizerSpec
+from jobs.training.data import packing
+from jobs.training.data.corpus import load_corpus
+from jobs.training.data.tokens import TokenSet, TokenStore
+from jobs.training.engine.objective import predict_tokens
+from jobs.training.events import Evaluated, Event, Started
+from jobs.training.loop import train
+from jobs.training.model import base
+from tests.builders import language_config, language_data
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def trained_text(tokens: TokenSet, row: int, tokenizer: object) -> str:
+    """What the loss of a row is on, as text."""
+    place = slice(tokens.offsets[row], tokens.offsets[row + 1])
+    ids, mask = tokens.columns["input_ids"][place], tokens.columns["loss_mask"][place]
+    return tokenizer.decode(ids[mask == 1])  # type: ignore[attr-defined]
+
+
+def test_only_responses_are_learnt(questions: Path, tiny_llama: str) -> None:
+    data = language_data(questions, packing=False)
+    corpus = load_corpus(language_config(questions, tiny_llama, data=data))
+    texts = {trained_text(corpus.train, row, corpus.tokenizer) for row in range(96)}
+    assert texts == {" Yes, it is.</s>", " No, it is not.</s>"}
+
+
+def test_only_what_the_assistant_says_is_learnt(questions: Path, tiny_llama: str) -> None:
+    data = language_data(
+        questions, prompt=None, response=None, messages="messages", packing=False, max_length=128
+    )
+    corpus = load_corpus(language_config(questions, tiny_llama, data=data))
+    texts = {trained_text(corpus.train, row, corpus.tokenizer) for row in range(96)}
+    assert texts == {" Yes, it is.</s>", " No, it is not.</s>"}
+    whole = corpus.tokenizer.decode(corpus.train.columns["input_ids"][: corpus.train.offsets[1]])
+    assert whole.startswith("<s>")
+    assert "user: Is a " in whole
+    assert "\nassistant: " in whole
+
+
+def test_a_conversation_without_an_answer_is_refused(tmp_path: Path, tiny_llama: str) -> None:
+    row = '{"messages": [{"role": "user", "content": "hello"}]}\n'
+    for name in ("train", "eval"):
+        (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
+    data = language_data(tmp_path, prompt=None, response=None, messages="messages")
+    with pytest.raises(DataError, match="is not a conversation"):
+        load_corpus(language_config(tmp_path, tiny_llama, data=data))
+
+
+def test_rows_whose_response_is_cut_off_are_left_out_and_counted(
+    questions: Path, tiny_llama: str
+) -> None:
+    data = language_data(questions, max_length=22)
+    events: list[Event] = []
+    train(language_config(questions, tiny_llama, data=data), events.append)
+    started = next(event for event in events if isinstance(event, Started))
+    assert 0 < started.left_out < 96
+
+
+def test_nothing_left_within_the_longest_length_is_an_error(
+    questions: Path, tiny_llama: str
+) -> None:
+    with pytest.raises(DataError, match="no row with a response within data.max_length 8"):
+        load_corpus(
+            language_config(questions, tiny_llama, data=language_data(questions, max_length=8))
+        )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing_keeps_every_token_and_wastes_little(seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(1, 100, size=400)
+    rows = packing.assign(lengths, 128)
+    assert sorted(sample for row in rows for sample in row) == list(range(400))
+    held = [sum(int(lengths[sample]) for sample in row) for row in rows]
+    assert max(held) <= 128
+    assert len(rows) <= 1.05 * np.ceil(lengths.sum() / 128)
+
+
+def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) -> None:
+    """Each token's loss is the one it has when its sample stands alone."""
+    alone = load_corpus(
+        language_config(questions, tiny_llama, data=language_data(questions, packing=False))
+    )
+    packed = load_corpus(
+        language_config(questions, tiny_llama, data=language_data(questions, max_length=128))
+    )
+    model = base.load_model(ModelSpec(base=tiny_llama, task="causal-lm"), ()).eval()
+
+    def response_losses(tokens: TokenSet) -> list[float]:
+        store = TokenStore(tokens, torch.device("cpu"))
+        found: list[float] = []
+        with torch.no_grad():
+            for row in range(len(tokens)):
+                width = int(tokens.lengths[row])
+                losses, mask, _ = predict_tokens(model, store.gather(torch.tensor([row]), width))
+                found += losses[mask == 1].tolist()
+        return sorted(found)
+
+    assert len(packed.train) < len(alone.train) / 2
+    assert response_losses(packed.train) == pytest.approx(response_losses(alone.train), abs=1e-4)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_language_model_learns_to_answer(
+    is_packed: bool, questions: Path, tiny_llama: str
+) -> None:
+    events: list[Event] = []
+    config = language_config(
+        questions,
+        tiny_llama,
+        data=language_data(questions, packing=is_packed),
+        epochs=24.0 if is_packed else 6.0,
+        optimizer=OptimizerSpec(lr=1e-2),
+        metrics=("token_accuracy", "perplexity", "distinct_1", "distinct_2", "repetition"),
+    )
+    train(config, events.append)
+    scores = [event for event in events if isinstance(event, Evaluated)][-1].metrics
+    assert scores["token_accuracy"] > 0.9
+    assert scores["perplexity"] < 1.5
+    assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+    assert 0 < scores["distinct_1"] < scores["distinct_2"] < 1
+    assert 0 <= scores["repetition"] < 1

@@ -1,0 +1,120 @@
+"""Sharded training, adapters, gradient checkpointing and accumulation learn what DDP learns."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.spec.model import LoraSpec, ModelSpec
+from jobs.spec.quantities import Cadence
+from jobs.spec.train import CheckpointSpec, EvalSpec
+from jobs.training import checkpoint, manifest
+from jobs.training.config import TrainingConfig
+from tests.builders import training_config
+from tests.jobs.training import workers
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def two_workers(reviews: Path, base: str, **fields: object) -> TrainingConfig:
+    """Five steps on two workers."""
+    return training_config(reviews, base, **{"micro_batch_size": 16, **fields})
+
+
+def curve(config: TrainingConfig, folder: Path, checkpoints: Path | None = None) -> list[float]:
+    """Losses on two workers, and that of the evaluation."""
+    events = workers.run(config, 2, folder, checkpoints)
+    judged = [event["metrics"]["loss"] for event in events if event["event"] == "Evaluated"]
+    return [*workers.losses(events), *judged]
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_shards_learn_what_replicas_learn(
+    strategy: str, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    expected = curve(two_workers(reviews, tiny_model), tmp_path)
+    sharded = two_workers(reviews, tiny_model, strategy=strategy)
+    assert curve(sharded, tmp_path) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_sharded_run_resumes_as_replicas_and_back(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Checkpoints hold whole tensors, whatever strategy wrote them."""
+    every_step = CheckpointSpec(every=Cadence(1, "step"), keep=9)
+    whole = two_workers(reviews, tiny_model, checkpoint=every_step, strategy="zero3")
+    expected = curve(whole, tmp_path, tmp_path / "checkpoints")
+    for strategy, kept in (("ddp", 2), ("zero2", 3), ("zero3", 4)):
+        for path in (tmp_path / "checkpoints").glob("step-*"):
+            if int(path.name.split("-")[1]) > kept:
+                workers.remove(path)
+        again = two_workers(reviews, tiny_model, checkpoint=every_step, strategy=strategy)
+        found = curve(again, tmp_path, tmp_path / "checkpoints")
+        assert found == pytest.approx(expected[kept:], abs=1e-5)
+
+
+def test_gradient_checkpointing_changes_no_number(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    expected = curve(two_workers(reviews, tiny_model), tmp_path)
+    slim = two_workers(reviews, tiny_model, gradient_checkpointing=True)
+    assert curve(slim, tmp_path) == pytest.approx(expected, abs=1e-6)
+
+
+def test_accumulation_on_two_workers_changes_no_number(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    expected = curve(two_workers(reviews, tiny_model), tmp_path)
+    accumulated = two_workers(reviews, tiny_model, micro_batch_size=4)
+    assert curve(accumulated, tmp_path) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_an_adapter_resumes_exactly(
+    strategy: str, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    spec = ModelSpec(base=tiny_model, adapter=LoraSpec(type="lora", r=4, dropout=0.1))
+    config = two_workers(
+        reviews,
+        tiny_model,
+        model=spec,
+        strategy=strategy,
+        eval=EvalSpec(every=Cadence(1, "step")),
+        checkpoint=CheckpointSpec(every=Cadence(1, "step"), keep=9),
+    )
+    folder = tmp_path / "checkpoints"
+    expected = curve(config, tmp_path, folder)
+    weights = f"{manifest.MODEL_DIR}/adapter_model.safetensors"
+    last = manifest.sha256(folder / "step-00000005" / weights)
+    for step in (4, 5):
+        workers.remove(folder / f"step-0000000{step}")
+    found = curve(config, tmp_path, folder)
+    assert found[:2] == expected[3:5]
+    reference = checkpoint.latest(folder)
+    assert reference is not None
+    assert manifest.sha256(Path(reference.path) / weights) == last
+
+
+def test_a_merged_adapter_is_a_plain_model(reviews: Path, tiny_model: str, tmp_path: Path) -> None:
+    """What is published gives the scores that training reported, without peft."""
+    import torch
+    import transformers
+
+    from jobs.training.data.corpus import load_corpus
+    from jobs.training.data.tokens import TokenStore
+    from jobs.training.loop import train
+
+    adapter = LoraSpec(type="lora", r=4, dropout=0.0, merge=True)
+    config = training_config(reviews, tiny_model, model=ModelSpec(base=tiny_model, adapter=adapter))
+    reference = train(config, lambda _: None, tmp_path)
+    folder = Path(reference.path) / manifest.MODEL_DIR
+    assert not (folder / "adapter_config.json").exists()
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    corpus = load_corpus(config)
+    batch = TokenStore(corpus.eval, torch.device("cpu")).gather(torch.arange(len(corpus.eval)), 12)
+    labels = batch.pop("labels")
+    with torch.no_grad():
+        logits = model(**batch).logits
+    loss = torch.nn.functional.cross_entropy(logits, labels)
+    assert loss.item() == pytest.approx(reference.metrics["loss"], abs=1e-5)
+    again = train(config, lambda _: None, tmp_path)
+    assert again == reference
