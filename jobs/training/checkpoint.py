@@ -155,8 +155,8 @@ def _write_model(snapshot: _Snapshot, session: Session, folder: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in snapshot.weights.items()}
     model = session.model
     if adapter.has_adapter(model):
-        is_last = snapshot.reference.step == session.schedule.total_steps
-        if is_last and session.config.model.adapter.merge:
+        lora, is_last = session.config.model.adapter, _is_last(snapshot, session)
+        if lora is not None and lora.merge and is_last:
             _write_merged(snapshot, session, folder)
             folder = folder.with_name(ADAPTER_DIR)
             folder.mkdir()
@@ -169,6 +169,10 @@ def _write_model(snapshot: _Snapshot, session: Session, folder: Path) -> None:
         name = "model.safetensors"
     safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
     session.corpus.tokenizer.save_pretrained(folder)
+
+
+def _is_last(snapshot: _Snapshot, session: Session) -> bool:
+    return snapshot.reference.step == session.schedule.total_steps
 
 
 def _write_merged(snapshot: _Snapshot, session: Session, folder: Path) -> None:

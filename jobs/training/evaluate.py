@@ -140,7 +140,7 @@ def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[obj
     """Layers compiled for training are not compiled again for judging."""
     if not config.compile:
         return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-untyped-call,no-any-return]
+    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
 
 
 def _device_state(session: Session) -> torch.Tensor | None:

@@ -67,11 +67,13 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """How fast the steps of this process were; evaluations and checkpoints are not in it."""
+    """How fast the steps of this process were, evaluations and checkpoints left out."""
 
     mode: str
     """`captured`, or `eager: ` and why."""
     steps: int
+    wall_s: float
+    """From before the first step to after the last, with evaluations and checkpoints between."""
     samples_per_s: float
     tokens_per_s: float
     """Unpadded."""
@@ -84,7 +86,8 @@ class Metered:
     capture_s: float
     """Capturing and compiling, before the first step."""
     data_wait_share: float
-    communication_share: float
+    communication_share: float | None
+    """Share of a step that gradient sync adds; None on CPUs, where it is not measured."""
     peak_memory_gib: float
     gpu_utilization: float | None
     """0 to 1 through NVML; None without a GPU."""

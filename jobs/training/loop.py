@@ -92,7 +92,7 @@ def run(session: Session, report: Report, checkpoints: Path | None) -> Checkpoin
     saver = Checkpoints(session, checkpoints) if checkpoints else None
     with Meter(session) as meter:
         metrics = _Loop(session, report, meter, saver).run(first)
-        report(meter.measured(session.engine.communication_share()))
+        report(meter.measured())
     return _finish(session, saver, checkpoints, metrics, report)
 
 
@@ -151,6 +151,7 @@ class _Loop:
 
     def _tell(self, results: Sequence[StepResult]) -> None:
         self._meter.results += results
+        self._meter.wall_s = time.monotonic() - self._origin if results else self._meter.wall_s
         elapsed, events = time.monotonic() - self._origin, []
         for result in reversed(results):  # each ended as long ago as those after it took
             values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}

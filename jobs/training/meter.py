@@ -22,6 +22,7 @@ class Meter:
     session: Session
     results: list[StepResult] = field(default_factory=list)
     gauge: "Gauge | None" = None
+    wall_s: float = 0.0
 
     def __enter__(self) -> "Meter":
         if self.session.world.device.type == "cuda":
@@ -33,8 +34,8 @@ class Meter:
         if self.gauge:
             self.gauge.stopped.set()
 
-    def measured(self, communication_share: float) -> Metered:
-        """What all steps so far came to; every worker must ask, the peak is over all of them."""
+    def measured(self) -> Metered:
+        """What all steps so far came to; every worker must ask."""
         session, engine = self.session, self.session.engine
         seconds = np.array([result.seconds for result in self.results])
         total = float(seconds.sum()) or float("nan")
@@ -44,6 +45,7 @@ class Meter:
         return Metered(
             mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
             steps=len(self.results),
+            wall_s=self.wall_s,
             samples_per_s=sum(result.samples for result in self.results) / total,
             tokens_per_s=tokens / total,
             padded_tokens_per_s=padded / total,
@@ -53,7 +55,7 @@ class Meter:
             step_s_p99=float(p99),
             capture_s=engine.capture_s,
             data_wait_share=engine.step.feed.waited_s / total,
-            communication_share=communication_share,
+            communication_share=engine.communication_share(session.world.agree(value=float(p50))),
             peak_memory_gib=session.world.largest(peak_memory_gib(session.world.device)),
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,

@@ -17,6 +17,8 @@ BLOCK_S = 0.25
 """How long a block of steps shall take: after each, progress is told and clocks are looked at."""
 MAX_BLOCK = 64
 """Most steps of a block; two of them must fit into LOSSES_KEPT."""
+SYNC_TIMING_S = 0.3
+"""How long steps are timed to see what gradient sync costs."""
 SETTLING_STEPS = 2
 """Steps after which DDP keeps its buckets."""
 ROWS_NAMED = 8
@@ -94,11 +96,17 @@ class Engine:
             results += self._land(self._flights.popleft())
         return results
 
-    def communication_share(self, steps: int = 20) -> float:
-        """Share of a step that gradient sync adds, from steps that change nothing."""
+    def communication_share(self, step_s: float) -> float | None:
+        """Share of a step that gradient sync adds, from a few steps that change nothing.
+
+        `step_s` is how long a step takes. None on CPUs, where steps are too slow for it.
+        """
         if self.step.world.size == 1:
             return 0.0
+        if self.step.world.device.type == "cpu":
+            return None
         width = self.step.schedule.widths[0]
+        steps = int(min(20, max(3, SYNC_TIMING_S / max(step_s, 1e-6))))
 
         def measure() -> float:
             alone: Run = lambda w: self.step.run(w, sync=False)  # noqa: E731 - needs the type

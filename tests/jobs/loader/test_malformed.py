@@ -252,7 +252,8 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
         ),
         (
             PROMPTS
-            + "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {maximize: perplexity}}",
+            + "sweep: {search_space: {train.optimizer.lr: [0.1]},"
+            + " objective: {maximize: perplexity}}",
             "'perplexity' is better when lower; maximize another metric",
         ),
     ],

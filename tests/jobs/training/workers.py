@@ -1,4 +1,4 @@
-"""Groups of real training processes that start fast: forked from one that has imported everything."""
+"""Groups of real training processes, forked from one that has imported everything already."""
 
 import json
 import multiprocessing
