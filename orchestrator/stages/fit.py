@@ -1,5 +1,6 @@
 """The fit stage: train the winner with Ray Train."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,11 +68,12 @@ def fit(
     while True:
         gathered.ran_out = False
         try:
-            for event in stream(
-                work, FitPayload(config, checkpoints), placement, name="fit", storage=folder
-            ):
-                gathered.take(event, config.metrics[0])
-                on_event(event)
+            payload = FitPayload(config, checkpoints)
+            events = stream(work, payload, placement, name="fit", storage=folder)
+            with contextlib.closing(events):
+                for event in events:
+                    gathered.take(event, config.metrics[0])
+                    on_event(event)
             break
         except TrainingError:
             smaller = with_smaller_micro_batch(config) if gathered.ran_out else None

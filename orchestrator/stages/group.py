@@ -5,7 +5,7 @@ import os
 import queue as queues
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ START_TIMEOUT_S = 120
 REPORT_INTERVAL_S = 0.5
 """Events are sent in bundles, because each message costs about a millisecond."""
 POLL_S = 1.0
+END_TIMEOUT_S = 20.0
+"""How long a group that is left early may take to end."""
 
 Report = Callable[[Event], None]
 Work = Callable[[Any, Report], object]
@@ -61,10 +63,11 @@ def stream(
     name: str,
     storage: Path,
     on_group: Callable[[str], None] | None = None,
-) -> Iterator[Event]:
+) -> Generator[Event, None, None]:
     """Run `work(payload, report)` on every worker of a placement and yield what rank 0 reports.
 
     `on_group` is told the group's id, for a `release` when this process is stopped from outside.
+    Close the iterator when it is left early (`contextlib.closing`): that ends the group.
     Raises TrainingError with the worker's own words, or ClusterError when the group does not start.
     """
     environment = {
@@ -77,11 +80,19 @@ def stream(
     messages = ray.util.queue.Queue(actor_options={"num_cpus": 0})
     trainer = _trainer(work, payload, placement, messages, name=name, storage=storage)
     outcome: list[BaseException | None] = []
+    groups: list[str] = []
+
+    def grouped(placement_group: str) -> None:
+        groups.append(placement_group)
+        if on_group:
+            on_group(placement_group)
+
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     try:
-        yield from _drain(messages, thread, on_group)
+        yield from _drain(messages, thread, grouped)
     finally:
+        _end(thread, groups)
         messages.shutdown(force=True)
     if outcome and outcome[0] is not None:
         raise ClusterError(_cause(outcome[0], placement)) from None
@@ -210,7 +221,7 @@ def _fit(trainer: ray.train.torch.TorchTrainer, outcome: list[BaseException | No
 def _drain(
     messages: ray.util.queue.Queue,
     thread: threading.Thread,
-    on_group: Callable[[str], None] | None,
+    on_group: Callable[[str], None],
 ) -> Iterator[Event]:
     while True:
         is_over = not thread.is_alive()
@@ -223,10 +234,18 @@ def _drain(
         if isinstance(message, Failure):
             thread.join(timeout=START_TIMEOUT_S)
             raise TrainingError(message.message)
-        if not isinstance(message, Grouped):
-            yield from message
-        elif on_group:
+        if isinstance(message, Grouped):
             on_group(message.placement_group)
+        else:
+            yield from message
+
+
+def _end(thread: threading.Thread, groups: Sequence[str]) -> None:
+    """Leave no thread behind that waits on Ray: it would crash this process when Ray shuts down."""
+    if thread.is_alive():
+        for placement_group in groups:
+            release(placement_group)  # its workers die, and fit() returns
+        thread.join(timeout=END_TIMEOUT_S)
 
 
 def _cause(error: BaseException, placement: Placement) -> str:

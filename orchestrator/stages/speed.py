@@ -1,5 +1,6 @@
 """The speed stage: short probes of every candidate on Ray Tune."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -113,9 +114,11 @@ def _probe(
     start_s: list[float] = []
 
     # a group even for one worker, because the full run will have to start one too
-    for event in stream(probe_all, requests, placement, name="probe", storage=storage):
-        if isinstance(event, Probed | OutOfMemory):
-            spent = event.setup_s + event.probe_s if isinstance(event, Probed) else 0.0
-            start_s.append(max(0.0, time.monotonic() - launched - spent))
-            measured = predict.summarise(event, start_s[0])
-            ray.tune.report({"measurement": dataclasses.asdict(measured)})
+    events = stream(probe_all, requests, placement, name="probe", storage=storage)
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, Probed | OutOfMemory):
+                spent = event.setup_s + event.probe_s if isinstance(event, Probed) else 0.0
+                start_s.append(max(0.0, time.monotonic() - launched - spent))
+                measured = predict.summarise(event, start_s[0])
+                ray.tune.report({"measurement": dataclasses.asdict(measured)})

@@ -1,5 +1,6 @@
 """What both Ray Tune stages share: where drivers sit, how work is run, how reports come back."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -43,8 +44,9 @@ def run_on(
         work(payload, report)
         return
     events = stream(work, payload, placement, name=name, storage=storage, on_group=on_group)
-    for event in events:
-        report(event)
+    with contextlib.closing(events):
+        for event in events:
+            report(event)
 
 
 def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:
