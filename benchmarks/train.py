@@ -6,8 +6,8 @@ SST2 is a folder with GLUE's train.tsv and dev.tsv (`sentence<TAB>label`); DIR o
 tokenizer; `--questions FILE` a jsonl file with `prompt` and `response`, for the parts lora and
 zero. Weights are random: speed does not depend on them.
 
-Parts: `bert` full fine-tuning of bert-base through `winnow train` and through the Trainer; `ray` the
-same loop under torchrun; `lora` an adapter on a causal model of 1.1 billion weights; `zero` curves
+Parts: `bert` full fine-tuning of bert-base, ours through `winnow train` or, with `--launch torchrun`,
+without Ray, right after the Trainer; `scaling` ours alone; `ray` the two launches compared; `lora` an adapter on a causal model of 1.1 billion weights; `zero` curves
 and memory of ddp, zero2 and zero3. Prints a table and writes JSON to benchmarks/results/ or to
 `--out`. `--smoke` runs in miniature on CPUs, to check the script.
 """
@@ -52,6 +52,7 @@ class Bench:
     batches: list[int]
     modes: list[str]
     epochs: float
+    launch: str
     smoke: bool
     results: dict[str, Any] = field(default_factory=dict)
 
@@ -85,6 +86,7 @@ def main() -> int:
     parser.add_argument("--batches", default="16,64", help="rows a GPU, of the part bert")
     parser.add_argument("--modes", default="plain,compiled", help="of the parts bert and lora")
     parser.add_argument("--epochs", type=float, default=1.0, help="of the part bert")
+    parser.add_argument("--launch", choices=["winnow", "torchrun"], default="winnow")
     parser.add_argument("--smoke", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -99,10 +101,11 @@ def main() -> int:
             batches=[int(batch) for batch in arguments.batches.split(",")],
             modes=arguments.modes.split(","),
             epochs=arguments.epochs,
+            launch=arguments.launch,
             smoke=arguments.smoke,
         )
         prepare(bench, arguments.data, arguments.tokenizer, arguments.questions)
-        parts = {"bert": bert, "ray": ray, "lora": lora, "zero": zero}
+        parts = {"bert": bert, "scaling": scaling, "ray": ray, "lora": lora, "zero": zero}
         try:
             for name in arguments.parts.split(","):
                 parts[name](bench)
@@ -148,9 +151,25 @@ def bert(bench: Bench) -> None:
         base = trainer(bench, batch)
         bench.note(f"{name}/trainer", base)
         for mode in bench.modes:
-            fit = winnow_train(bench, batch, epochs=bench.epochs, compiled=mode == "compiled")
+            fit = ours(bench, batch, mode)
             fit["times_trainer"] = round(fit["samples_per_s"] / base["samples_per_s"], 2)
-            bench.note(f"{name}/winnow-{mode}", fit)
+            bench.note(f"{name}/{bench.launch}-{mode}", fit)
+
+
+def scaling(bench: Bench) -> None:
+    """Ours alone, to be compared with a run on fewer GPUs."""
+    for batch in bench.batches:
+        for mode in bench.modes:
+            name = f"{bench.gpus}x{batch}/{bench.launch}-{mode}"
+            bench.note(name, ours(bench, batch, mode))
+
+
+def ours(bench: Bench, batch: int, mode: str) -> dict[str, Any]:
+    """One full fine-tuning run as the options say."""
+    compiled = mode == "compiled"
+    if bench.launch == "winnow":
+        return winnow_train(bench, batch, epochs=bench.epochs, compiled=compiled)
+    return torchrun(bench, bert_config(bench, batch, compiled=compiled))
 
 
 def ray(bench: Bench) -> None:
@@ -267,17 +286,32 @@ def language_config(bench: Bench, *, micro: int, epochs: float, **changes: Any) 
         "response": "response",
         "max_length": LORA_LENGTH,
     }
+    sizes = {"global_batch_size": LORA_MICRO, "micro_batch_size": micro, "epochs": epochs}
+    return config_file(
+        bench, model=model, data=data, metrics=["token_accuracy"], **sizes, **changes
+    )
+
+
+def bert_config(bench: Bench, batch: int, *, compiled: bool) -> str:
+    """A configuration of bert-base, as a file."""
+    data = {
+        "train": {"path": str(bench.work / "train.tsv")},
+        "eval": {"path": str(bench.work / "dev.tsv")},
+        "text": "sentence",
+    }
+    sizes = {"global_batch_size": batch * bench.gpus, "micro_batch_size": batch}
+    model = {"base": str(bench.work / "bert")}
+    rest = {"epochs": bench.epochs, "compile": compiled, "metrics": ["accuracy"]}
+    return config_file(bench, model=model, data=data, **sizes, **rest)
+
+
+def config_file(bench: Bench, **changes: Any) -> str:
+    """A configuration with defaults for what is not given."""
     values = {
-        "model": model,
-        "data": data,
-        "epochs": epochs,
-        "global_batch_size": LORA_MICRO,
-        "micro_batch_size": micro,
         "precision": bench.precision,
         "optimizer": {"lr": 1e-4},
         "lr_schedule": {},
         "eval": {},
-        "metrics": ["token_accuracy"],
         "checkpoint": {},
         "seed": 1,
         "device": bench.device,
