@@ -6,10 +6,11 @@ SST2 is a folder with GLUE's train.tsv and dev.tsv (`sentence<TAB>label`); DIR o
 tokenizer; `--questions FILE` a jsonl file with `prompt` and `response`, for the parts lora and
 zero. Weights are random: speed does not depend on them.
 
-Parts: `bert` full fine-tuning of bert-base, ours through `winnow train` or, with `--launch torchrun`,
-without Ray, right after the Trainer; `scaling` ours alone; `ray` the two launches compared; `lora` an adapter on a causal model of 1.1 billion weights; `zero` curves
-and memory of ddp, zero2 and zero3. Prints a table and writes JSON to benchmarks/results/ or to
-`--out`. `--smoke` runs in miniature on CPUs, to check the script.
+Parts: `bert` full fine-tuning of bert-base right after the Trainer, ours through `winnow train` or,
+with `--launch torchrun`, without Ray; `scaling` ours alone; `ray` the two launches compared; `lora`
+an adapter on a causal model of 1.1 billion weights; `zero` curves and memory of ddp, zero2 and
+zero3. Prints a table and writes JSON to benchmarks/results/ or to `--out`. `--smoke` runs in
+miniature on CPUs, to check the script.
 """
 
 import argparse
@@ -37,6 +38,8 @@ ROOT = Path(__file__).parents[1]
 LORA_MICRO, LORA_ROWS, LORA_LENGTH = 8, 32, 512
 """Packed rows of a step, rows of the Trainer's step that hold about as many tokens, and the longest
 row."""
+ZERO_EPOCHS = 0.16
+"""Of each run that compares strategies."""
 RAY_EPOCHS = 0.5
 """Of each run that compares Ray with torchrun."""
 
@@ -208,7 +211,7 @@ def zero(bench: Bench) -> None:
         for strategy in ("ddp", "zero2", "zero3", "zero3-offload"):
             name, _, offload = strategy.partition("-")
             changes = {"strategy": name, "cpu_offload": bool(offload), "precision": precision}
-            config = language_config(bench, micro=2, epochs=0.05, **changes)
+            config = language_config(bench, micro=2, epochs=ZERO_EPOCHS, **changes)
             found = torchrun(bench, config, gpus=2, keep_losses=True)
             curve = curves[precision, strategy] = found.pop("losses")
             pairs = zip(curve, curves[precision, "ddp"], strict=True)
