@@ -2,6 +2,7 @@
 
 from jobs.training.events import Evaluated, Event, Metered, Started, Stepped, Tokenised
 from orchestrator.notices import Notify, Progress, Remark
+from orchestrator.records.report import speed_text
 
 SMOOTHING = 0.05
 """Weight of the newest step in the rate that is shown."""
@@ -48,25 +49,3 @@ class FitWatch:
         if self._price is None:
             return text
         return f"{text}, {(event.elapsed_s + left_s) * self._price / 3600:.4f} USD in all"
-
-
-def speed_text(speed: Metered) -> str:
-    """How fast a fit was, in one line."""
-    parts = [
-        f"{speed.samples_per_s:,.0f} samples/s",
-        f"{speed.tokens_per_s:,.0f} tokens/s",
-        f"{speed.padding_share:.0%} padding",
-        f"step {speed.step_s_p50 * 1e3:.1f} ms (p95 {speed.step_s_p95 * 1e3:.1f})",
-        f"{speed.peak_memory_gib:.1f} GiB",
-    ]
-    if speed.communication_share:
-        parts.append(f"{speed.communication_share:.0%} communication")
-    if speed.data_wait_share >= 0.01:
-        parts.append(f"{speed.data_wait_share:.0%} waiting for data")
-    if speed.gpu_utilization is not None:
-        parts.append(f"GPU {speed.gpu_utilization:.0%} busy")
-    if speed.power_w is not None:
-        parts.append(f"{speed.power_w:.0f} W")
-    if speed.mfu is not None:
-        parts.append(f"MFU {speed.mfu:.0%}")
-    return f"{speed.mode}: {', '.join(parts)}"

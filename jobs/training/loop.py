@@ -74,15 +74,16 @@ def train(config: TrainingConfig, report: Report, checkpoints: Path | None = Non
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
             return run(build_session(config, corpus, world), tell, checkpoints)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                report(OutOfMemory("", str(error).splitlines()[0]))
+                report(OutOfMemory("", _first_line(error)))
             raise
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether a device's memory, or the host's, did not suffice."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_named or "can't allocate memory" in str(error)
 
 
 def run(session: Session, report: Report, checkpoints: Path | None) -> CheckpointRef:
@@ -198,6 +199,10 @@ def _finish(
     if not folder:
         return CheckpointRef("", total, metrics)
     return checkpoint.latest(folder) or CheckpointRef("", total, metrics)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _silent(_: Event) -> None:

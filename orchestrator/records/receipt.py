@@ -48,6 +48,8 @@ class Receipt:
     """Whether the accelerators were only pretended, so that times and prices mean nothing."""
     resumed: bool
     """Whether training was resumed, so that the actual time is of its last part alone."""
+    speed: Metered | None = None
+    """How fast the steps were."""
 
     @property
     def time_error(self) -> float | None:
@@ -79,6 +81,7 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         metrics=fit.checkpoint.metrics,
         simulated=placement.simulated,
         resumed=fit.resumed_from > 0,
+        speed=fit.speed,
     )
 
 

@@ -18,8 +18,8 @@ LATEST = "latest"
 """File beside the versions of a model with the id of the newest."""
 
 CARD = """---
-library_name: transformers
-pipeline_tag: text-classification
+library_name: {library}
+pipeline_tag: {pipeline}
 base_model: {base}
 ---
 # {name}
@@ -30,13 +30,18 @@ Fine-tuned from `{base}` by Winnow, run `{run}`, on {date}.
 | --- | --- |
 {metrics}
 
-Labels: {labels}. Inputs are cut at {max_length} tokens. Trained on `{train}`, judged on `{eval}`.
+{labels}Inputs are cut at {max_length} tokens. Trained on `{train}`, judged on `{eval}`.
 
 ```python
-from transformers import pipeline
-pipeline("text-classification", "path/to/this/folder")("some text")
+{usage}
 ```
 """
+PIPELINES = {"text-classification": "text-classification", "causal-lm": "text-generation"}
+AUTO_CLASSES = {
+    "text-classification": "AutoPeftModelForSequenceClassification",
+    "causal-lm": "AutoPeftModelForCausalLM",
+}
+"""Classes of peft that load an adapter together with its base model."""
 
 
 def publish(
@@ -96,13 +101,24 @@ def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
     rows = [f"| {name} | {value:.4f} |" for name, value in checkpoint.metrics.items()]
+    task, lora = spec.model.task, spec.model.adapter
+    is_adapter = lora is not None and not lora.merge
+    usage = (
+        f'from transformers import pipeline\npipeline("{PIPELINES[task]}", "this/folder")("text")'
+    )
+    if is_adapter:
+        loader = AUTO_CLASSES[task]
+        usage = f'from peft import {loader}\nmodel = {loader}.from_pretrained("this/folder")'
     return CARD.format(
         base=spec.model.base,
+        library="peft" if is_adapter else "transformers",
+        pipeline=PIPELINES[task],
+        usage=usage,
         name=spec.name,
         run=run_id,
         date=datetime.now(UTC).date(),
         metrics="\n".join(rows),
-        labels=", ".join(labels),
+        labels=f"Labels: {', '.join(labels)}. " if labels else "",
         max_length=spec.data.max_length,
         train=Path(spec.data.train.path).name,
         eval=Path(spec.data.eval.path).name,

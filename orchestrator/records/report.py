@@ -6,6 +6,7 @@ from typing import Any
 
 import jinja2
 
+from jobs.training.events import Metered
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
@@ -73,8 +74,32 @@ def receipt_text(receipt: Receipt) -> str:
         lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
     if receipt.sweep_time_s:
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}")
+    if receipt.speed is not None:
+        lines.append(f"speed     {speed_text(receipt.speed)}")
     scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
     return "\n".join([*lines, f"quality   {scores}"])
+
+
+def speed_text(speed: Metered) -> str:
+    """How fast a fit was, in one line."""
+    parts = [
+        f"{speed.samples_per_s:,.0f} samples/s",
+        f"{speed.tokens_per_s:,.0f} tokens/s",
+        f"{speed.padding_share:.0%} padding",
+        f"step {speed.step_s_p50 * 1e3:.1f} ms (p95 {speed.step_s_p95 * 1e3:.1f})",
+        f"{speed.peak_memory_gib:.1f} GiB",
+    ]
+    if speed.communication_share:
+        parts.append(f"{speed.communication_share:.0%} communication")
+    if speed.data_wait_share >= 0.01:
+        parts.append(f"{speed.data_wait_share:.0%} waiting for data")
+    if speed.gpu_utilization is not None:
+        parts.append(f"GPU {speed.gpu_utilization:.0%} busy")
+    if speed.power_w is not None:
+        parts.append(f"{speed.power_w:.0f} W")
+    if speed.mfu is not None:
+        parts.append(f"MFU {speed.mfu:.0%}")
+    return f"{speed.mode}: {', '.join(parts)}"
 
 
 def show_time(seconds: float | None) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import transformers
 import yaml
 
 from cluster.session import Connection
@@ -182,3 +183,53 @@ def test_a_model_below_its_floor_is_not_deployed(
     from serve import deployment
 
     assert "tiny-reviews" not in deployment.applications()
+
+
+def test_a_language_model_s_adapter_is_trained_merged_and_published(
+    ray_cluster: Connection, questions: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    """Earns its time: prompts to a model that transformers loads and that answers as it learnt."""
+    job = {
+        "version": 1,
+        "name": "answers",
+        "model": {
+            "base": tiny_llama,
+            "task": "causal-lm",
+            "adapter": {"type": "lora", "r": 16, "dropout": 0.0, "merge": True},
+        },
+        "data": {
+            "train": {"path": str(questions / "train.jsonl")},
+            "eval": {"path": str(questions / "eval.jsonl")},
+            "prompt": "prompt",
+            "response": "response",
+            "max_length": 64,
+        },
+        "train": {
+            "epochs": 30,
+            "global_batch_size": 8,
+            "micro_batch_size": 4,
+            "precision": "fp32",
+            "optimizer": {"lr": 0.03},
+            "strategy": "zero2",
+        },
+        "resources": {"any_of": any_of("cpu:2")},
+        "storage": str(tmp_path / "storage"),
+    }
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job), encoding="utf-8")
+    code, out, err = finish(winnow("train", str(path), "--json"))
+    assert code == 0, err
+    outcome = json.loads(out)
+    assert outcome["receipt"]["metrics"]["token_accuracy"] > 0.8
+    assert outcome["receipt"]["speed"]["mode"].startswith("eager: there is no GPU")
+
+    folder = Path(outcome["model"]["path"])
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: text-generation" in card
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("Is a superb film good?", return_tensors="pt").input_ids
+    answer = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=2)
+    assert tokenizer.decode(answer[0, ids.shape[1] :]).lstrip().startswith(("Yes, it", "No, it"))
+    events = list((Path(outcome["folder"]) / "fit" / "tensorboard").iterdir())
+    assert len(events) == 1

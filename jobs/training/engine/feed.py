@@ -68,5 +68,7 @@ class Feed:
         made = []
         for number in range(len(rows)):
             batch = self._store.gather(rows[number], width)
-            made.append(({n: t.pin_memory() for n, t in batch.items()}, weights[number]))
+            if self._device.type == "cuda":
+                batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+            made.append((batch, weights[number]))
         return made

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import psutil
 
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Event
@@ -27,15 +30,23 @@ context.set_forkserver_preload(
 
 
 def start(
-    config: TrainingConfig, workers: int, checkpoints: Path | None, log: Path
+    config: TrainingConfig,
+    workers: int,
+    checkpoints: Path | None,
+    log: Path,
+    *,
+    spare_mib: int | None = None,
 ) -> list[BaseProcess]:
-    """Start a group of workers that train as under torchrun; rank 0 writes its events to `log`."""
+    """Start a group of workers that train as under torchrun; rank 0 writes its events to `log`.
+
+    With `spare_mib` a worker may take that much memory more than it has at its start.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     text = TRAINING_CONFIG.dump_json(config).decode()
     group = [
-        context.Process(target=_work, args=(text, rank, workers, port, checkpoints, log))
+        context.Process(target=_work, args=(text, rank, workers, port, checkpoints, log, spare_mib))
         for rank in range(workers)
     ]
     for process in group:
@@ -95,7 +106,13 @@ def losses(events: Sequence[dict]) -> list[float]:
 
 
 def _work(
-    text: str, rank: int, workers: int, port: int, checkpoints: Path | None, log: Path
+    text: str,
+    rank: int,
+    workers: int,
+    port: int,
+    checkpoints: Path | None,
+    log: Path,
+    spare_mib: int | None,
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -110,6 +127,9 @@ def _work(
     from jobs.training.loop import train
 
     torch.set_num_threads(1)
+    if spare_mib is not None:
+        limit = psutil.Process().memory_info().vms + spare_mib * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def report(event: Event) -> None:
         line = json.dumps({"event": type(event).__name__, **asdict(event)})
