@@ -55,7 +55,7 @@ class Schedule:
         if epoch != self._epoch:
             self._load(epoch)
         self.host_step = step
-        self._step.fill_(step)
+        self._step.fill_(min(step, self.total_steps - 1))  # a probe may outlast a short run
         self._position.fill_(position)
 
     def rows(self, step: int) -> Indices:
