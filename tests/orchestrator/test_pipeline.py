@@ -221,7 +221,7 @@ def test_a_language_model_s_adapter_is_trained_merged_and_published(
     code, out, err = finish(winnow("train", str(path), "--json"))
     assert code == 0, err
     outcome = json.loads(out)
-    assert outcome["receipt"]["metrics"]["token_accuracy"] > 0.5
+    assert outcome["receipt"]["metrics"]["token_accuracy"] > 0.3
     assert outcome["receipt"]["speed"]["mode"].startswith("eager: there is no GPU")
 
     folder = Path(outcome["model"]["path"])
