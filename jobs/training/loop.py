@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from jobs.spec.quantities import Cadence
-from jobs.training import checkpoint
+from jobs.training import checkpoint, state
 from jobs.training.checkpoint import Checkpoints
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import load_corpus
@@ -167,7 +167,7 @@ def _resume(session: Session, checkpoints: Path | None) -> int:
     found = session.world.gather(found)[0]
     if found is None:
         return 0
-    checkpoint.restore(session, found)
+    state.restore(session, found)
     return int(found.step)
 
 
