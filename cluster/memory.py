@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.spec.train import Precision
+from jobs.spec.train import Precision, Strategy
 from jobs.training.config import Device
 from jobs.training.model.shape import ModelShape
 
@@ -26,6 +26,11 @@ FRAGMENTATION = 1.08
 
 GIB = 2**30
 
+FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
+"""Weights that an adapter leaves alone: no gradients, no moments."""
+CHECKPOINTED_SHARE = 0.15
+"""Of the activations, with gradient checkpointing: each layer's input, and one whole layer."""
+
 Verdict = Literal["fits", "tight", "too big", "unknown"]
 
 
@@ -44,15 +49,43 @@ class MemoryEstimate:
         return "fits" if self.high_gib <= memory_gib else "tight"
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What of the training state a worker holds."""
+
+    workers: int = 1
+    strategy: Strategy = "ddp"
+    adapter: bool = False
+    gradient_checkpointing: bool = False
+
+    def state_bytes(self, precision: Precision) -> float:
+        """Bytes per weight of the model; an adapter's own weights are not worth counting."""
+        cast = CAST_BYTES_PER_PARAMETER if precision in ("fp16", "bf16") else 0
+        whole = STATE_BYTES_PER_PARAMETER + cast
+        if self.adapter:
+            whole = FROZEN_BYTES_PER_PARAMETER[precision]
+        if self.strategy == "ddp":
+            return whole
+        gathered = FROZEN_BYTES_PER_PARAMETER[precision] if self.strategy == "zero2" else 0
+        return whole / self.workers + gathered
+
+
 def estimate(
-    shape: ModelShape, *, micro_batch_size: int, tokens: int, precision: Precision, device: Device
+    shape: ModelShape,
+    *,
+    micro_batch_size: int,
+    tokens: int,
+    precision: Precision,
+    device: Device,
+    spread: Spread | None = None,
 ) -> MemoryEstimate:
-    """Peak memory of DDP training with AdamW for (micro_batch_size, tokens) inputs."""
-    state = shape.parameters * STATE_BYTES_PER_PARAMETER
-    if precision in ("fp16", "bf16"):
-        state += shape.parameters * CAST_BYTES_PER_PARAMETER
+    """Peak memory of training with AdamW for (micro_batch_size, tokens) inputs."""
+    spread = spread or Spread()
+    state = shape.parameters * spread.state_bytes(precision)
     per_token = ACTIVATION_BYTES[precision] * shape.layers * shape.hidden
-    activations = micro_batch_size * tokens * per_token
+    activations: float = micro_batch_size * tokens * per_token
+    if spread.gradient_checkpointing:
+        activations *= CHECKPOINTED_SHARE
     fixed = CONTEXT_GIB[device] + state / GIB
     return MemoryEstimate(
         low_gib=fixed + LOW_SHARE * activations / GIB,

@@ -13,7 +13,7 @@ from jobs.training.engine.feed import Feed
 from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
-from jobs.training.model import adapter, base, parallel, precision
+from jobs.training.model import adapter, base, copies, parallel, precision
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -58,8 +58,10 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()  # frozen embeddings would cut the graph
-    model = model.to(world.device).train()
     sharded = parallel.is_sharded(config.strategy) and world.size > 1
+    if not sharded:
+        copies.narrow_frozen(model, config.precision)  # before they take room on the device
+    model = model.to(world.device).train()
     spread = parallel.shard if sharded else parallel.replicate
     wrapped, weights = spread(model, config, world)
     if config.compile and world.device.type == "cuda":

@@ -187,5 +187,11 @@ def _memory(
         tokens=spec.data.max_length,
         precision=precision,
         device=placement.device,
+        spread=memory.Spread(
+            workers=placement.workers,
+            strategy=spec.train.strategy,
+            adapter=spec.model.adapter is not None,
+            gradient_checkpointing=spec.train.gradient_checkpointing,
+        ),
     )
     return needed, needed.verdict(placement.memory_gib)

@@ -38,3 +38,22 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_16_bits() -> None:
 def test_verdicts_follow_the_interval(gib: float, verdict: str) -> None:
     found = memory.MemoryEstimate(8.0, 9.0, 12.0)
     assert found.verdict(gib) == verdict
+
+
+def test_an_adapter_shards_and_checkpointing_each_take_less() -> None:
+    def expected(**fields: object) -> float:
+        found = memory.estimate(
+            KNOWN_SHAPES["bert-large-uncased"],
+            micro_batch_size=8,
+            tokens=128,
+            precision="bf16",
+            device="cuda",
+            spread=memory.Spread(**fields),
+        )
+        return found.expected_gib
+
+    whole = expected(workers=4)
+    assert expected(adapter=True) < whole / 2
+    assert expected(workers=4, strategy="zero3") < expected(workers=4, strategy="zero2") < whole
+    assert expected(workers=2, strategy="zero3") > expected(workers=4, strategy="zero3")
+    assert expected(gradient_checkpointing=True) < whole

@@ -13,8 +13,7 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
     """A model that shares every tensor with `model` but the weights of its linear layers.
 
     Those are 16-bit copies, which is what autocast makes of them at each forward pass; what it
-    leaves in fp32 is shared. Returns `model` itself in 32-bit precisions. Frozen linear weights are
-    cast in place, because no update needs their originals.
+    leaves in fp32 is shared. Returns `model` itself in 32-bit precisions.
     """
     if precision not in AUTOCAST:
         return model
@@ -23,9 +22,15 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
     for parameter in _linear_parameters(model):
         if parameter.requires_grad:
             shared[id(parameter)] = torch.nn.Parameter(parameter.detach().to(low))
-        else:
-            parameter.data = parameter.data.to(low)
     return copy.deepcopy(model, shared)
+
+
+def narrow_frozen(model: Any, precision: Precision) -> None:
+    """Cast frozen weights of linear layers in place: no update needs their originals."""
+    if precision in AUTOCAST:
+        for parameter in _linear_parameters(model):
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(AUTOCAST[precision])
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

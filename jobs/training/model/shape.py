@@ -39,6 +39,7 @@ KNOWN_SHAPES = {
     "distilbert-base-uncased": ModelShape(6, 768, 3072, 30522, 512),
     "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
     "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
+    "SmolLM2-360M-Instruct": ModelShape(32, 960, 2560, 49152, 0),  # rotary: no position weights
 }
 """Configurations published on the hub, so that planning these works offline."""
 

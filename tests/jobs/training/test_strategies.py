@@ -3,13 +3,19 @@
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.quantities import Cadence
-from jobs.spec.train import CheckpointSpec, EvalSpec
+from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec, Precision
 from jobs.training import checkpoint, manifest
 from jobs.training.config import TrainingConfig
-from tests.builders import training_config
+from jobs.training.data.corpus import load_corpus
+from jobs.training.data.tokens import TokenStore
+from jobs.training.events import Evaluated, Event, Stepped
+from jobs.training.loop import train
+from tests.builders import language_config, training_config
 from tests.jobs.training import workers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -94,15 +100,33 @@ def test_an_adapter_resumes_exactly(
     assert manifest.sha256(Path(reference.path) / weights) == last
 
 
+@pytest.mark.parametrize("base", ["classifier", "language"])
+def test_an_adapter_in_bf16_stays_near_fp32(
+    base: str, reviews: Path, tiny_model: str, questions: Path, tiny_llama: str
+) -> None:
+    """Frozen weights are 16-bit, trained ones fp32 with 16-bit copies."""
+    lora = LoraSpec(type="lora", r=4, dropout=0.0)
+
+    def losses(precision: Precision) -> list[float]:
+        fields = {"precision": precision, "optimizer": OptimizerSpec(lr=1e-2)}
+        if base == "classifier":
+            spec = ModelSpec(base=tiny_model, dropout=0.0, adapter=lora)
+            config = training_config(reviews, tiny_model, model=spec, **fields)
+        else:
+            spec = ModelSpec(base=tiny_llama, task="causal-lm", adapter=lora)
+            config = language_config(questions, tiny_llama, model=spec, **fields)
+        events: list[Event] = []
+        train(config, events.append)
+        judged = [e.metrics["loss"] for e in events if isinstance(e, Evaluated)]
+        return [*(e.loss for e in events if isinstance(e, Stepped)), *judged]
+
+    exact = losses("fp32")
+    assert losses("bf16") == pytest.approx(exact, abs=0.02)
+    assert abs(exact[-1] - exact[0]) > 0.005
+
+
 def test_a_merged_adapter_is_a_plain_model(reviews: Path, tiny_model: str, tmp_path: Path) -> None:
     """What is published gives the scores that training reported, without peft."""
-    import torch
-    import transformers
-
-    from jobs.training.data.corpus import load_corpus
-    from jobs.training.data.tokens import TokenStore
-    from jobs.training.loop import train
-
     adapter = LoraSpec(type="lora", r=4, dropout=0.0, merge=True)
     config = training_config(reviews, tiny_model, model=ModelSpec(base=tiny_model, adapter=adapter))
     reference = train(config, lambda _: None, tmp_path)
