@@ -74,6 +74,25 @@ def test_accumulation_on_two_workers_changes_no_number(
     assert curve(accumulated, tmp_path) == pytest.approx(expected, abs=1e-6)
 
 
+def test_every_evaluation_row_counts_once_on_any_number_of_workers(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """50 rows over 3 workers do not come out even; confusion counts must."""
+    metrics = []
+    for world in (1, 3):
+        config = training_config(
+            reviews,
+            tiny_model,
+            global_batch_size=36,
+            micro_batch_size=36 // world,
+            metrics=("accuracy", "f1", "mcc"),
+        )
+        events = workers.run(config, world, tmp_path)
+        metrics += [event["metrics"] for event in events if event["event"] == "Evaluated"]
+    assert metrics[0] == pytest.approx(metrics[1], abs=1e-6)
+    assert metrics[0]["accuracy"] * 50 == pytest.approx(round(metrics[0]["accuracy"] * 50))
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero3"])
 def test_an_adapter_resumes_exactly(
     strategy: str, reviews: Path, tiny_model: str, tmp_path: Path
