@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from jobs.spec.train import Precision
+from jobs.training import random_states
 from jobs.training.config import TrainingConfig
 from jobs.training.data import batches, language
 from jobs.training.data.batches import FILLER
@@ -17,6 +18,7 @@ from jobs.training.metrics import language as answers
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
 from jobs.training.session import Session
+from jobs.training.world import World
 
 EVAL_BATCH = {"text-classification": 128, "causal-lm": 16}
 """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
@@ -24,12 +26,12 @@ ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
 
 
-def final_precision(config: TrainingConfig) -> Precision:
+def final_precision(config: TrainingConfig, world: World) -> Precision:
     """In which the trained model is judged: that of its endpoint, so that it scores the same.
 
     An adapter's base and sharded weights are there in the training precision alone.
     """
-    whole = config.strategy == "ddp" and config.model.adapter is None
+    whole = config.model.adapter is None and not parallel.is_sharded(config, world)
     return "fp32" if whole else config.precision
 
 
@@ -40,15 +42,11 @@ def evaluate(
     """Metrics of the task and the mean loss over the evaluation rows, or the first `limit`."""
     judge = _language if session.config.model.task == "causal-lm" else _classification
     session.model.eval()
-    states = torch.get_rng_state(), _device_state(session)
     try:
-        with _uncompiled(session.config):
+        with _uncompiled(session.config), random_states.kept(session.world.device):
             return judge(session, number_format, limit)
     finally:
         session.model.train()
-        torch.set_rng_state(states[0])
-        if states[1] is not None:
-            torch.cuda.set_rng_state(states[1])
 
 
 def _classification(
@@ -118,10 +116,9 @@ def _answers(session: Session, number_format: Precision) -> list[list[int]]:
     world, config, tokenizer = session.world, session.config, session.corpus.tokenizer
     asked = language.prompts(config.data.eval, config.data, tokenizer, ANSWERS)
     torch.manual_seed(config.seed)
+    together = parallel.is_sharded(config, world)  # then every worker takes part in every answer
     found = []
-    for prompt in (
-        asked if parallel.is_sharded(config.strategy) else asked[world.rank :: world.size]
-    ):
+    for prompt in asked if together else asked[world.rank :: world.size]:
         ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
         with autocast(number_format, world.device):
             answer = session.model.generate(
@@ -130,10 +127,10 @@ def _answers(session: Session, number_format: Precision) -> list[list[int]]:
                 max_new_tokens=ANSWER_TOKENS,
                 do_sample=True,
                 pad_token_id=session.corpus.eval.pad_token_id,
-                synced_gpus=parallel.is_sharded(config.strategy) and world.size > 1,
+                synced_gpus=together,
             )
         found.append(answer[0, ids.shape[1] :].tolist())
-    return [answer for part in world.gather(found) for answer in part]
+    return found if together else [answer for part in world.gather(found) for answer in part]
 
 
 def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[object]:
@@ -141,7 +138,3 @@ def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[obj
     if not config.compile:
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
-
-
-def _device_state(session: Session) -> torch.Tensor | None:
-    return torch.cuda.get_rng_state() if session.world.device.type == "cuda" else None

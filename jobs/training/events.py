@@ -43,7 +43,7 @@ class Stepped:
     padded_tokens: int
     seconds: float
     """Of this step, on the device's clock."""
-    elapsed_s: float
+    elapsed_s: float = 0.0
     """Since the first step of this process began."""
 
 

@@ -14,7 +14,6 @@ from jobs.training import checkpoint, state
 from jobs.training.checkpoint import Checkpoints
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import load_corpus
-from jobs.training.engine.engine import StepResult
 from jobs.training.evaluate import evaluate, final_precision
 from jobs.training.events import (
     CheckpointRef,
@@ -105,16 +104,15 @@ class _Loop:
     ) -> None:
         self._session, self._report, self._meter, self._saver = session, report, meter, saver
         self._origin = time.monotonic()
+        self._final = final_precision(session.config, session.world)
         # the host stays a stretch ahead of a GPU, which so never waits for it
         self._ahead = 1 if session.world.device.type == "cuda" else 0
 
     def run(self, first: int) -> dict[str, float]:
         """Train from 0-based step `first` on; returns the metrics of the last evaluation."""
         config, engine = self._session.config, self._session.engine
-        total, per_epoch = (
-            self._session.schedule.total_steps,
-            self._session.schedule.steps_per_epoch,
-        )
+        schedule = self._session.schedule
+        total, per_epoch = schedule.total_steps, schedule.steps_per_epoch
         now = time.monotonic()
         judging = Due(config.eval.every, per_epoch, self._session.world, first, now)
         saving = Due(config.checkpoint.every, per_epoch, self._session.world, first, now)
@@ -140,7 +138,7 @@ class _Loop:
             return {}
         self._tell(self._session.engine.collect())
         config = self._session.config
-        metrics = evaluate(self._session, final_precision(config) if is_last else config.precision)
+        metrics = evaluate(self._session, self._final if is_last else config.precision)
         self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
         return metrics
 
@@ -150,13 +148,12 @@ class _Loop:
             for event in self._saver.save(step, metrics):
                 self._report(event)
 
-    def _tell(self, results: Sequence[StepResult]) -> None:
+    def _tell(self, results: Sequence[Stepped]) -> None:
         self._meter.results += results
         self._meter.wall_s = time.monotonic() - self._origin if results else self._meter.wall_s
-        elapsed, events = time.monotonic() - self._origin, []
+        elapsed, events = time.monotonic() - self._origin, list[Stepped]()
         for result in reversed(results):  # each ended as long ago as those after it took
-            values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
-            events.append(Stepped(**values, elapsed_s=elapsed))
+            events.append(dataclasses.replace(result, elapsed_s=elapsed))
             elapsed -= result.seconds
         for event in reversed(events):
             self._report(event)
@@ -179,7 +176,7 @@ def _started(session: Session, first: int) -> Started:
         train_rows=len(corpus.train),
         eval_rows=len(corpus.eval),
         labels=corpus.label_names,
-        mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
+        mode=engine.mode,
         left_out=corpus.left_out,
     )
 

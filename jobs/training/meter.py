@@ -7,8 +7,7 @@ import numpy as np
 import psutil
 import torch
 
-from jobs.training.engine.engine import StepResult
-from jobs.training.events import Metered
+from jobs.training.events import Metered, Stepped
 from jobs.training.session import Session
 
 SAMPLE_S = 0.5
@@ -20,7 +19,7 @@ class Meter:
     """Collects steps; `gauge` runs beside them where there is a GPU."""
 
     session: Session
-    results: list[StepResult] = field(default_factory=list)
+    results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
 
@@ -43,7 +42,7 @@ class Meter:
         padded = sum(result.padded_tokens for result in self.results)
         p50, p95, p99 = np.quantile(seconds, (0.5, 0.95, 0.99)) if len(seconds) else (0.0,) * 3
         return Metered(
-            mode=f"eager: {engine.eager_reason}" if engine.eager_reason else "captured",
+            mode=engine.mode,
             steps=len(self.results),
             wall_s=self.wall_s,
             samples_per_s=sum(result.samples for result in self.results) / total,
@@ -66,23 +65,24 @@ class Meter:
         peak = self.session.config.peak_tflops
         if peak is None:
             return None
+        weights, attention = flops_per_token(self.session)
         flops = sum(
-            result.tokens * flops_per_token(self.session, result.padded_tokens // result.samples)
+            result.tokens * (weights + attention * result.padded_tokens / result.samples)
             for result in self.results
         )
         return flops / seconds / (peak * 1e12 * self.session.world.size)
 
 
-def flops_per_token(session: Session, width: int) -> float:
-    """Of forward and backward pass: 6 per weight of a linear layer, plus attention.
+def flops_per_token(session: Session) -> tuple[float, float]:
+    """Of forward and backward pass: for linear layers, and for attention per token of the row.
 
-    PaLM (Chowdhery et al., 2022), appendix B; frozen weights need no gradient, so 4.
+    PaLM (Chowdhery et al., 2022), appendix B: 6 per weight; frozen ones need no gradient, so 4.
     """
     linear = [m for m in session.model.modules() if isinstance(m, torch.nn.Linear)]
-    per_weight = sum(m.weight.numel() * (6 if m.weight.requires_grad else 4) for m in linear)
+    weights = sum(m.weight.numel() * (6 if m.weight.requires_grad else 4) for m in linear)
     config = session.model.config
-    layers = getattr(config, "num_hidden_layers", 0)
-    return float(per_weight + 12 * layers * getattr(config, "hidden_size", 0) * width)
+    sizes = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
+    return float(weights), 12.0 * sizes[0] * sizes[1]
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -11,7 +11,7 @@ from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision
 from jobs.training.events import OutOfMemory, Probed
-from jobs.training.loop import Report
+from jobs.training.loop import Report, is_out_of_memory
 from jobs.training.meter import peak_memory_gib
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
@@ -46,8 +46,10 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
         for request in requests:
             try:
                 probed = _probe(request, corpus, world, started)
-            except torch.OutOfMemoryError as error:
-                report(OutOfMemory(request.candidate, str(error).splitlines()[0]))
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                report(OutOfMemory(request.candidate, str(error).split("\n")[0]))
                 return
             if world.is_main:
                 report(probed)
@@ -64,7 +66,7 @@ def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) 
     times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
     rates = [
         _eval_rate(session, name)
-        for name in (request.config.precision, final_precision(request.config))
+        for name in (request.config.precision, final_precision(request.config, world))
     ]
     return Probed(
         candidate=request.candidate,

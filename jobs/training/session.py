@@ -58,7 +58,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()  # frozen embeddings would cut the graph
-    sharded = parallel.is_sharded(config.strategy) and world.size > 1
+    sharded = parallel.is_sharded(config, world)
     if not sharded:
         copies.narrow_frozen(model, config.precision)  # before they take room on the device
     model = model.to(world.device).train()

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from jobs.training import manifest
+from jobs.training import manifest, random_states
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
@@ -55,7 +55,9 @@ def take(session: Session, reference: CheckpointRef) -> Snapshot:
     scalars = {"loss_scale": float(update.loss_scale), "good_steps": float(update.good_steps)}
     random = {
         f"{kind}.{rank}": state
-        for rank, states in enumerate(session.world.gather(_random_states(session)))
+        for rank, states in enumerate(
+            session.world.gather(random_states.read(session.world.device))
+        )
         for kind, state in states.items()
     }
     if session.world.device.type == "cuda":
@@ -197,19 +199,12 @@ def _to_host(tensor: torch.Tensor, *, keeps: bool) -> torch.Tensor:
     return host.copy_(tensor.detach(), non_blocking=True)
 
 
-def _random_states(session: Session) -> Tensors:
-    states = {"cpu": torch.get_rng_state()}
-    if session.world.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
 def _restore_random(session: Session, step: int, saved: Tensors) -> None:
     """Each worker's own state; other ones, drawn from the step, when their number changed."""
     world = session.world
+    kinds = {name.split(".")[0] for name in saved}
     if sum(name.startswith("cpu.") for name in saved) != world.size:
         reseed(session.config.seed, world, step)
         return
-    torch.set_rng_state(saved[f"cpu.{world.rank}"])
-    if world.device.type == "cuda" and f"cuda.{world.rank}" in saved:
-        torch.cuda.set_rng_state(saved[f"cuda.{world.rank}"])
+    own = {kind: saved[f"{kind}.{world.rank}"] for kind in kinds}
+    random_states.write(own, world.device)

@@ -109,10 +109,10 @@ class Mlflow:
             found = self._client.get_experiment_by_name(spec.name)
             experiment = found.experiment_id if found else self._client.create_experiment(spec.name)
             self._run = self._client.create_run(experiment, run_name=run).info.run_id
+            for name, value in spec.train.model_dump(mode="json").items():
+                self._client.log_param(self._run, name, value)
         except self._failure as error:
             raise RunError(f"tracking.mlflow.uri {uri} cannot be used: {error}") from None
-        for name, value in spec.train.model_dump(mode="json").items():
-            self._client.log_param(self._run, name, value)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Hold metrics and send them in batches, because each call is a request."""
@@ -124,16 +124,18 @@ class Mlflow:
     def close(self) -> None:
         """Send the rest and mark the run as ended."""
         self._send()
-        if not self._is_lost:
-            self._client.set_terminated(self._run)
+        self._try(lambda: self._client.set_terminated(self._run))
 
     def _send(self) -> None:
         held, self._held = self._held, []
-        if self._is_lost or not held:
+        self._try(lambda: self._client.log_batch(self._run, metrics=held))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        """Curves are not worth a training run: the first failure is told and ends them."""
+        if self._is_lost:
             return
         try:
-            self._client.log_batch(self._run, metrics=held)
+            call()
         except self._failure as error:
-            # curves are not worth a training run
             self._is_lost = True
             self._on_loss(f"MLflow takes no more metrics, training goes on: {error}")

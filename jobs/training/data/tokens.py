@@ -50,16 +50,6 @@ class TokenSet:
         """Memory of all columns."""
         return sum(column.nbytes for column in self.columns.values())
 
-    def head(self, rows: int) -> "TokenSet":
-        """The first rows."""
-        end = self.offsets[min(rows, len(self))]
-        return TokenSet(
-            {name: column[:end] for name, column in self.columns.items()},
-            self.offsets[: rows + 1],
-            self.labels[:rows],
-            self.pad_token_id,
-        )
-
 
 class TokenStore:
     """A TokenSet on the device, or pinned in host memory when it does not fit there."""

@@ -6,6 +6,7 @@ import torch
 
 from jobs.training.config import TrainingConfig
 from jobs.training.model.parallel import is_sharded
+from jobs.training.world import World
 
 FIRST_WARMUP, LATER_WARMUP = 12, 3
 """Eager steps before a capture: DDP settles its buckets over the first 11, later widths only load
@@ -43,12 +44,12 @@ class CapturedSteps:
         self._graphs[width].replay()
 
 
-def refusal(config: TrainingConfig, passes: int, *, on_device: bool) -> str:
+def refusal(config: TrainingConfig, world: World, passes: int, *, on_device: bool) -> str:
     """Why steps are not captured; empty when they are."""
     reasons = (
         (config.device != "cuda", "there is no GPU"),
         (not config.capture, "capture is switched off"),
-        (is_sharded(config.strategy), f"{config.strategy} gathers weights while it runs"),
+        (is_sharded(config, world), f"{config.strategy} gathers weights while it runs"),
         (config.gradient_checkpointing, "gradient checkpointing saves random states on the host"),
         (passes > MAX_PASSES, f"{passes} passes of accumulation fill the device by themselves"),
         (not on_device, "the data do not fit on the device"),

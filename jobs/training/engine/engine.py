@@ -10,8 +10,10 @@ from typing import TypeVar
 import torch
 
 from jobs.errors import TrainingError
+from jobs.training import random_states
 from jobs.training.engine.capture import CapturedSteps, Run, refusal
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
+from jobs.training.events import Stepped
 
 BLOCK_S = 0.25
 """How long a block of steps shall take: after each, progress is told and clocks are looked at."""
@@ -25,21 +27,6 @@ ROWS_NAMED = 8
 """Rows of a bad batch that its error names."""
 
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One step that is done."""
-
-    step: int
-    """1-based."""
-    loss: float
-    """Mean over the global batch."""
-    samples: int
-    tokens: int
-    """Of the global batch, unpadded."""
-    padded_tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class Engine:
         self.step = step
         self.block = 1
         passes, on_device = step.schedule.passes, step.feed.on_device
-        self.eager_reason = refusal(step.config, passes, on_device=on_device)
+        self.eager_reason = refusal(step.config, step.world, passes, on_device=on_device)
         self._launched = 0
         self._flights: deque[_Flight] = deque()
         step.schedule.seek(0)
@@ -70,6 +57,11 @@ class Engine:
             # first real one, so that a resumed run adds up in the order of an uninterrupted one
             self._dry(self._settle)
         self.capture_s = time.monotonic() - begin
+
+    @property
+    def mode(self) -> str:
+        """`captured`, or `eager: ` and why."""
+        return f"eager: {self.eager_reason}" if self.eager_reason else "captured"
 
     def seek(self, step: int) -> None:
         """Make 0-based `step` the next one."""
@@ -85,13 +77,13 @@ class Engine:
         losses = self._copy_losses(last - first)
         self._flights.append(_Flight(first, marks, losses, _Mark(device)))
 
-    def collect(self, *, ahead: int = 0) -> list[StepResult]:
+    def collect(self, *, ahead: int = 0) -> list[Stepped]:
         """Results of launched blocks, all but the newest `ahead`; waits for those.
 
         Every worker must collect the same blocks. Raises TrainingError for a loss that is not
-        finite; the weights are those before that step.
+        finite; that step changed no weight, and none after it did but in fp16.
         """
-        results: list[StepResult] = []
+        results: list[Stepped] = []
         while len(self._flights) > ahead:
             results += self._land(self._flights.popleft())
         return results
@@ -132,18 +124,15 @@ class Engine:
 
     def _dry(self, work: Callable[[], Value]) -> Value:
         """Work that runs steps and leaves no trace: not in weights, counters or random states."""
-        step, device = self.step, self.step.world.device
-        states = torch.get_rng_state(), _device_state(device)
+        step = self.step
         step.update.halted.fill_(1.0)
         try:
-            return work()
+            with random_states.kept(step.world.device):
+                return work()
         finally:
             step.update.halted.fill_(0.0)
             step.counter.fill_(self._launched)
             step.schedule.seek(0)
-            torch.set_rng_state(states[0])
-            if states[1] is not None:
-                torch.cuda.set_rng_state(states[1], device)
 
     def _time(self, run: Run, width: int, steps: int) -> float:
         marks = []
@@ -163,7 +152,7 @@ class Engine:
         host = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
         return host.copy_(torch.cat(pieces), non_blocking=True)
 
-    def _land(self, flight: _Flight) -> list[StepResult]:
+    def _land(self, flight: _Flight) -> list[Stepped]:
         world, schedule = self.step.world, self.step.schedule
         flight.copied.wait()
         seconds = [b.since(a) for a, b in zip(flight.marks, flight.marks[1:], strict=False)]
@@ -176,7 +165,7 @@ class Engine:
                 raise self._refuse(number, loss)
             samples, tokens, width = schedule.counts(number)
             padded = self.step.config.global_batch_size * width
-            results.append(StepResult(number + 1, loss, samples, tokens, padded, spent))
+            results.append(Stepped(number + 1, loss, samples, tokens, padded, spent))
         return results
 
     def _refuse(self, step: int, loss: float) -> TrainingError:
@@ -211,7 +200,3 @@ class _Mark:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-def _device_state(device: torch.device) -> torch.Tensor | None:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None

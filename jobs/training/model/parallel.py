@@ -14,7 +14,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from jobs.spec.train import Strategy
 from jobs.training.config import TrainingConfig
 from jobs.training.model.copies import with_low_precision_copies
 from jobs.training.model.precision import AUTOCAST
@@ -86,9 +85,9 @@ def repeated_layers(model: Any) -> list[torch.nn.Module]:
     return max(stacks, key=_size, default=[])
 
 
-def is_sharded(strategy: Strategy) -> bool:
-    """Whether workers hold parts of the model."""
-    return strategy != "ddp"
+def is_sharded(config: TrainingConfig, world: World) -> bool:
+    """Whether workers hold parts of the model; one alone holds it whole, whatever the strategy."""
+    return config.strategy != "ddp" and world.size > 1
 
 
 @contextlib.contextmanager
