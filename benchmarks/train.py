@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +42,10 @@ ZERO_EPOCHS = 0.16
 """Of each run that compares strategies."""
 RAY_EPOCHS = 0.5
 """Of each run that compares Ray with torchrun."""
+
+
+class CommandError(Exception):
+    """A command did not end well."""
 
 
 @dataclass
@@ -68,6 +72,16 @@ class Bench:
     def precision(self) -> str:
         """Of every run that does not say otherwise."""
         return "fp32" if self.smoke else "bf16"
+
+    failed: list[str] = field(default_factory=list)
+
+    def attempt(self, name: str, work: Callable[[], None]) -> None:
+        """Do a part; one that fails is told, and the others still run."""
+        try:
+            work()
+        except CommandError as error:
+            self.failed.append(name)
+            self.note(f"{name}/failed", {"reason": str(error)})
 
     def note(self, name: str, value: Any) -> None:
         """Keep a result and show it."""
@@ -111,11 +125,11 @@ def main() -> int:
         parts = {"bert": bert, "scaling": scaling, "ray": ray, "lora": lora, "zero": zero}
         try:
             for name in arguments.parts.split(","):
-                parts[name](bench)
+                bench.attempt(name, lambda part=name: parts[part](bench))
         finally:
             subprocess.run([*winnow(), "down"], check=False, stdout=subprocess.DEVNULL)
     record(bench, arguments.out)
-    return 0
+    return 1 if bench.failed else 0
 
 
 def prepare(bench: Bench, data: Path, tokenizer: Path, questions: Path | None) -> None:
@@ -209,15 +223,19 @@ def zero(bench: Bench) -> None:
     curves: dict[tuple[str, str], list[float]] = {}
     for precision in ("fp32", bench.precision):
         for strategy in ("ddp", "zero2", "zero3", "zero3-offload"):
-            name, _, offload = strategy.partition("-")
-            changes = {"strategy": name, "cpu_offload": bool(offload), "precision": precision}
-            config = language_config(bench, micro=2, epochs=ZERO_EPOCHS, **changes)
-            found = torchrun(bench, config, gpus=2, keep_losses=True)
-            curve = curves[precision, strategy] = found.pop("losses")
-            pairs = zip(curve, curves[precision, "ddp"], strict=True)
-            found["steps"] = len(curve)
-            found["furthest_from_ddp"] = max(abs(a - b) for a, b in pairs)
-            bench.note(f"zero/{precision}/{strategy}", found)
+
+            def compare(precision: str = precision, strategy: str = strategy) -> None:
+                name, _, offload = strategy.partition("-")
+                changes = {"strategy": name, "cpu_offload": bool(offload), "precision": precision}
+                config = language_config(bench, micro=2, epochs=ZERO_EPOCHS, **changes)
+                found = torchrun(bench, config, gpus=2, keep_losses=True)
+                curve = curves[precision, strategy] = found.pop("losses")
+                pairs = zip(curve, curves[precision, "ddp"], strict=True)
+                found["steps"] = len(curve)
+                found["furthest_from_ddp"] = max(abs(a - b) for a, b in pairs)
+                bench.note(f"zero/{precision}/{strategy}", found)
+
+            bench.attempt(f"zero/{precision}/{strategy}", compare)
 
 
 def trainer(bench: Bench, batch: int, *more: str) -> dict[str, Any]:
@@ -351,7 +369,7 @@ def run(command: Sequence[str], bench: Bench) -> subprocess.CompletedProcess[str
     )
     if done.returncode:
         sys.stderr.write(done.stdout[-2000:] + done.stderr[-4000:])
-        raise SystemExit(f"failed: {' '.join(command)}")
+        raise CommandError(f"exit code {done.returncode}: {' '.join(command)}")
     return done
 
 

@@ -1,13 +1,19 @@
 """On a GPU: captured steps are the eager ones, and every part of the fast path adds nothing."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from jobs.spec.train import OptimizerSpec
+from jobs.spec.model import ModelSpec
+from jobs.spec.quantities import Cadence
+from jobs.spec.train import CheckpointSpec, OptimizerSpec
 from jobs.training.data.corpus import load_corpus
 from jobs.training.engine import kernels
+from jobs.training.events import Event, Started, Stepped
+from jobs.training.loop import train
 from jobs.training.session import Session, build_session
 from jobs.training.world import World
 from tests.builders import MINILM, training_config
@@ -60,6 +66,28 @@ def test_flat_weights_learn_what_pytorch_s_optimizer_learns(
     flat = losses(session(reviews, precision="fp32"))
     monkeypatch.setattr(kernels, "available", False)
     assert losses(session(reviews, precision="fp32")) == pytest.approx(flat, abs=1e-4)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_run_goes_on_where_it_was_stopped(reviews: Path, tmp_path: Path) -> None:
+    """With dropout, so that random states count; attention's gradients add up in any order."""
+    model, every = ModelSpec(base=MINILM), Cadence(1, "epoch")
+    fields: dict[str, Any] = {"device": "cuda", "precision": "bf16", "model": model}
+    config = training_config(
+        reviews, MINILM, **fields, epochs=8.0, checkpoint=CheckpointSpec(every=every, keep=8)
+    )
+
+    def train_from(first: int) -> list[float]:
+        events: list[Event] = []
+        train(config, events.append, tmp_path)
+        assert next(e for e in events if isinstance(e, Started)).first_step == first
+        return [event.loss for event in events if isinstance(event, Stepped)]
+
+    whole = train_from(0)
+    for path in sorted(tmp_path.glob("step-*"))[4:]:
+        shutil.rmtree(path)
+    assert train_from(20) == pytest.approx(whole[20:], abs=2e-2)
 
 
 def test_a_run_without_a_gpu_says_why_it_is_eager(reviews: Path, tiny_model: str) -> None:
