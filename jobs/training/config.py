@@ -46,6 +46,8 @@ class TrainingConfig:
     compile: bool = False
     capture: bool = True
     """Whether steps may be captured as CUDA graphs."""
+    stop_after_s: float | None = None
+    """Seconds of training after which it stops, judged and saved; None to train to the end."""
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, for the share of it that is used."""
 

@@ -11,7 +11,7 @@ from jobs.spec.train import Precision
 from jobs.training import random_states
 from jobs.training.config import TrainingConfig
 from jobs.training.data import batches, language
-from jobs.training.data.batches import FILLER
+from jobs.training.data.batches import FILLER, Indices
 from jobs.training.engine.objective import Batch, classify, predict_tokens
 from jobs.training.metrics import classification
 from jobs.training.metrics import language as answers
@@ -89,22 +89,38 @@ def _language(session: Session, number_format: Precision, limit: int | None) -> 
     return {**{name: scores[name] for name in wanted if name in scores}, "loss": mean}
 
 
+def padded_tokens(session: Session, limit: int | None) -> int:
+    """Tokens, padding among them, of an evaluation of all rows or the first `limit`."""
+    lengths = session.corpus.eval.lengths[:limit]
+    rows = _rounds(session, limit)
+    return sum(everyone.size * _width(everyone, lengths) for everyone in rows)
+
+
+def _rounds(session: Session, limit: int | None) -> Indices:
+    """Rows of each forward pass, (rounds, workers, rows), of like length, FILLER where none is."""
+    size, workers = EVAL_BATCH[session.config.model.task], session.world.size
+    order = np.argsort(session.corpus.eval.lengths[:limit], kind="stable")
+    rounds = math.ceil(len(order) / (size * workers))
+    padded = np.full(rounds * workers * size, FILLER)
+    padded[: len(order)] = order
+    return padded.reshape(rounds, workers, size)
+
+
+def _width(everyone: Indices, lengths: Indices) -> int:
+    return int(batches.batch_lengths(everyone, lengths).max())
+
+
 def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
     """Batches of this worker, and how often each row counts: 0 for rows that only fill up.
 
     Every worker gets as many, because sharded weights are gathered by all of them together.
     """
     world, tokens = session.world, session.corpus.eval
-    size = EVAL_BATCH[session.config.model.task]
     lengths = tokens.lengths[:limit]
-    order = np.argsort(lengths, kind="stable")
-    rounds = math.ceil(len(order) / (size * world.size))
-    padded = np.full(rounds * world.size * size, FILLER)
-    padded[: len(order)] = order
-    rows = padded.reshape(rounds, world.size, size)
+    rows = _rounds(session, limit)
     for everyone in rows:
         own = everyone[world.rank]
-        width = int(batches.batch_lengths(everyone, lengths).max())
+        width = _width(everyone, lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
         index = torch.from_numpy(np.where(own == FILLER, 0, own)).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)

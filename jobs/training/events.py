@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from jobs.training.step_times import StepTimes
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -58,6 +60,13 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """Training ended before its last step because its time was up."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is complete on disk."""
 
@@ -94,28 +103,62 @@ class Metered:
     power_w: float | None
     mfu: float | None
     """Model FLOP/s over the device's dense peak; None where the peak is not known."""
+    others_cpu_share: float = 0.0
+    """Share of the main worker's node that other processes kept busy meanwhile, 0 to 1."""
+    throttled_share: float = 0.0
+    """Share of the readings in which the GPU's clock was held back by heat or power."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What a run costs beside its steps, each timed once."""
+
+    setup_s: float
+    """Reading tokenised data and building the model; capture and compiling apart."""
+    capture_s: float
+    """Capturing and compiling steps."""
+    first_use_s: float
+    """By how much the first steps and the first judging took longer than later ones."""
+    eval_s: float
+    """One evaluation over all rows, in the precision of training."""
+    final_eval_s: float
+    """The last one, in the precision of the endpoint."""
+    save_s: float
+    """How long a checkpoint holds up training."""
+    final_save_s: float
+    """A checkpoint until it is written and verified, as the last one is waited for."""
+    metering_s: float
+    """Measuring communication at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """How fast one candidate steps."""
+    """How fast one candidate is."""
 
     candidate: str
     """Id of the candidate."""
-    step_seconds: tuple[float, ...]
-    """Wall time of each counted optimizer step."""
-    eval_samples_per_s: float
-    """Evaluation rows per second over all workers, in the precision of training."""
-    final_eval_samples_per_s: float
-    """The same in the precision of the last evaluation."""
-    peak_memory_gib: float
-    """Largest over the workers: device memory on a GPU, resident memory on a CPU."""
+    times: StepTimes
+    """Steps after warm-up."""
+    steps_of_width: dict[int, int]
+    """Of the whole run: padded width to how many steps have it."""
+    overheads: Overheads | None
+    """None when the candidate was given up early, or steps alone were to be timed."""
+    is_given_up: bool
+    """Whether something better was known, so that timing ended early."""
+    is_steady: bool
+    """Whether warm-up ended because steps were equally fast, and not by its limit."""
+    speed: Metered
     train_rows: int
     eval_rows: int
-    setup_s: float
-    """From the start of the worker function to the first step: data, model, process group."""
     probe_s: float
-    """From the first step to the report."""
+    """The whole probe of this candidate."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions and hardware that the times hold for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The workers are up and know one another; nothing is read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,4 +180,15 @@ class CheckpointRef:
     """Of exactly this state; empty when it was not judged."""
 
 
-Event = Tokenised | Started | Stepped | Evaluated | Saved | Metered | Probed | OutOfMemory
+Event = (
+    Tokenised
+    | Started
+    | Stepped
+    | Evaluated
+    | Stopped
+    | Saved
+    | Metered
+    | Joined
+    | Probed
+    | OutOfMemory
+)

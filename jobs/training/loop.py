@@ -19,10 +19,12 @@ from jobs.training.events import (
     CheckpointRef,
     Evaluated,
     Event,
+    Joined,
     OutOfMemory,
     Saved,
     Started,
     Stepped,
+    Stopped,
     Tokenised,
 )
 from jobs.training.meter import Meter
@@ -70,6 +72,7 @@ def train(config: TrainingConfig, report: Report, checkpoints: Path | None = Non
     """
     with join(config.device) as world:
         tell = report if world.is_main else _silent
+        tell(Joined())
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
             return run(build_session(config, corpus, world), tell, checkpoints)
@@ -116,9 +119,9 @@ class _Loop:
         now = time.monotonic()
         judging = Due(config.eval.every, per_epoch, self._session.world, first, now)
         saving = Due(config.checkpoint.every, per_epoch, self._session.world, first, now)
-        step, metrics = first, dict[str, float]()
+        step, metrics, is_last = first, dict[str, float](), False
         engine.seek(step)
-        while step < total:
+        while step < total and not is_last:
             if step % per_epoch == 0:
                 self._tell(engine.collect())  # results are read with the epoch they belong to
                 engine.seek(step)
@@ -127,11 +130,20 @@ class _Loop:
             engine.launch(step, last)
             step = last
             self._tell(engine.collect(ahead=self._ahead))
-            is_last, now = step == total, time.monotonic()
+            now = time.monotonic()
+            is_last = step == total or self._is_out_of_time(step, now)
             metrics = self._judge(step, is_due=judging.check(step, now), is_last=is_last)
             if saving.check(step, now) or is_last:
                 self._save(step, metrics)
         return metrics
+
+    def _is_out_of_time(self, step: int, now: float) -> bool:
+        limit_s = self._session.config.stop_after_s
+        if limit_s is None or not self._session.world.agree(value=now - self._origin >= limit_s):
+            return False
+        self._tell(self._session.engine.collect())
+        self._report(Stopped(step))
+        return True
 
     def _judge(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:
         if not is_due and not is_last:

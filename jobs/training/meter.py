@@ -1,10 +1,13 @@
 """How fast training went and what held it up."""
 
+import dataclasses
+import platform
 import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
+import pynvml
 import torch
 
 from jobs.training.events import Metered, Stepped
@@ -22,8 +25,10 @@ class Meter:
     results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
+    _begin: "_Usage | None" = None
 
     def __enter__(self) -> "Meter":
+        self._begin = _Usage.now()
         if self.session.world.device.type == "cuda":
             self.gauge = Gauge(self.session.world.device)
             self.gauge.start()
@@ -59,7 +64,25 @@ class Meter:
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
+            others_cpu_share=self._others(),
+            throttled_share=(self.gauge.mean("throttled") if self.gauge else None) or 0.0,
         )
+
+    def with_memory(self, speed: Metered) -> Metered:
+        """The same with the peak of memory so far; every worker must ask."""
+        world = self.session.world
+        return dataclasses.replace(
+            speed, peak_memory_gib=world.largest(peak_memory_gib(world.device))
+        )
+
+    def _others(self) -> float:
+        """Share of this node's processors that no worker of the group used since the beginning."""
+        now, host = _Usage.now(), platform.node()
+        assert self._begin is not None
+        own = self.session.world.gather((host, now.own_s - self._begin.own_s))
+        ours = sum(seconds for name, seconds in own if name == host)
+        whole = now.whole_s - self._begin.whole_s
+        return max(0.0, (now.busy_s - self._begin.busy_s - ours) / whole) if whole else 0.0
 
     def _mfu(self, seconds: float) -> float | None:
         peak = self.session.config.peak_tflops
@@ -71,6 +94,22 @@ class Meter:
             for result in self.results
         )
         return flops / seconds / (peak * 1e12 * self.session.world.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Usage:
+    """Processor seconds of the node and of this process so far."""
+
+    whole_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> "_Usage":
+        node, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        counted = [value for name, value in node._asdict().items() if not name.startswith("guest")]
+        idle = node.idle + getattr(node, "iowait", 0.0)
+        return cls(sum(counted), sum(counted) - idle, own.user + own.system)
 
 
 def flops_per_token(session: Session) -> tuple[float, float]:
@@ -86,9 +125,14 @@ def flops_per_token(session: Session) -> tuple[float, float]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Most device memory held on a GPU, resident memory of this process on a CPU."""
+    """Most memory that training took of a GPU, driver and libraries among it.
+
+    On a CPU: what is resident of this process.
+    """
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) / 2**30
+        free, total = torch.cuda.mem_get_info(device)
+        beside = total - free - torch.cuda.memory_reserved(device)
+        return (torch.cuda.max_memory_reserved(device) + max(0, beside)) / 2**30
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
@@ -99,7 +143,7 @@ class Gauge(threading.Thread):
         super().__init__(daemon=True)
         self.stopped = threading.Event()
         self._device = device
-        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": []}
+        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": [], "throttled": []}
 
     def run(self) -> None:
         """Read until stopped, or until NVML refuses."""
@@ -107,12 +151,27 @@ class Gauge(threading.Thread):
             try:
                 utilization = torch.cuda.utilization(self._device) / 100
                 power_w = torch.cuda.power_draw(self._device) / 1000
+                throttled = float(_is_throttled(self._device))
             except Exception:  # noqa: BLE001 - NVML is missing or refuses in many ways; not worth a run
                 return
             self._readings["utilization"].append(utilization)
             self._readings["power_w"].append(power_w)
+            self._readings["throttled"].append(throttled)
 
     def mean(self, name: str) -> float | None:
         """Mean of the readings so far; None when there are none."""
         values = self._readings[name]
         return sum(values) / len(values) if values else None
+
+
+def _is_throttled(device: torch.device) -> bool:
+    """Whether heat or a failing supply slows the GPU; its own power limit is its normal speed."""
+    identity = torch.cuda.get_device_properties(device).uuid
+    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
+    reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    bad = (
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+    )
+    return bool(reasons & bad)

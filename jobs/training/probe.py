@@ -1,27 +1,36 @@
 """Timing a few real steps of each candidate, so that a full run can be predicted."""
 
+import gc
+import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from jobs.spec.train import Precision
+from jobs.training import checkpoint, environment
+from jobs.training.checkpoint import Checkpoints
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus, load_corpus
-from jobs.training.evaluate import evaluate, final_precision
-from jobs.training.events import OutOfMemory, Probed
+from jobs.training.evaluate import evaluate, final_precision, padded_tokens
+from jobs.training.events import Joined, OutOfMemory, Overheads, Probed, Stepped
 from jobs.training.loop import Report, is_out_of_memory
-from jobs.training.meter import peak_memory_gib
+from jobs.training.meter import Meter
+from jobs.training.probe_timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session, build_session
+from jobs.training.step_times import StepTimes, is_steady, mean_over
 from jobs.training.world import World, join
 
-WARMUP_STEPS = 2
-"""Steps that are never counted: the first ones allocate memory and choose kernels."""
-MINIMUM_STEPS = 3
-"""Steps that are counted in any case."""
+FIRST_STEPS = 3
+"""Steps whose excess over later ones counts as first use: they allocate and load kernels."""
+GIVE_UP_MARGIN = 0.1
+"""A candidate is given up early only when it is this much slower than what is known."""
 EVAL_ROWS = 128
-"""Evaluation rows timed to predict how long judging takes."""
+"""Evaluation rows judged first, which loads kernels and tells how many more can be afforded."""
+EVAL_S = 2.0
+"""How long judging is timed at most, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +39,28 @@ class ProbeRequest:
 
     candidate: str
     config: TrainingConfig
-    warmup_s: float
-    duration_s: float
+    timing: ProbeTiming
+    scratch: Path
+    """Folder for a checkpoint that is written once and removed."""
+    is_brief: bool = False
+    """Whether steps alone are timed, because the rest is known from an earlier probe."""
+    give_up_s: float | None = None
+    """Mean step time from which on something better is known; None when nothing is."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """What the candidates of a worker group share."""
+
+    corpus: Corpus
+    world: World
+    corpus_s: float
+    save: tuple[float, float] | None = None
+    """Seconds that a checkpoint holds up training, and until it is verified."""
+    judged: dict[Precision, tuple[float, float]] = field(default_factory=dict)
+    """What the first evaluation in a precision took longer than the next, and how long that is."""
+    best_high_s: dict[Precision, float] = field(default_factory=dict)
+    """Upper bound of the fastest mean step so far; precisions learn differently."""
 
 
 def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
@@ -40,12 +69,16 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
     Running out of memory is reported and ends the group, because the allocator's state after it
     would falsify what follows; the caller starts a fresh group for the rest.
     """
-    started = time.monotonic()
     with join(requests[0].config.device) as world:
+        if world.is_main:
+            report(Joined())
+        load_corpus(requests[0].config)  # tokenises what no cache holds yet
+        begin = time.monotonic()
         corpus = load_corpus(requests[0].config)
+        group = _Group(corpus, world, time.monotonic() - begin)
         for request in requests:
             try:
-                probed = _probe(request, corpus, world, started)
+                probed = _probe(request, group)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -53,51 +86,208 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
                 return
             if world.is_main:
                 report(probed)
-            started = time.monotonic()
 
 
-def _probe(request: ProbeRequest, corpus: Corpus, world: World, started: float) -> Probed:
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the candidate before this one held is not this one's
-        torch.cuda.reset_peak_memory_stats(world.device)
-    session = build_session(request.config, corpus, world)
-    setup_s = time.monotonic() - started
-    warmup = _run_for(session, 0, request.warmup_s, WARMUP_STEPS)
-    times = _run_for(session, len(warmup), request.duration_s, MINIMUM_STEPS)
-    rates = [
-        _eval_rate(session, name)
-        for name in (request.config.precision, final_precision(request.config, world))
-    ]
+def _probe(request: ProbeRequest, group: _Group) -> Probed:
+    started, world = time.monotonic(), group.world
+    _forget(world)
+    session = build_session(request.config, group.corpus, world)
+    built_s = group.corpus_s + time.monotonic() - started
+    steps_of_width = session.schedule.steps_of_width()
+    with Meter(session) as meter:
+        stepper = _Stepper(session, request.timing)
+        warm, steady = stepper.warm_up()
+        windows, given_up = stepper.measure(steps_of_width, _limit(request, group))
+        meter.results = windows.results
+        begin = time.monotonic()
+        speed = meter.measured()
+        metering_s = time.monotonic() - begin
+        mean = mean_over(windows.times, steps_of_width)
+        overheads = None
+        if not given_up and not request.is_brief:
+            setup_s = built_s - session.engine.capture_s
+            excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
+            overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
+            speed = meter.with_memory(speed)  # judging and saving take memory too
+    best = group.best_high_s.get(request.config.precision, float("inf"))
+    group.best_high_s[request.config.precision] = min(best, mean.value + mean.half_width)
     return Probed(
         candidate=request.candidate,
-        step_seconds=tuple(times),
-        eval_samples_per_s=rates[0],
-        final_eval_samples_per_s=rates[1],
-        peak_memory_gib=world.largest(peak_memory_gib(world.device)),
-        train_rows=len(corpus.train),
-        eval_rows=len(corpus.eval),
-        setup_s=setup_s,
-        probe_s=time.monotonic() - started - setup_s,
+        times=windows.times,
+        steps_of_width=steps_of_width,
+        overheads=overheads,
+        is_given_up=given_up,
+        is_steady=steady,
+        speed=speed,
+        train_rows=len(group.corpus.train),
+        eval_rows=len(group.corpus.eval),
+        probe_s=time.monotonic() - started,
+        environment=environment.describe(world.device),
     )
 
 
-def _run_for(session: Session, first: int, seconds: float, minimum: int) -> list[float]:
-    """Step until `seconds` have passed, at least `minimum` times; returns each step's seconds."""
-    times: list[float] = []
+def _forget(world: World) -> None:
+    """What the candidate before this one held is not this one's."""
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(world.device)
+
+
+def _limit(request: ProbeRequest, group: _Group) -> float:
+    """Mean step time from which on this candidate is not worth timing further."""
+    known = group.best_high_s.get(request.config.precision, float("inf"))
+    return min(known, float("inf") if request.give_up_s is None else request.give_up_s)
+
+
+@dataclass(slots=True)
+class _Windows:
+    """Steps that were timed together, window after window."""
+
+    widths: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    results: list[Stepped] = field(default_factory=list)
+    begin: float = field(default_factory=time.monotonic)
+
+    def add(self, results: Sequence[Stepped], rows: int, wall_s: float) -> None:
+        """One window of steps over `rows` rows each, which are made to add up to `wall_s`."""
+        counted = sum(result.seconds for result in results)
+        self.widths += [result.padded_tokens // rows for result in results]
+        self.seconds += [result.seconds * wall_s / counted for result in results]
+        self.sizes.append(len(results))
+        self.results += results
+
+    @property
+    def spent_s(self) -> float:
+        """Since the first window began."""
+        return time.monotonic() - self.begin
+
+    @property
+    def times(self) -> StepTimes:
+        """The steps so far."""
+        return StepTimes(tuple(self.widths), tuple(self.seconds), tuple(self.sizes))
+
+
+class _Stepper:
+    """Runs windows of real steps, as the training loop does. The main worker's clock decides."""
+
+    def __init__(self, session: Session, timing: ProbeTiming) -> None:
+        self._session, self._timing = session, timing
+        self._position = 0
+
+    def warm_up(self) -> tuple[list[float], bool]:
+        """Step until windows agree or the limit is reached; seconds of steps, and which it was."""
+        timing, windows = self._timing, _Windows()
+        while True:
+            self._window(windows)
+            steps, spent_s = len(windows.seconds), windows.spent_s
+            is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
+            agreed = is_long and is_steady(windows.times, timing.tolerance)
+            state = 2 if agreed else int(spent_s >= timing.warmup_limit_s)
+            state = int(self._session.world.agree(value=state))
+            if state:
+                return windows.seconds, state == 2
+
+    def measure(self, steps_of_width: dict[int, int], limit_s: float) -> tuple[_Windows, bool]:
+        """Time windows until the mean is known well enough; whether it was given up early.
+
+        `limit_s`: mean step time above which something better is known.
+        """
+        timing, windows = self._timing, _Windows()
+        while True:
+            self._window(windows)
+            mean, spent_s = mean_over(windows.times, steps_of_width), windows.spent_s
+            least = mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value)
+            is_long = spent_s >= timing.duration_s and len(windows.seconds) >= timing.steps
+            is_known = mean.half_width <= timing.half_width * mean.value
+            is_over = is_long and is_known and len(windows.sizes) >= LEAST_WINDOWS
+            state = 2 if least > limit_s else int(is_over or spent_s >= timing.limit_s)
+            state = int(self._session.world.agree(value=state))
+            if state:
+                return windows, state == 2
+
+    def _window(self, windows: _Windows) -> None:
+        engine, world = self._session.engine, self._session.world
+        begin, results = time.monotonic(), list[Stepped]()
+        ahead = 1 if world.device.type == "cuda" else 0
+        is_over = False
+        while not is_over:
+            self._launch()
+            results += engine.collect(ahead=ahead)
+            is_over = bool(world.agree(value=time.monotonic() - begin >= self._timing.window_s))
+        results += engine.collect()
+        windows.add(results, self._session.config.global_batch_size, time.monotonic() - begin)
+
+    def _launch(self) -> None:
+        """Start a block of steps; a probe may outlast a small epoch."""
+        engine, per_epoch = self._session.engine, self._session.schedule.steps_per_epoch
+        first = self._position % per_epoch
+        last = min(first + engine.block, per_epoch)
+        if first == 0:
+            engine.seek(0)
+        engine.launch(first, last)
+        self._position += last - first
+
+
+def _overheads(
+    request: ProbeRequest,
+    group: _Group,
+    session: Session,
+    setup_s: float,
+    excess_s: float,
+    metering_s: float,
+) -> Overheads:
+    own, final = request.config.precision, final_precision(request.config, group.world)
+    for precision in (own, final):
+        if precision not in group.judged:
+            group.judged[precision] = _judging(session, precision)
+    first_s = sum(group.judged[precision][0] for precision in {own, final})
+    if group.save is None:
+        group.save = _saving(session, request.scratch)
+    return Overheads(
+        setup_s=setup_s,
+        capture_s=session.engine.capture_s,
+        first_use_s=excess_s + first_s,
+        eval_s=group.judged[own][1],
+        final_eval_s=group.judged[final][1],
+        save_s=group.save[0],
+        final_save_s=group.save[1],
+        metering_s=metering_s,
+    )
+
+
+def _judging(session: Session, precision: Precision) -> tuple[float, float]:
+    """By how much the first evaluation takes longer than the next, and how long one of all rows is.
+
+    Rows are scaled up by their padded tokens.
+    """
+    rows = len(session.corpus.eval)
+
+    def timed(limit: int) -> float:
+        begin = time.monotonic()
+        evaluate(session, precision, limit=limit)
+        return session.world.agree(value=time.monotonic() - begin)
+
+    few = min(EVAL_ROWS, rows)
+    first_s, second_s = timed(few), timed(few)
+    many = min(rows, int(few * max(1.0, EVAL_S / second_s)))
+    timed_s = timed(many) if many > few else second_s
+    tokens = [padded_tokens(session, limit) for limit in (many, rows)]
+    return max(0.0, first_s - second_s), timed_s * tokens[1] / tokens[0]
+
+
+def _saving(session: Session, scratch: Path) -> tuple[float, float]:
+    """Seconds that a checkpoint holds up training, and until it is written and verified."""
+    saver = Checkpoints(session, scratch)
     begin = time.monotonic()
-    engine, per_epoch = session.engine, session.schedule.steps_per_epoch
-    while True:
-        step = (first + len(times)) % per_epoch  # a probe may outlast a small epoch
-        engine.seek(step)
-        engine.launch(step, min(step + engine.block, per_epoch))
-        times += [result.seconds for result in engine.collect()]
-        is_over = time.monotonic() - begin >= seconds and len(times) >= minimum
-        if session.world.agree(value=is_over):
-            return times
-
-
-def _eval_rate(session: Session, precision: Precision) -> float:
-    rows = min(EVAL_ROWS, len(session.corpus.eval))
-    start = time.monotonic()
-    evaluate(session, precision, limit=rows)
-    return rows / (time.monotonic() - start)
+    saver.save(0, {})
+    held_s = time.monotonic() - begin
+    saver.finish()
+    if session.world.is_main:
+        checkpoint.latest(scratch)
+    session.world.agree(value=0)
+    whole_s = time.monotonic() - begin
+    if session.world.is_main:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return held_s, whole_s

@@ -9,6 +9,7 @@ import typer
 from cluster import local
 from jobs.errors import JobFileError, WinnowError
 from orchestrator.cli import (
+    accuracy,
     cluster,
     deploy,
     hardware,
@@ -45,6 +46,7 @@ for command in (
     deploy.deploy,
     status.status,
     report.report,
+    accuracy.accuracy,
     hardware.hardware,
     cluster.up,
     cluster.down,

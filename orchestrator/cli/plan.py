@@ -6,6 +6,7 @@ import rich.table
 
 from cluster import local
 from cluster.inventory import Inventory, read_inventory
+from jobs.training.data.longest import longest_row
 from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import (
     Address,
@@ -30,7 +31,7 @@ def plan(
     """Show every candidate with its memory verdict, and every one skipped with the reason."""
     spec = load_job(job, settings)
     nodes = read_inventory(inventory) if inventory else live_inventory(address)
-    found = make_plan(spec, nodes, shape_of(spec.model.base))
+    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec))
     if as_json:
         print_json(found)
     else:

@@ -1,6 +1,7 @@
 """Every way to run the job that would be tried, and every one that is not, with the reason."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -70,13 +71,43 @@ class Plan:
         raise InfeasibleError(f"{identity} can no longer be placed; this cluster can run {known}")
 
     @property
+    def probing_order(self) -> tuple[Candidate, ...]:
+        """Candidates with the likely best first, so that the rest can be given up early.
+
+        Placements by catalogue price for their peak; on each, those that surely fit before those
+        that may not, 16 bits before 32, large micro batches before small ones.
+        """
+        return tuple(sorted(self.candidates, key=_promise))
+
+    @property
     def placements(self) -> tuple[Placement, ...]:
         """The distinct placements, in the job's order."""
         return tuple(dict.fromkeys(candidate.placement for candidate in self.candidates))
 
 
-def make_plan(spec: JobSpec, inventory: Inventory, shape: ModelShape | None) -> Plan:
-    """Cross placements, micro batches and precisions; InfeasibleError when nothing is left."""
+def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
+    placement = candidate.placement
+    peak = catalogue.peak_tflops(placement.sku, candidate.precision) or math.inf
+    price = placement.price_usd_per_hour
+    per_flop = math.inf if price is None else price / (peak * placement.workers)
+    is_wide = candidate.precision in ("fp32", "tf32")
+    return (
+        per_flop,
+        placement.name,
+        candidate.verdict != "fits",
+        is_wide,
+        -candidate.micro_batch_size,
+    )
+
+
+def make_plan(
+    spec: JobSpec, inventory: Inventory, shape: ModelShape | None, longest: int | None = None
+) -> Plan:
+    """Cross placements, micro batches and precisions; InfeasibleError when nothing is left.
+
+    `longest`: tokens of the longest row; where it is not known, rows may be of data.max_length.
+    """
+    workload = _Workload(spec, shape, longest or spec.data.max_length)
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
     for request in _requests(spec, inventory):
@@ -85,7 +116,7 @@ def make_plan(spec: JobSpec, inventory: Inventory, shape: ModelShape | None) -> 
         except InfeasibleError as error:
             skipped.append(Skipped(str(request), str(error)))
             continue
-        for found in _on_placement(spec, placement, shape):
+        for found in _on_placement(workload, placement):
             (candidates if isinstance(found, Candidate) else skipped).append(found)  # type: ignore[arg-type]
     if not candidates:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
@@ -111,9 +142,18 @@ def _affordable(placement: Placement, spec: JobSpec) -> Placement:
     return placement
 
 
-def _on_placement(
-    spec: JobSpec, placement: Placement, shape: ModelShape | None
-) -> Iterator[Candidate | Skipped]:
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """What is trained, wherever it runs."""
+
+    spec: JobSpec
+    shape: ModelShape | None
+    longest: int
+    """Tokens of the longest row."""
+
+
+def _on_placement(workload: _Workload, placement: Placement) -> Iterator[Candidate | Skipped]:
+    spec = workload.spec
     space = spec.sweep.search_space if spec.sweep else {}
     precisions = space.get("train.precision", (spec.train.precision,))
     batches = space.get("train.micro_batch_size", (spec.train.micro_batch_size,))
@@ -121,19 +161,16 @@ def _on_placement(
         raise InfeasibleError("micro batch and precision are searched as lists, not ranges")
     seen: set[str] = set()
     for precision, batch in itertools.product(precisions, batches):
-        found = _combine(spec, placement, precision, batch, shape)
+        found = _combine(workload, placement, precision, batch)
         if found.id not in seen:
             seen.add(found.id)
             yield found
 
 
 def _combine(
-    spec: JobSpec,
-    placement: Placement,
-    precision: object,
-    batch: object,
-    shape: ModelShape | None,
+    workload: _Workload, placement: Placement, precision: object, batch: object
 ) -> Candidate | Skipped:
+    spec = workload.spec
     sku, reasons = catalogue.find(placement.sku), []
     identity = f"{placement.name}/{batch}/{precision}"
     if precision == "auto":
@@ -144,7 +181,7 @@ def _combine(
             identity, f"{sku.name} has no {precision}; it has {', '.join(sku.precisions)}"
         )
     if batch == "auto":
-        batch, reason = _auto_batch(spec, placement, precision, shape)
+        batch, reason = _auto_batch(workload, placement, precision)
         reasons.append(f"micro batch {reason}")
     share, remainder = divmod(spec.train.global_batch_size, placement.workers)
     if remainder or not isinstance(batch, int) or share % batch:
@@ -153,7 +190,7 @@ def _combine(
             f"micro batch {batch} x {placement.workers} workers does not divide the global batch"
             f" of {spec.train.global_batch_size}",
         )
-    needed, verdict = _memory(spec, placement, precision, batch, shape)
+    needed, verdict = _memory(workload, placement, precision, batch)
     if needed and verdict == "too big":
         least, has = needed.low_gib, placement.memory_gib
         return Skipped(identity, f"needs at least {least:.1f} GiB; {sku.name} has {has:.1f}")
@@ -162,29 +199,28 @@ def _combine(
     )
 
 
-def _auto_batch(
-    spec: JobSpec, placement: Placement, precision: Precision, shape: ModelShape | None
-) -> tuple[int, str]:
+def _auto_batch(workload: _Workload, placement: Placement, precision: Precision) -> tuple[int, str]:
     """The largest power of two that divides the share and fits, so that accumulation is whole."""
-    share = max(1, spec.train.global_batch_size // placement.workers)
+    share = max(1, workload.spec.train.global_batch_size // placement.workers)
     powers = [2**n for n in range(share.bit_length()) if share % 2**n == 0]
-    if shape is None:
+    if workload.shape is None:
         known = [size for size in powers if size <= LARGEST_UNKNOWN_MICRO_BATCH]
         return known[-1], f"{known[-1]}: the model's memory is not known"
-    fitting = [p for p in powers if _memory(spec, placement, precision, p, shape)[1] == "fits"]
+    fitting = [p for p in powers if _memory(workload, placement, precision, p)[1] == "fits"]
     chosen = fitting[-1] if fitting else powers[0]
     return chosen, f"{chosen}: the largest that fits {placement.memory_gib:.0f} GiB"
 
 
 def _memory(
-    spec: JobSpec, placement: Placement, precision: Precision, batch: int, shape: ModelShape | None
+    workload: _Workload, placement: Placement, precision: Precision, batch: int
 ) -> tuple[MemoryEstimate | None, Verdict]:
+    spec, shape = workload.spec, workload.shape
     if shape is None:
         return None, "unknown"
     needed = memory.estimate(
         shape,
         micro_batch_size=batch,
-        tokens=spec.data.max_length,
+        tokens=workload.longest,
         precision=precision,
         device=placement.device,
         spread=memory.Spread(
@@ -192,6 +228,8 @@ def _memory(
             strategy=spec.train.strategy,
             adapter=spec.model.adapter is not None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
+            cpu_offload=spec.train.cpu_offload,
+            passes=max(1, spec.train.global_batch_size // (placement.workers * batch)),
         ),
     )
     return needed, needed.verdict(placement.memory_gib)

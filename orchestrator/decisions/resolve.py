@@ -6,8 +6,13 @@ from pathlib import Path
 
 from jobs.loader import overrides
 from jobs.spec import JobSpec
+from jobs.spec.sweep import ProbeSpec
 from jobs.spec.train import Precision
 from jobs.training.config import Device, TrainingConfig
+from jobs.training.probe_timing import LEAST_WINDOWS, ProbeTiming
+
+GPU_PATIENCE, CPU_PATIENCE = 12, 3
+"""How many times its least time a phase of a probe may take until it is called unsteady."""
 
 Scalar = int | float | str
 Params = Mapping[str, Scalar]
@@ -52,6 +57,25 @@ def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
     micro = config.micro_batch_size
     smaller = [size for size in range(1, micro // 2 + 1) if micro % size == 0]
     return replace(config, micro_batch_size=smaller[-1]) if smaller else None
+
+
+def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
+    """How long a probe takes: as the job says, else longer on a GPU, whose steps are many."""
+    timing = spec.sweep.probe if spec.sweep else ProbeSpec()
+    on_gpu = device == "cuda"
+    warmup_s = timing.warmup.total_seconds() if timing.warmup else (5.0 if on_gpu else 2.0)
+    duration_s = timing.duration.total_seconds() if timing.duration else (10.0 if on_gpu else 8.0)
+    patience = GPU_PATIENCE if on_gpu else CPU_PATIENCE
+    return ProbeTiming(
+        warmup_s=warmup_s,
+        warmup_limit_s=warmup_s * patience,
+        duration_s=duration_s,
+        limit_s=duration_s * patience,
+        warmup_steps=10 if on_gpu else 3,
+        steps=30 if on_gpu else 6,
+        window_s=min(2.0, duration_s / LEAST_WINDOWS),
+        half_width=0.015 if on_gpu else 0.03,
+    )
 
 
 def training_config(spec: JobSpec, execution: Execution, params: Params) -> TrainingConfig:

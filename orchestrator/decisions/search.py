@@ -41,6 +41,8 @@ class TrialResult:
     """Optimizer step and the judged metric at each evaluation."""
     stopped_early: bool = False
     duration_s: float = 0.0
+    start_s: float | None = None
+    """Starting its worker group; None where one worker trained without a group."""
     failure: str = ""
     """Why it ended without a result."""
 

@@ -48,6 +48,8 @@ class Winner:
     reason: str
     options: tuple[Option, ...] = ()
     """Everything it was chosen from."""
+    finalists: tuple[str, ...] = ()
+    """Ids of the best two candidates, in order."""
 
 
 def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
@@ -89,15 +91,17 @@ def select(
         raise InfeasibleError(f"no option keeps the limits of the sweep: {broken}")
     allowed = [option for option in affordable if not option.breaks]
     note = "" if allowed else "; no trial reached the metric's limit within its shorter budget"
-    chosen = min(
+    ranking = sorted(
         allowed or affordable, key=lambda option: _rank(spec, option, by_quality=not allowed)
     )
+    chosen, names = ranking[0], tuple(dict.fromkeys(option.candidate for option in ranking))
     return Winner(
         candidate=plan.candidate(chosen.candidate),
         params=chosen.params,
         prediction=next(p for p in predictions if p.candidate == chosen.candidate),
         reason=f"{_objective(spec)} of {len(allowed or affordable)} options{note}; {TIE_BREAK}",
         options=tuple(options),
+        finalists=names[:2],
     )
 
 

@@ -2,10 +2,19 @@
 
 from dataclasses import dataclass
 
+from cluster.memory import MemoryEstimate
 from cluster.placement import Placement
 from jobs.training.events import CheckpointRef, Metered
-from orchestrator.decisions.predict import Interval
+from orchestrator.decisions.predict import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The whole time of a fit as it looked when a share of its steps was done."""
+
+    share: float
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,10 @@ class FitResult:
     """The one it ended with: smaller than the winner's after running out of memory."""
     speed: Metered | None = None
     """How fast its steps were; None when nothing was left to do."""
+    stopped_at: int | None = None
+    """The step after which its budget was used up; None when it went on to the end."""
+    projections: tuple[Projection, ...] = ()
+    """What the whole time looked like on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +63,43 @@ class Receipt:
     """Whether training was resumed, so that the actual time is of its last part alone."""
     speed: Metered | None = None
     """How fast the steps were."""
+    sku: str = ""
+    phases: Phases | None = None
+    """Where the predicted time was to go."""
+    memory: MemoryEstimate | None = None
+    """Of one worker, before anything ran."""
+    probed_memory_gib: float | None = None
+    """As the probe found it."""
+    projections: tuple[Projection, ...] = ()
+    stopped_at: int | None = None
+    """The step after which the budget was used up."""
+    disturbances: tuple[str, ...] = ()
+    """Why the actual time may not be that of a quiet machine."""
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether predicted and actual time are of the same work."""
+        is_whole = not self.resumed and self.stopped_at is None
+        return is_whole and self.predicted_time_s is not None
 
     @property
     def time_error(self) -> float | None:
         """Actual over predicted time, minus 1."""
-        if self.predicted_time_s is None or self.resumed:
+        if self.predicted_time_s is None or not self.is_comparable:
             return None
         return self.actual_time_s / self.predicted_time_s.mean - 1
 
     @property
     def is_within_interval(self) -> bool | None:
         """Whether the actual time lies in the predicted interval."""
-        if self.predicted_time_s is None or self.resumed:
+        if self.predicted_time_s is None or not self.is_comparable:
             return None
         return self.predicted_time_s.low <= self.actual_time_s <= self.predicted_time_s.high
+
+    @property
+    def actual_memory_gib(self) -> float | None:
+        """Peak of the largest worker."""
+        return self.speed.peak_memory_gib if self.speed else None
 
 
 def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: float) -> Receipt:
@@ -82,6 +118,13 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         simulated=placement.simulated,
         resumed=fit.resumed_from > 0,
         speed=fit.speed,
+        sku=placement.sku,
+        phases=prediction.phases if prediction else None,
+        memory=winner.candidate.memory,
+        probed_memory_gib=prediction.peak_memory_gib if prediction else None,
+        projections=fit.projections,
+        stopped_at=fit.stopped_at,
+        disturbances=disturbances(fit.speed),
     )
 
 

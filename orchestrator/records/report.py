@@ -158,7 +158,9 @@ def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
         if predicted
         else "–",
         "memory": f"{candidate.memory.expected_gib:.1f} GiB" if candidate.memory else "unknown",
-        "peak": f"{measured.peak_memory_gib:.1f} GiB" if measured and step else "–",
+        "peak": f"{measured.peak_memory_gib:.1f} GiB"
+        if measured and measured.peak_memory_gib
+        else "–",
     }
 
 

@@ -10,7 +10,7 @@ from cluster.placement import Placement
 from jobs.errors import TrainingError
 from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, Metered, OutOfMemory, Started, Stepped
+from jobs.training.events import Evaluated, Event, Metered, OutOfMemory, Started, Stepped, Stopped
 from jobs.training.loop import Report, train
 from orchestrator.decisions.resolve import with_smaller_micro_batch
 from orchestrator.records.receipt import FitResult
@@ -32,6 +32,7 @@ class _Gathered:
     started: Started | None = None
     speed: Metered | None = None
     ran_out: bool = False
+    stopped_at: int | None = None
     losses: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
 
@@ -46,6 +47,8 @@ class _Gathered:
                 self.evaluations[event.step] = event.metrics[metric]
             case Metered():
                 self.speed = event
+            case Stopped():
+                self.stopped_at = event.step
             case OutOfMemory():
                 self.ran_out = True
 
@@ -93,12 +96,14 @@ def _result(
     gathered: _Gathered, config: TrainingConfig, checkpoints: Path, duration_s: float
 ) -> FitResult:
     started, reference = gathered.started, checkpoint.latest(checkpoints)
-    if started is None or reference is None or reference.step < started.total_steps:
+    last = gathered.stopped_at or (started.total_steps if started else 0)
+    if started is None or reference is None or reference.step < last:
         raise TrainingError("training ended without its last checkpoint; run again with --resume")
     return FitResult(
         checkpoint=reference,
         labels=started.labels,
         steps=started.total_steps,
+        stopped_at=gathered.stopped_at,
         duration_s=duration_s,
         resumed_from=started.first_step,
         losses=tuple(gathered.losses.items()),

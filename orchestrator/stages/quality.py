@@ -13,7 +13,7 @@ import ray.tune.search.optuna
 
 from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
-from jobs.training.events import Evaluated, Event
+from jobs.training.events import Evaluated, Event, Joined
 from jobs.training.loop import train
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate
@@ -135,6 +135,7 @@ class _Recorder:
             history=tuple(self._histories.get(trial, ())),
             stopped_early=last["step"] < self._budget.steps,
             duration_s=last["time_total_s"],
+            start_s=next(iter(last["start_s"]), None),
         )
         self._on_trial(result)
 
@@ -161,12 +162,15 @@ def _train(
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
     groups: list[str] = []
+    began, start_s = time.monotonic(), list[float]()
 
     def report(event: Event) -> None:
+        if isinstance(event, Joined) and candidate.placement.workers > 1:
+            start_s.append(time.monotonic() - began)
         if isinstance(event, Evaluated):
             names = list(event.metrics)
             own = {"step": event.step, "metric_names": names, "groups": list(groups)}
-            ray.tune.report({**own, **event.metrics})
+            ray.tune.report({**own, "start_s": list(start_s), **event.metrics})
 
     tuning.run_on(
         candidate.placement,

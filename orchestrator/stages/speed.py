@@ -3,53 +3,78 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray.tune
+import ray.tune.search
 from pydantic import TypeAdapter
 
 from cluster.placement import Placement
 from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
-from jobs.spec.sweep import ProbeSpec
-from jobs.training.events import OutOfMemory, Probed
+from jobs.training.events import Joined, OutOfMemory, Probed
 from jobs.training.probe import ProbeRequest, probe_all
 from orchestrator.decisions import predict
 from orchestrator.decisions.plan import Candidate
-from orchestrator.decisions.predict import Measurement
-from orchestrator.decisions.resolve import training_config
+from orchestrator.decisions.predict import Launch, Measurement
+from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import tuning
 from orchestrator.stages.group import stream
 
 MEASUREMENT = TypeAdapter(Measurement)
+LAUNCH = TypeAdapter(Launch)
+
+GiveUp = Callable[[Candidate], float | None]
+"""Mean step time from which on a candidate is not worth timing; None when nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Takes what the probes find, as it comes."""
+
+    on_measurement: Callable[[Measurement], None]
+    on_launch: Callable[[Launch], None]
+    give_up_s: GiveUp = lambda _: None
 
 
 def measure(
-    spec: JobSpec,
-    candidates: Sequence[Candidate],
-    storage: Path,
-    on_measurement: Callable[[Measurement], None],
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
 ) -> None:
     """Probe candidates with one Tune trial, and so one worker group, for each placement.
 
-    Running out of memory ends a group; what it left is probed by fresh groups. Raises TrainingError
-    when a round brings no result.
+    Placements and candidates are probed in the order given. Running out of memory ends a group;
+    what it left is probed by fresh groups. Raises TrainingError when a round brings no result.
     """
     left = {candidate.id: candidate for candidate in candidates}
     while left:
-        found = _probe_round(spec, list(left.values()), storage, on_measurement)
+        found = _probe_round(spec, list(left.values()), storage, findings)
         if not found:
             raise TrainingError(f"the probes of {', '.join(left)} came to no result")
         left = {name: candidate for name, candidate in left.items() if name not in found}
 
 
+def measure_again(
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
+) -> None:
+    """Probe in fresh processes started from here, as the full run will be: no Tune between."""
+    for placement in dict.fromkeys(candidate.placement for candidate in candidates):
+        group = [
+            dataclasses.replace(_request(spec, c, storage), is_brief=True)
+            for c in candidates
+            if c.placement == placement
+        ]
+        for found in _stream(group, placement, storage, nested=False):
+            if isinstance(found, Launch):
+                findings.on_launch(found)
+            else:
+                findings.on_measurement(found)
+
+
 def _probe_round(
-    spec: JobSpec,
-    candidates: Sequence[Candidate],
-    storage: Path,
-    on_measurement: Callable[[Measurement], None],
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
 ) -> set[str]:
     found: set[str] = set()
     failures: list[str] = []
@@ -57,24 +82,28 @@ def _probe_round(
     def take(_: str, report: dict[str, Any]) -> None:
         if "failure" in report:
             failures.append(report["failure"])
-            return
-        measured = MEASUREMENT.validate_python(report["measurement"])
-        found.add(measured.candidate)
-        on_measurement(measured)
+        elif "launch" in report:
+            findings.on_launch(LAUNCH.validate_python(report["launch"]))
+        else:
+            measured = MEASUREMENT.validate_python(report["measurement"])
+            found.add(measured.candidate)
+            findings.on_measurement(measured)
 
     placements = list(dict.fromkeys(candidate.placement for candidate in candidates))
-    groups = [_requests(spec, [c for c in candidates if c.placement == p]) for p in placements]
-    driver = ray.tune.with_parameters(_drive, placements=placements, groups=groups, storage=storage)
+    groups = [[c for c in candidates if c.placement == place] for place in placements]
+    requests = [[_request(spec, c, storage) for c in group] for group in groups]
+    driver = ray.tune.with_parameters(
+        _drive, placements=placements, groups=requests, storage=storage
+    )
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.HEAD_ONLY),
-        param_space={"placement": ray.tune.grid_search(list(range(len(placements))))},
-        # one placement at a time: neighbours on one machine would slow each other's probes
-        tune_config=ray.tune.TuneConfig(max_concurrent_trials=1),
-        run_config=tuning.run_config(
-            f"speed-{time.time_ns():x}",
-            storage,
-            tuning.Reports(take),
+        tune_config=ray.tune.TuneConfig(
+            search_alg=_OneByOne(groups, findings.give_up_s),
+            num_samples=len(groups),
+            # one placement at a time: neighbours on one machine would slow each other's probes
+            max_concurrent_trials=1,
         ),
+        run_config=tuning.run_config(f"speed-{time.time_ns():x}", storage, tuning.Reports(take)),
     )
     failures += tuning.crashes(tuner.fit())
     if failures and not found:
@@ -82,17 +111,38 @@ def _probe_round(
     return found
 
 
-def _requests(spec: JobSpec, candidates: Sequence[Candidate]) -> list[ProbeRequest]:
-    timing = spec.sweep.probe if spec.sweep else ProbeSpec()
-    return [
-        ProbeRequest(
-            candidate=candidate.id,
-            config=training_config(spec, candidate.execution, {}),
-            warmup_s=timing.warmup.total_seconds(),
-            duration_s=timing.duration.total_seconds(),
-        )
-        for candidate in candidates
-    ]
+class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
+    """Hands out placements in order, each with what is known by then to be too slow."""
+
+    def __init__(self, groups: list[list[Candidate]], give_up_s: GiveUp) -> None:
+        super().__init__()
+        self._groups, self._give_up_s = groups, give_up_s
+        self._next = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its search for a restore that Winnow never does
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """The next placement's number, and step times to give up at by candidate."""
+        group, number = self._groups[self._next], self._next
+        self._next += 1
+        limits = {candidate.id: self._give_up_s(candidate) for candidate in group}
+        return {"placement": number, "give_up_s": limits}
+
+    def on_trial_complete(self, trial_id: str, *_: Any, **__: Any) -> None:
+        """Nothing is learnt from a trial's last report."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing to save: a resumed sweep starts a new search over what is left."""
+
+
+def _request(spec: JobSpec, candidate: Candidate, storage: Path) -> ProbeRequest:
+    return ProbeRequest(
+        candidate=candidate.id,
+        config=training_config(spec, candidate.execution, {}),
+        timing=probe_timing(spec, candidate.execution.device),
+        scratch=storage / "probe" / "checkpoints",
+    )
 
 
 def _drive(config: dict[str, Any], **fixed: Any) -> None:
@@ -109,16 +159,29 @@ def _probe(
     groups: list[list[ProbeRequest]],
     storage: Path,
 ) -> None:
-    placement, requests = placements[config["placement"]], groups[config["placement"]]
-    launched = time.monotonic()
-    start_s: list[float] = []
+    placement, limits = placements[config["placement"]], config["give_up_s"]
+    requests = [
+        dataclasses.replace(request, give_up_s=limits[request.candidate])
+        for request in groups[config["placement"]]
+    ]
+    for found in _stream(requests, placement, storage):
+        name = "launch" if isinstance(found, Launch) else "measurement"
+        ray.tune.report({name: dataclasses.asdict(found)})
 
-    # a group even for one worker, because the full run will have to start one too
+
+def _stream(
+    requests: Sequence[ProbeRequest], placement: Placement, storage: Path, *, nested: bool = True
+) -> Iterator[Measurement | Launch]:
+    """What one group finds. A group even for one worker, because the full run starts one too."""
+    launched = last = time.monotonic()
+    start_s: float | None = None
     events = stream(probe_all, requests, placement, name="probe", storage=storage)
     with contextlib.closing(events):
         for event in events:
+            last = time.monotonic()
+            if isinstance(event, Joined):
+                start_s = last - launched
             if isinstance(event, Probed | OutOfMemory):
-                spent = event.setup_s + event.probe_s if isinstance(event, Probed) else 0.0
-                start_s.append(max(0.0, time.monotonic() - launched - spent))
-                measured = predict.summarise(event, start_s[0])
-                ray.tune.report({"measurement": dataclasses.asdict(measured)})
+                yield predict.summarise(event)
+    if start_s is not None:
+        yield Launch(placement.name, start_s, time.monotonic() - last, nested=nested)

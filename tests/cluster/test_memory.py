@@ -3,7 +3,8 @@
 import pytest
 
 from cluster import memory
-from jobs.training.model.shape import KNOWN_SHAPES, shape_of
+from jobs.spec.train import Precision, Strategy
+from jobs.training.model.shape import KNOWN_SHAPES, ModelShape, shape_of
 from tests.builders import BERT_BASE, MINILM
 
 
@@ -16,9 +17,14 @@ def test_shapes_have_the_published_number_of_parameters() -> None:
 
 
 def test_bert_base_at_length_512_and_batch_16_lands_where_practice_reports_it() -> None:
-    """A practice report gives 10-12 GB in all, other libraries included."""
+    """A practice report gives 10-12 GB in all for eager steps, other libraries included."""
     found = memory.estimate(
-        BERT_BASE, micro_batch_size=16, tokens=512, precision="fp32", device="cuda"
+        BERT_BASE,
+        micro_batch_size=16,
+        tokens=512,
+        precision="fp32",
+        device="cuda",
+        spread=memory.Spread(passes=32),
     )
     assert 6 < found.expected_gib < 12
     assert found.low_gib < found.expected_gib < found.high_gib
@@ -38,6 +44,57 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_16_bits() -> None:
 def test_verdicts_follow_the_interval(gib: float, verdict: str) -> None:
     found = memory.MemoryEstimate(8.0, 9.0, 12.0)
     assert found.verdict(gib) == verdict
+
+
+@pytest.mark.parametrize(
+    ("micro", "workers", "measured_gib"), [(16, 1, 4.1), (64, 1, 6.1), (16, 2, 4.2), (64, 2, 6.2)]
+)
+def test_bert_base_on_an_h200_takes_what_was_measured(
+    micro: int, workers: int, measured_gib: float
+) -> None:
+    """benchmarks/results/train-h200x1 and x2, bf16, rows of up to 68 tokens, 0.6 GiB of context."""
+    found = memory.estimate(
+        BERT_BASE,
+        micro_batch_size=micro,
+        tokens=68,
+        precision="bf16",
+        device="cuda",
+        spread=memory.Spread(workers=workers),
+    )
+    assert found.expected_gib == pytest.approx(measured_gib, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("precision", "strategy", "measured_gib"),
+    [
+        ("fp32", "ddp", 39.9),
+        ("fp32", "zero2", 25.6),
+        ("fp32", "zero3", 22.0),
+        ("bf16", "ddp", 31.8),
+        ("bf16", "zero2", 21.1),
+        ("bf16", "zero3", 19.2),
+    ],
+)
+def test_a_llama_on_two_h200_takes_what_was_measured(
+    precision: Precision, strategy: Strategy, measured_gib: float
+) -> None:
+    """benchmarks/results/train-zero-h200x2: 2 rows of 512 tokens, 2 passes."""
+    found = memory.estimate(
+        ModelShape(
+            16, 2048, 8192, 32_000, 0, is_gated=True, key_value_share=0.25, has_own_head=True
+        ),
+        micro_batch_size=2,
+        tokens=512,
+        precision=precision,
+        device="cuda",
+        spread=memory.Spread(workers=2, strategy=strategy, passes=2),
+    )
+    assert found.expected_gib == pytest.approx(measured_gib, rel=0.2)
+    assert found.low_gib <= measured_gib
+
+
+def test_a_llama_s_weights_are_counted_with_shared_heads_and_gates() -> None:
+    assert KNOWN_SHAPES["SmolLM2-360M-Instruct"].parameters == pytest.approx(361_821_120, rel=1e-3)
 
 
 def test_an_adapter_shards_and_checkpointing_each_take_less() -> None:

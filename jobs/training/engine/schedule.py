@@ -1,5 +1,8 @@
 """Everything that differs from step to step, laid out on the device before an epoch begins."""
 
+import math
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -9,6 +12,9 @@ from jobs.training.data.batches import FILLER, Indices
 from jobs.training.data.tokens import TokenSet
 from jobs.training.engine.learning_rate import rate_at
 from jobs.training.world import World
+
+REPLAYED_EPOCHS = 10
+"""Epochs whose batches are laid out to count widths; later ones are much the same."""
 
 
 class Schedule:
@@ -67,6 +73,17 @@ class Schedule:
     def width(self, step: int) -> int:
         """Padded tokens of each row of a step in the epoch that is loaded."""
         return int(self._width_of[step % self.steps_per_epoch])
+
+    def steps_of_width(self) -> dict[int, int]:
+        """How many steps of the whole run have each padded width."""
+        counted: Counter[int] = Counter()
+        left = self.total_steps
+        for epoch in range(min(REPLAYED_EPOCHS, math.ceil(left / self.steps_per_epoch))):
+            longest = batches.batch_lengths(self._batches(epoch), self._lengths)[:left]
+            counted.update(batches.fit_widths(longest, self.widths).tolist())
+            left -= len(longest)
+        scale = self.total_steps / counted.total()
+        return {width: round(count * scale) for width, count in sorted(counted.items())}
 
     def counts(self, step: int) -> tuple[int, int, int]:
         """Samples, unpadded tokens and width of a step's global batch, of the epoch loaded last."""

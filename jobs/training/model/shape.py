@@ -20,16 +20,36 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     positions: int
+    """Learned position embeddings; 0 where positions are rotary."""
+    is_gated: bool = False
+    """Whether feed-forward layers have a third matrix, as in Llama."""
+    key_value_share: float = 1.0
+    """Key and value heads over query heads."""
+    has_own_head: bool = False
+    """Whether the output layer over the vocabulary has weights of its own."""
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of embeddings."""
+        return (self.vocabulary + self.positions + (0 if self.is_gated else 4)) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Weights of embeddings, encoder layers and a pooled classification head."""
-        embeddings = (self.vocabulary + self.positions + 4) * self.hidden
-        attention = 4 * self.hidden * (self.hidden + 1)
-        feed_forward = self.hidden * (2 * self.intermediate + 1) + self.intermediate
-        norms = 4 * self.hidden
-        pooler = self.hidden * (self.hidden + 1)
-        return embeddings + self.layers * (attention + feed_forward + norms) + pooler
+        """Weights of embeddings, layers, and a pooled classification head or an output layer."""
+        rest = self._head if self.is_gated else self.hidden * (self.hidden + 1)
+        return self.embedding_parameters + self.layers * self._layer + rest
+
+    @property
+    def _layer(self) -> int:
+        hidden, wide = self.hidden, self.intermediate
+        if self.is_gated:  # no biases
+            attention = int(2 * hidden * hidden * (1 + self.key_value_share))
+            return attention + 3 * hidden * wide + 2 * hidden
+        return 4 * hidden * (hidden + 1) + hidden * (2 * wide + 1) + wide + 4 * hidden
+
+    @property
+    def _head(self) -> int:
+        return self.hidden + (self.vocabulary * self.hidden if self.has_own_head else 0)
 
 
 KNOWN_SHAPES = {
@@ -39,7 +59,9 @@ KNOWN_SHAPES = {
     "distilbert-base-uncased": ModelShape(6, 768, 3072, 30522, 512),
     "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
     "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
-    "SmolLM2-360M-Instruct": ModelShape(32, 960, 2560, 49152, 0),  # rotary: no position weights
+    "SmolLM2-360M-Instruct": ModelShape(
+        32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3
+    ),
 }
 """Configurations published on the hub, so that planning these works offline."""
 
@@ -59,12 +81,17 @@ def _from_config(config: dict[str, Any]) -> ModelShape | None:
 
     try:
         hidden = read("hidden_size", "dim", "n_embd", "d_model")
+        is_gated = config.get("hidden_act") == "silu"
+        heads = config.get("num_attention_heads") or 1
         return ModelShape(
             layers=read("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
             hidden=hidden,
             intermediate=config.get("intermediate_size") or config.get("hidden_dim") or 4 * hidden,
             vocabulary=read("vocab_size"),
-            positions=read("max_position_embeddings", "n_positions"),
+            positions=0 if is_gated else read("max_position_embeddings", "n_positions"),
+            is_gated=is_gated,
+            key_value_share=(config.get("num_key_value_heads") or heads) / heads,
+            has_own_head=is_gated and not config.get("tie_word_embeddings", False),
         )
     except StopIteration:
         return None

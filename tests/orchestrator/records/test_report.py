@@ -1,14 +1,25 @@
 """Receipt and report: what they say about a run."""
 
+import dataclasses
 import html.parser
 
 import pytest
 
 from jobs.training.events import CheckpointRef
 from orchestrator.decisions import select
-from orchestrator.decisions.predict import Interval, Measurement
 from orchestrator.records import receipt, report
-from tests.builders import any_of, inventory, job, plan_of, prediction, sweep, trial
+from orchestrator.records.accuracy import accuracy
+from tests.builders import (
+    any_of,
+    inventory,
+    job,
+    measurement,
+    plan_of,
+    prediction,
+    speed,
+    sweep,
+    trial,
+)
 
 SPEC = job(
     resources__any_of=any_of("T4:1", "V100-16GB:1"),
@@ -38,6 +49,32 @@ def test_a_resumed_run_is_not_compared() -> None:
     found = receipt.write_receipt("run", WINNER, fit(10.0, resumed_from=15), sweep_time_s=30)
     assert found.resumed
     assert found.time_error is None
+
+
+def test_a_run_that_its_budget_stopped_is_not_compared() -> None:
+    stopped = dataclasses.replace(fit(50.0), stopped_at=10)
+    assert receipt.write_receipt("run", WINNER, stopped, 30).time_error is None
+
+
+def test_a_receipt_tells_what_disturbed_the_fit() -> None:
+    busy = dataclasses.replace(fit(110.0), speed=speed(others_cpu_share=0.5))
+    found = receipt.write_receipt("run", WINNER, busy, 30)
+    assert found.disturbances == ("other processes kept 50% of the processors busy",)
+
+
+def test_accuracy_is_of_comparable_receipts_by_accelerator() -> None:
+    fits = [fit(110.0), fit(80.0), fit(10.0, resumed_from=15)]
+    whole, t4 = accuracy([receipt.write_receipt("run", WINNER, found, 30) for found in fits])
+    assert (whole.sku, t4.sku) == ("all", "T4")
+    assert t4.fits == 2
+    assert t4.mape == pytest.approx((10 / 110 + 20 / 80) / 2)
+    assert t4.bias == pytest.approx((10 / 110 - 20 / 80) / 2)
+    assert t4.coverage == 0.0
+    assert t4.probed_memory_mape is None
+
+
+def test_nothing_to_compare_is_no_accuracy() -> None:
+    assert accuracy([]) == ()
 
 
 def test_a_receipt_reads_as_predicted_against_actual() -> None:
@@ -78,7 +115,7 @@ def render(**fields: object) -> Page:
 
 
 def test_the_report_stands_alone_and_shows_every_candidate() -> None:
-    measured = Measurement(ID, Interval(0.1, 0.2, 0.3), 50.0, 25.0, 1.5, 100, 10, 2.0, 9.0)
+    measured = measurement(ID, 0.2)
     page = render(
         measurements=(measured,),
         trials=TRIALS,

@@ -9,13 +9,13 @@ from jobs.errors import CheckpointError, RunError
 from jobs.loader import loads
 from jobs.training import manifest
 from orchestrator.decisions import select
-from orchestrator.decisions.predict import Interval, Measurement
+from orchestrator.decisions.predict import Measurement
 from orchestrator.decisions.search import TrialResult
 from orchestrator.records import registry, runs
-from tests.builders import any_of, inventory, job, plan_of, sweep
+from tests.builders import any_of, inventory, job, measurement, plan_of, sweep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-MEASURED = Measurement("T4:1/8/fp16", Interval(0.1, 0.2, 0.3), 50.0, 25.0, 1.5, 100, 10, 2.0, 9.0)
+MEASURED = measurement("T4:1/8/fp16")
 
 
 def test_a_stage_is_made_once_and_read_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from jobs.training.loop import train
 from jobs.training.model.shape import shape_of
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.plan import make_plan
-from orchestrator.decisions.predict import Measurement
+from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.search import TrialResult
 from tests.builders import any_of, eventually, job, sweep, training_config
 
@@ -62,11 +62,15 @@ def test_a_sweep_over_three_skus_runs_each_on_its_own_nodes(
     assert [p.name for p in plan.placements] == ["A100-80GB:1", "L40S:2", "T4:4"]
     assert all(placement.simulated for placement in plan.placements)
     measured: list[Measurement] = []
-    speed.measure(spec, plan.candidates, tmp_path, measured.append)
+    launches: list[Launch] = []
+    findings = speed.Findings(measured.append, launches.append)
+    speed.measure(spec, plan.candidates, tmp_path, findings)
     assert {m.candidate for m in measured} == {c.id for c in plan.candidates}
     assert all(m.step_s and m.train_rows == 160 and m.eval_rows == 50 for m in measured)
+    assert all(m.overheads and m.speed and m.environment["torch"] for m in measured)
+    assert {launch.placement for launch in launches} == {p.name for p in plan.placements}
 
-    predictions = predict.predict_all(spec, plan.candidates, tuple(measured))
+    predictions = predict.predict_all(spec, plan.candidates, measured, launches)
     trials: list[TrialResult] = []
     on_l40s = next(c for c in plan.candidates if c.id == "L40S:2/16/fp32")
     quality.run_trials(
@@ -210,7 +214,9 @@ def test_bad_data_reaches_the_user_in_words(
     spec = spec.model_copy(update={"data": spec.data.model_copy(update={"label": "stars"})})
     plan = make_plan(spec, discover(), None)
     with pytest.raises(TrainingError, match="has no column 'stars'; its columns are text, label"):
-        speed.measure(spec, plan.candidates, tmp_path, lambda _: None)
+        speed.measure(
+            spec, plan.candidates, tmp_path, speed.Findings(lambda _: None, lambda _: None)
+        )
 
 
 def _do_nothing(*_: object) -> None:

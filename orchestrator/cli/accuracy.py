@@ -1,0 +1,44 @@
+"""`winnow accuracy`: how good the predictions of past runs were."""
+
+import rich.table
+
+from jobs.errors import RunError
+from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
+from orchestrator.records import runs
+from orchestrator.records.accuracy import accuracy as summarise
+from orchestrator.records.receipt import Receipt
+
+
+def accuracy(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """Compare predicted with actual time and memory over all receipts, for each accelerator."""
+    found = [run.read("receipt", Receipt) for run in runs.every(storage)]
+    receipts = [receipt for receipt in found if receipt]
+    rows = summarise(receipts)
+    if as_json:
+        print_json({"rows": rows, "receipts": len(receipts)})
+        return
+    if not rows:
+        raise RunError(
+            f"no receipt in {storage} has a prediction to compare: run a job with a sweep first"
+        )
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("accelerator", "fits", "time off", "bias", "in interval", "memory off", "probed"):
+        table.add_column(name, justify="left" if name == "accelerator" else "right")
+    for row in rows:
+        shares = (row.memory_mape, row.probed_memory_mape)
+        table.add_row(
+            row.sku,
+            str(row.fits),
+            f"{row.mape:.1%}",
+            f"{row.bias:+.1%}",
+            f"{row.coverage:.0%}",
+            *("–" if share is None else f"{share:.1%}" for share in shares),
+        )
+    console = out()
+    console.print(table)
+    left = len(receipts) - rows[0].fits
+    if left:
+        console.print(f"{left} receipts left out: resumed, stopped early, simulated or no sweep")
+    noisy = sum(bool(receipt.disturbances) for receipt in receipts)
+    if noisy:
+        console.print(f"{noisy} were taken on a machine that others used too")
