@@ -33,6 +33,8 @@ SYNC_GIB: dict[Device, float] = {"cuda": 0.2, "cpu": 0.0}
 """NCCL's buffers, and what is exchanged in 16 bits."""
 LOW_SHARE, HIGH_SHARE = 0.8, 1.3
 """How far activations may lie from the formula, which ignores the allocator and fused kernels."""
+SURE_SHARE = 0.95
+"""Of weights, moments and workspaces in the low estimate, from which a verdict is certain."""
 FRAGMENTATION = 1.08
 """Allocator overhead in the high estimate."""
 CHECKPOINTED_SHARE = 0.15
@@ -101,7 +103,7 @@ def estimate(
     fixed += SYNC_GIB[device] if spread.workers > 1 else 0.0
     fixed += (_state(shape, precision, spread, pools) + max(0, judging - activations / pools)) / GIB
     return MemoryEstimate(
-        low_gib=fixed + LOW_SHARE * activations / GIB,
+        low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
         expected_gib=fixed + activations / GIB,
         high_gib=(fixed + HIGH_SHARE * activations / GIB) * FRAGMENTATION,
     )

@@ -35,7 +35,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         winner = select.select_unmeasured(plan)
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
-    speeds = _probe(context, plan)
+    speeds = probe(context, plan)
     trials = _try(context, plan, speeds)
     winner = select.select(context.spec, plan, speeds.predictions, trials)
     if _confirm(context, plan, speeds, winner):
@@ -56,7 +56,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
 
 def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """What an interrupted run had found, its winner on the nodes that are there now."""
-    speeds = _Speeds(context, plan)
+    speeds = Speeds(context, plan)
     return Sweep(
         measurements=speeds.measurements,
         predictions=speeds.predictions,
@@ -72,9 +72,12 @@ def describe(winner: Winner) -> str:
     return ", ".join((winner.candidate.id, *values))
 
 
-def _probe(context: Context, plan: Plan) -> "_Speeds":
-    """Time every candidate, those that an interrupted run has timed read back."""
-    speeds = _Speeds(context, plan)
+def probe(context: Context, plan: Plan, *, is_thorough: bool = False) -> "Speeds":
+    """Time every candidate, those that an interrupted run has timed read back.
+
+    With `is_thorough` none is given up early.
+    """
+    speeds = Speeds(context, plan)
     total = len(plan.candidates)
     context.notify(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
@@ -82,6 +85,8 @@ def _probe(context: Context, plan: Plan) -> "_Speeds":
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         findings = speed.Findings(speeds.take, speeds.take_launch, speeds.give_up_s)
+        if is_thorough:
+            findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s=None)
         speed.measure(context.spec, todo, context.run.folder, findings)
     given_up = sum(found[0].is_given_up for found in speeds.measured.values())
     text = f"{total} candidates measured" + (f", {given_up} given up early" if given_up else "")
@@ -89,7 +94,7 @@ def _probe(context: Context, plan: Plan) -> "_Speeds":
     return speeds
 
 
-def _confirm(context: Context, plan: Plan, speeds: "_Speeds", winner: Winner) -> bool:
+def _confirm(context: Context, plan: Plan, speeds: "Speeds", winner: Winner) -> bool:
     """Time the best two again in fresh processes, and a third time where that disagrees.
 
     Whether anything was timed.
@@ -111,7 +116,7 @@ def _confirm(context: Context, plan: Plan, speeds: "_Speeds", winner: Winner) ->
     return timed
 
 
-class _Speeds:
+class Speeds:
     """What probes have found so far, recorded as it comes."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
@@ -170,7 +175,7 @@ def _speed_text(measured: Measurement) -> str:
 def _try(
     context: Context,
     plan: Plan,
-    speeds: "_Speeds",
+    speeds: "Speeds",
 ) -> tuple[TrialResult, ...]:
     spec, sweep = context.spec, context.spec.sweep
     if sweep is None or not search.quality_space(spec):

@@ -147,7 +147,8 @@ class Probed:
     """Whether something better was known, so that timing ended early."""
     is_steady: bool
     """Whether warm-up ended because steps were equally fast, and not by its limit."""
-    speed: Metered
+    speed: Metered | None
+    """None when it was given up before a step was timed."""
     train_rows: int
     eval_rows: int
     probe_s: float

@@ -1,6 +1,7 @@
 """Timing a few real steps of each candidate, so that a full run can be predicted."""
 
 import gc
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -27,6 +28,12 @@ FIRST_STEPS = 3
 """Steps whose excess over later ones counts as first use: they allocate and load kernels."""
 GIVE_UP_MARGIN = 0.1
 """A candidate is given up early only when it is this much slower than what is known."""
+FIRST_PASS_S = 0.5
+"""What a first forward pass may take besides, for kernels that are made."""
+BACKWARD_SHARE = 2.0
+"""How many times a forward pass a step takes at least; 3 is usual."""
+SURELY = 1.5
+"""By how many times the least time must be over what is known."""
 EVAL_ROWS = 128
 """Evaluation rows judged first, which loads kernels and tells how many more can be afforded."""
 EVAL_S = 2.0
@@ -45,7 +52,9 @@ class ProbeRequest:
     is_brief: bool = False
     """Whether steps alone are timed, because the rest is known from an earlier probe."""
     give_up_s: float | None = None
-    """Mean step time from which on something better is known; None when nothing is."""
+    """Mean step time from which on something better is known; None when nothing outside of this
+    group is, infinite to carry the probe through in any case.
+    """
 
 
 @dataclass(slots=True)
@@ -94,6 +103,9 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     session = build_session(request.config, group.corpus, world)
     built_s = group.corpus_s + time.monotonic() - started
     steps_of_width = session.schedule.steps_of_width()
+    glimpsed = _glimpse(session, _limit(request, group))
+    if glimpsed is not None:
+        return _given_up(request, group, steps_of_width, glimpsed, time.monotonic() - started)
     with Meter(session) as meter:
         stepper = _Stepper(session, request.timing)
         warm, steady = stepper.warm_up()
@@ -109,7 +121,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
             excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
             overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
             speed = meter.with_memory(speed)  # judging and saving take memory too
-    best = group.best_high_s.get(request.config.precision, float("inf"))
+    best = group.best_high_s.get(request.config.precision, math.inf)
     group.best_high_s[request.config.precision] = min(best, mean.value + mean.half_width)
     return Probed(
         candidate=request.candidate,
@@ -126,6 +138,48 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     )
 
 
+def _glimpse(session: Session, limit_s: float) -> float | None:
+    """A step's least time on a CPU from a few rows, when even that is too long; else None.
+
+    A step of a large batch may take minutes there, and its warm-up several. GPUs are no faster with
+    few rows, so that these say nothing about many.
+    """
+    config, world = session.config, session.world
+    if world.device.type != "cpu" or math.isinf(limit_s):
+        return None
+    begin = time.monotonic()
+    evaluate(session, config.precision, limit=1)  # one forward pass, filled up
+    spent_s = max(0.0, time.monotonic() - begin - FIRST_PASS_S)
+    widths = session.schedule.steps_of_width()
+    tokens = sum(width * count for width, count in widths.items()) / sum(widths.values())
+    samples = config.global_batch_size * tokens / padded_tokens(session, 1)
+    least_s = world.agree(value=BACKWARD_SHARE * spent_s * samples)
+    return least_s if least_s > SURELY * limit_s else None
+
+
+def _given_up(
+    request: ProbeRequest,
+    group: _Group,
+    steps_of_width: dict[int, int],
+    least_s: float,
+    probe_s: float,
+) -> Probed:
+    width = max(steps_of_width)
+    return Probed(
+        candidate=request.candidate,
+        times=StepTimes((width,), (least_s,), (1,)),
+        steps_of_width={width: sum(steps_of_width.values())},
+        overheads=None,
+        is_given_up=True,
+        is_steady=True,
+        speed=None,
+        train_rows=len(group.corpus.train),
+        eval_rows=len(group.corpus.eval),
+        probe_s=probe_s,
+        environment=environment.describe(group.world.device),
+    )
+
+
 def _forget(world: World) -> None:
     """What the candidate before this one held is not this one's."""
     gc.collect()
@@ -136,8 +190,9 @@ def _forget(world: World) -> None:
 
 def _limit(request: ProbeRequest, group: _Group) -> float:
     """Mean step time from which on this candidate is not worth timing further."""
-    known = group.best_high_s.get(request.config.precision, float("inf"))
-    return min(known, float("inf") if request.give_up_s is None else request.give_up_s)
+    known = group.best_high_s.get(request.config.precision, math.inf)
+    outside = request.give_up_s
+    return known if outside is None else math.inf if math.isinf(outside) else min(known, outside)
 
 
 @dataclass(slots=True)

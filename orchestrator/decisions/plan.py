@@ -87,9 +87,10 @@ class Plan:
 
 def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
     placement = candidate.placement
-    peak = catalogue.peak_tflops(placement.sku, candidate.precision) or math.inf
+    peak = catalogue.peak_tflops(placement.sku, candidate.precision)
     price = placement.price_usd_per_hour
-    per_flop = math.inf if price is None else price / (peak * placement.workers)
+    is_known = peak is not None and price is not None
+    per_flop = price / (peak * placement.workers) if is_known else math.inf  # type: ignore[operator]
     is_wide = candidate.precision in ("fp32", "tf32")
     return (
         per_flop,

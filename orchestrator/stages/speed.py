@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ class Findings:
 
     on_measurement: Callable[[Measurement], None]
     on_launch: Callable[[Launch], None]
-    give_up_s: GiveUp = lambda _: None
+    give_up_s: GiveUp | None = None
+    """None to carry every probe through."""
 
 
 def measure(
@@ -62,7 +64,7 @@ def measure_again(
     """Probe in fresh processes started from here, as the full run will be: no Tune between."""
     for placement in dict.fromkeys(candidate.placement for candidate in candidates):
         group = [
-            dataclasses.replace(_request(spec, c, storage), is_brief=True)
+            dataclasses.replace(_request(spec, c, storage), is_brief=True, give_up_s=math.inf)
             for c in candidates
             if c.placement == placement
         ]
@@ -114,7 +116,7 @@ def _probe_round(
 class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
     """Hands out placements in order, each with what is known by then to be too slow."""
 
-    def __init__(self, groups: list[list[Candidate]], give_up_s: GiveUp) -> None:
+    def __init__(self, groups: list[list[Candidate]], give_up_s: GiveUp | None) -> None:
         super().__init__()
         self._groups, self._give_up_s = groups, give_up_s
         self._next = 0
@@ -126,7 +128,8 @@ class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
         """The next placement's number, and step times to give up at by candidate."""
         group, number = self._groups[self._next], self._next
         self._next += 1
-        limits = {candidate.id: self._give_up_s(candidate) for candidate in group}
+        limit = self._give_up_s or (lambda _: math.inf)
+        limits = {candidate.id: limit(candidate) for candidate in group}
         return {"placement": number, "give_up_s": limits}
 
     def on_trial_complete(self, trial_id: str, *_: Any, **__: Any) -> None:

@@ -1,0 +1,233 @@
+"""How well full runs are predicted: probe every candidate of some jobs, then train each in full.
+
+    python benchmarks/predict.py JOB.yaml … [--longest 120] [--out FILE]
+
+Each job has a sweep. All its candidates are probed, none given up early, and worker groups are
+started as a fit starts them to time that too. Then every candidate is trained as `winnow run` would
+train the winner, but for those predicted to take longer than `--longest` seconds. Prints a row for
+each fit and the summary of `winnow accuracy`, whether the best predicted candidate is the best
+trained one, and writes JSON to benchmarks/results/ or `--out` after every fit.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cluster import session  # noqa: E402 - the script runs from a clone, installed or not
+from jobs.spec import JobSpec  # noqa: E402
+from orchestrator.cli.options import load_job, quiet_libraries  # noqa: E402
+from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted  # noqa: E402
+from orchestrator.records import runs  # noqa: E402
+
+
+def main() -> int:
+    """Probe, train, compare, record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", type=Path, nargs="+")
+    parser.add_argument("--longest", type=float, default=120.0, help="seconds of a fit")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    quiet_libraries()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path[1:]])
+    now = datetime.now(UTC)
+    out = arguments.out or ROOT / "benchmarks/results" / f"predict-{now:%Y%m%d-%H%M%S}.json"
+    result = Result(out, now)
+    with tempfile.TemporaryDirectory() as folder, session.connect() as cluster:
+        launches: list[Any] = []
+        for path in arguments.jobs:
+            spec = load_job(path, None)
+            measure_job(spec, Path(folder), cluster.serve_port, launches, arguments.longest, result)
+    result.show()
+    return 0
+
+
+@dataclasses.dataclass
+class Result:
+    """Every fit so far."""
+
+    path: Path
+    date: datetime
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    receipts: list[Any] = dataclasses.field(default_factory=list)
+    choices: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    left_out: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def write(self) -> None:
+        """Record what is there."""
+        from orchestrator.records.accuracy import accuracy
+
+        value = {
+            "date": self.date.isoformat(timespec="seconds"),
+            "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+            "accuracy": [dataclasses.asdict(row) for row in accuracy(self.receipts)],
+            "choices": self.choices,
+            "left_out": self.left_out,
+            "fits": self.rows,
+        }
+        self.path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+    def show(self) -> None:
+        """Print a table."""
+        self.write()
+        for row in self.rows:
+            numbers = (row["predicted_s"], row["low_s"], row["high_s"], row["actual_s"])
+            times = "\t".join(f"{number:.1f}" for number in numbers)
+            memory = "\t".join(str(row[f"{name}_gib"]) for name in ("planned", "probed", "actual"))
+            print(f"{row['job']}\t{row['candidate']}\t{times}\t{row['off']:+.1%}\t{memory}")
+        for found in json.loads(self.path.read_text(encoding="utf-8"))["accuracy"]:
+            print(found)
+        for choice in self.choices:
+            print(choice)
+        print(f"written to {self.path}")
+
+
+def measure_job(
+    spec: JobSpec,
+    folder: Path,
+    serve_port: int,
+    launches: list[Any],
+    longest_s: float,
+    result: Result,
+) -> None:
+    """Probe every candidate of a job, train each, and compare."""
+    from orchestrator import pipeline
+    from orchestrator.context import Context
+
+    run = runs.create(folder, spec, datetime.now(UTC))
+    context = Context(spec, run, folder, tell, serve_port)
+    _, plan = pipeline.plan_stage(context)
+    for skipped in plan.skipped:
+        result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
+    speeds = probe(context, plan, launches)
+    fits: dict[str, Any] = {}
+    for prediction in speeds.predictions:
+        if prediction.time_s.mean > longest_s:
+            name = f"{spec.name} {prediction.candidate}"
+            result.left_out[name] = f"predicted to take {prediction.time_s.mean:.0f} s"
+            continue
+        receipt = fits[prediction.candidate] = train(context, plan, prediction)
+        measured = next(m for m in speeds.measurements if m.candidate == prediction.candidate)
+        result.receipts.append(receipt)
+        result.rows.append(row(spec, receipt, measured))
+        result.write()
+    result.choices += choices(spec, plan, speeds.predictions, fits)
+
+
+def probe(context: Any, plan: Any, launches: list[Any]) -> Any:
+    """Probes of every candidate, and starts of groups that no job before this one has timed."""
+    from orchestrator import sweep
+    from orchestrator.stages import speed
+
+    speeds = sweep.probe(context, plan, is_thorough=True)
+    known = {launch.placement for launch in launches if not launch.nested}
+    fresh = [
+        next(c for c in plan.probing_order if c.placement == placement)
+        for placement in plan.placements
+        if placement.name not in known
+    ]
+    findings = speed.Findings(speeds.take, speeds.take_launch)
+    speed.measure_again(context.spec, fresh, context.run.folder, findings)
+    launches += speeds.launches
+    speeds.launches = list(launches)
+    return speeds
+
+
+def train(context: Any, plan: Any, prediction: Any) -> Any:
+    """The receipt of a full fit of a candidate."""
+    from orchestrator import pipeline
+    from orchestrator.decisions.select import Winner
+    from orchestrator.records.receipt import write_receipt
+
+    run = context.run
+    own = runs.Run(run.id, run.folder / "fits" / prediction.candidate.replace("/", "-"))
+    own.folder.mkdir(parents=True)
+    winner = Winner(plan.candidate(prediction.candidate), {}, prediction, "benchmark")
+    fit = pipeline.fit_stage(dataclasses.replace(context, run=own), winner)
+    shutil.rmtree(own.folder / "fit" / "checkpoints")
+    return write_receipt(run.id, winner, fit, 0.0)
+
+
+def row(spec: JobSpec, receipt: Any, measured: Any) -> dict[str, Any]:
+    """A fit as numbers."""
+    predicted = receipt.predicted_time_s
+    memory = receipt.memory.expected_gib if receipt.memory else None
+    fixed = dataclasses.asdict(receipt.phases)
+    return {
+        "job": spec.name,
+        "candidate": receipt.winner,
+        "predicted_s": predicted.mean,
+        "low_s": predicted.low,
+        "high_s": predicted.high,
+        "actual_s": receipt.actual_time_s,
+        "off": receipt.time_error,
+        "is_within": receipt.is_within_interval,
+        "planned_gib": rounded(memory),
+        "probed_gib": rounded(receipt.probed_memory_gib),
+        "actual_gib": rounded(receipt.actual_memory_gib),
+        "phases": fixed,
+        "stepping_s": receipt.speed.steps and receipt.speed.wall_s,
+        "probe_s": measured.probe_s,
+        "is_steady": measured.is_steady,
+        "disturbances": [*receipt.disturbances, *measured.disturbances],
+        "mode": receipt.speed.mode,
+        "metrics": receipt.metrics,
+    }
+
+
+def choices(
+    spec: JobSpec, plan: Any, predictions: Any, fits: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The best candidate by prediction and by what its fit took, for both objectives."""
+    found = []
+    by_id = {p.candidate: p for p in predictions}
+    for objective in ("time", "cost"):
+
+        def cost(name: str, seconds: float, objective: str = objective) -> float:
+            price = plan.candidate(name).placement.price_usd_per_hour or 0.0
+            return seconds if objective == "time" else seconds * price
+
+        predicted = {name: cost(name, by_id[name].time_s.mean) for name in by_id}
+        actual = {name: cost(name, receipt.actual_time_s) for name, receipt in fits.items()}
+        if not actual:
+            continue
+        chosen = min(predicted, key=predicted.__getitem__)
+        best = min(actual, key=actual.__getitem__)
+        found.append(
+            {
+                "job": spec.name,
+                "objective": objective,
+                "chosen": chosen,
+                "best": best,
+                "regret": actual[chosen] / actual[best] - 1 if chosen in actual else None,
+            }
+        )
+    return found
+
+
+def rounded(value: float | None) -> float | None:
+    """As it is worth reading."""
+    return None if value is None else round(value, 3)
+
+
+def tell(notice: Notice) -> None:
+    """Progress on stderr, without the steps of fits."""
+    match notice:
+        case Progress("probe", _, _, text) | Remark(text):
+            print(f"  {text}", file=sys.stderr, flush=True)
+        case StageStarted(stage, text) | StageFinished(stage, text):
+            print(f"{datetime.now(UTC):%H:%M:%S} {stage} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
