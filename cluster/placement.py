@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster import catalogue
-from cluster.inventory import Inventory
+from cluster.inventory import Inventory, Node
 from jobs.errors import InfeasibleError
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.config import Device
@@ -55,7 +55,7 @@ def place(
         sku=sku.name,
         workers=request.count,
         node_ids=tuple(node.id for node in nodes),
-        memory_gib=sku.memory_gib or _core_memory_gib(nodes[0].memory_gib, nodes[0].devices),
+        memory_gib=sku.memory_gib or min(_share_gib(node, request.count) for node in nodes),
         price_usd_per_hour=None if price is None else price * request.count,
         simulated=any(node.simulated for node in nodes),
     )
@@ -75,5 +75,8 @@ def _closest(sku: str, count: int, inventory: Inventory) -> str:
     return f"{nearest}:{min(count, counts[nearest])}"
 
 
-def _core_memory_gib(node_memory_gib: float | None, cores: int) -> float:
-    return node_memory_gib / cores if node_memory_gib else DEFAULT_CPU_MEMORY_GIB
+def _share_gib(node: Node, workers: int) -> float:
+    """Memory of a worker on a core: cores have none of their own, workers share the node's."""
+    if node.memory_gib is None:
+        return DEFAULT_CPU_MEMORY_GIB
+    return node.memory_gib / min(workers, node.devices)
