@@ -45,7 +45,7 @@ def test_simulated_and_cpu_placements_train_on_the_cpu() -> None:
     assert place(AcceleratorRequest("T4"), pretended, {}).device == "cpu"
     cores = Inventory((Node("a", "cpu", 4, memory_gib=16.0),))
     placement = place(AcceleratorRequest("cpu", 2), cores, {})
-    assert (placement.device, placement.memory_gib) == ("cpu", 4.0)
+    assert (placement.device, placement.memory_gib) == ("cpu", 8.0)
 
 
 def test_an_inventory_file_takes_names_as_people_type_them(tmp_path: Path) -> None:
