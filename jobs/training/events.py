@@ -105,8 +105,6 @@ class Metered:
     """Model FLOP/s over the device's dense peak; None where the peak is not known."""
     others_cpu_share: float = 0.0
     """Share of the main worker's node that other processes kept busy meanwhile, 0 to 1."""
-    throttled_share: float = 0.0
-    """Share of the readings in which the GPU's clock was held back by heat or power."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import psutil
-import pynvml
 import torch
 
 from jobs.training.events import Metered, Stepped
@@ -65,7 +64,6 @@ class Meter:
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
             others_cpu_share=self._others(),
-            throttled_share=(self.gauge.mean("throttled") if self.gauge else None) or 0.0,
         )
 
     def with_memory(self, speed: Metered) -> Metered:
@@ -143,7 +141,7 @@ class Gauge(threading.Thread):
         super().__init__(daemon=True)
         self.stopped = threading.Event()
         self._device = device
-        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": [], "throttled": []}
+        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": []}
 
     def run(self) -> None:
         """Read until stopped, or until NVML refuses."""
@@ -151,27 +149,12 @@ class Gauge(threading.Thread):
             try:
                 utilization = torch.cuda.utilization(self._device) / 100
                 power_w = torch.cuda.power_draw(self._device) / 1000
-                throttled = float(_is_throttled(self._device))
             except Exception:  # noqa: BLE001 - NVML is missing or refuses in many ways; not worth a run
                 return
             self._readings["utilization"].append(utilization)
             self._readings["power_w"].append(power_w)
-            self._readings["throttled"].append(throttled)
 
     def mean(self, name: str) -> float | None:
         """Mean of the readings so far; None when there are none."""
         values = self._readings[name]
         return sum(values) / len(values) if values else None
-
-
-def _is_throttled(device: torch.device) -> bool:
-    """Whether heat or a failing supply slows the GPU; its own power limit is its normal speed."""
-    identity = torch.cuda.get_device_properties(device).uuid
-    handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
-    reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    bad = (
-        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
-        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-    )
-    return bool(reasons & bad)

@@ -70,6 +70,10 @@ def main() -> None:
         sys.exit(128 + signal.SIGTERM)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except SystemError as error:  # C code, such as Ray's, that an interruption went through
+        if not isinstance(error.__cause__, Terminated | KeyboardInterrupt):
+            raise
+        sys.exit(128 + signal.SIGTERM)
     except Exception as error:  # noqa: BLE001 - a bug: the user gets a sentence, we get the trace
         path = local.home() / "crash.log"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,6 @@ APART = 0.03
 """Two probes of a candidate that differ by more are settled by a third."""
 BUSY_SHARE = 0.15
 """Share of a node's processors in other hands from which on a measurement is called disturbed."""
-THROTTLED_SHARE = 0.1
-"""Likewise of readings in which heat held back the GPU's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +126,10 @@ class Prediction:
 
 
 def disturbances(speed: Metered | None) -> tuple[str, ...]:
-    """What besides training used the machine, or held it back, in words."""
-    found = []
-    if speed and speed.others_cpu_share > BUSY_SHARE:
-        found.append(f"other processes kept {speed.others_cpu_share:.0%} of the processors busy")
-    if speed and speed.throttled_share > THROTTLED_SHARE:
-        found.append(f"heat or supply slowed the GPU {speed.throttled_share:.0%} of the time")
-    return tuple(found)
+    """What besides training used the machine, in words."""
+    if speed is None or speed.others_cpu_share <= BUSY_SHARE:
+        return ()
+    return (f"other processes kept {speed.others_cpu_share:.0%} of the processors busy",)
 
 
 def summarise(event: Probed | OutOfMemory) -> Measurement:

@@ -145,6 +145,6 @@ def test_nothing_is_given_up_for_another_precision_or_before_anything_is_known()
 
 
 def test_a_disturbed_measurement_says_so() -> None:
-    busy = speed(others_cpu_share=0.4, throttled_share=0.5)
-    assert len(measurement(ID, speed=busy, is_steady=False).disturbances) == 3
+    busy = speed(others_cpu_share=0.4)
+    assert len(measurement(ID, speed=busy, is_steady=False).disturbances) == 2
     assert measurement(ID).disturbances == ()
