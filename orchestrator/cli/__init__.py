@@ -70,11 +70,9 @@ def main() -> None:
         sys.exit(128 + signal.SIGTERM)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except SystemError as error:  # C code, such as Ray's, that an interruption went through
-        if not isinstance(error.__cause__, Terminated | KeyboardInterrupt):
-            raise
-        sys.exit(128 + signal.SIGTERM)
     except Exception as error:  # noqa: BLE001 - a bug: the user gets a sentence, we get the trace
+        if isinstance(error.__cause__, Terminated):  # it went through C code, such as Ray's
+            sys.exit(128 + signal.SIGTERM)
         path = local.home() / "crash.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")
