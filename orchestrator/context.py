@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.spec import JobSpec
@@ -22,3 +22,5 @@ class Context:
     notify: Notify
     serve_port: int
     clock: Clock = time.monotonic
+    began: float = field(default_factory=time.monotonic)
+    """By the clock, for the budget."""

@@ -13,7 +13,8 @@ from jobs.training.events import Event
 from jobs.training.model.shape import shape_of
 from orchestrator import sweep
 from orchestrator.context import Context
-from orchestrator.decisions import search, select
+from orchestrator.decisions import budget, search, select
+from orchestrator.decisions.budget import Spent
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
@@ -45,7 +46,7 @@ def run(context: Context) -> Outcome:
     """All stages of a job, those that a resumed run has finished read back."""
     inventory, plan = plan_stage(context)
     found = sweep.run_sweep(context, plan)
-    fit = fit_stage(context, found.winner)
+    fit = fit_stage(context, found.winner, found.cost_usd)
     model = publish_stage(context, fit)
     receipt = context.run.stage(
         "receipt",
@@ -80,9 +81,12 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     return inventory, plan
 
 
-def fit_stage(context: Context, winner: Winner) -> FitResult:
-    """Train the winner with Ray Train, from its newest checkpoint when it was interrupted."""
-    return context.run.stage("fit", FitResult, lambda: _fit(context, winner))
+def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitResult:
+    """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
+
+    `spent_usd`: what of the budget's cost is gone.
+    """
+    return context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
@@ -134,6 +138,7 @@ def write_report(
             trials=found.trials,
             fit=fit,
             receipt=receipt,
+            limits=_metric_limits(context.spec),
         )
     )
     path = context.run.folder / "report.html"
@@ -141,8 +146,9 @@ def write_report(
     return path
 
 
-def _fit(context: Context, winner: Winner) -> FitResult:
+def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     config = training_config(context.spec, winner.candidate.execution, winner.params)
+    config = replace(config, stop_after_s=_stop_after_s(context, winner, spent_usd))
     folder = context.run.folder / "fit"
     folder.mkdir(exist_ok=True)
     runs.write_atomically(folder / "training.json", TRAINING_CONFIG.dump_json(config, indent=2))
@@ -168,3 +174,24 @@ def _fit(context: Context, winner: Winner) -> FitResult:
     steps = result.stopped_at or result.steps
     context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
     return replace(result, projections=tuple(watch.projections))
+
+
+def _metric_limits(spec: JobSpec) -> dict[str, float]:
+    limits = spec.sweep.objective.subject_to if spec.sweep else {}
+    return {name: bound.value for name, bound in limits.items()}
+
+
+def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float | None:
+    """What the budget leaves for training; told when that is less than the whole run needs."""
+    spent = Spent(context.clock() - context.began, spent_usd)
+    price = winner.candidate.placement.price_usd_per_hour
+    left_s = budget.seconds_left(context.spec.budget, spent, price)
+    if left_s is not None and winner.prediction and winner.prediction.time_s.mean > left_s:
+        needed = report.show_time(winner.prediction.time_s.mean)
+        context.notify(
+            Remark(
+                f"the whole run needs about {needed}, the budget leaves {report.show_time(left_s)}:"
+                " training will stop early"
+            )
+        )
+    return budget.stop_after_s(left_s, winner.prediction)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cluster import discovery
 from orchestrator.context import Context
-from orchestrator.decisions import predict, search, select
+from orchestrator.decisions import budget, predict, search, select
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Launch, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
@@ -23,6 +23,8 @@ class Sweep:
     trials: tuple[TrialResult, ...]
     winner: Winner
     duration_s: float
+    cost_usd: float = 0.0
+    """Of probes, starts and trials, where prices are known."""
 
 
 def run_sweep(context: Context, plan: Plan) -> Sweep:
@@ -51,18 +53,21 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         else ""
     )
     context.notify(StageFinished("select", f"{describe(winner)}, full run {shown}"))
-    return Sweep(speeds.measurements, speeds.predictions, trials, winner, duration)
+    cost = budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials)
+    return Sweep(speeds.measurements, speeds.predictions, trials, winner, duration, cost)
 
 
 def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """What an interrupted run had found, its winner on the nodes that are there now."""
     speeds = Speeds(context, plan)
+    trials = context.run.read_all("trials", TrialResult)
     return Sweep(
         measurements=speeds.measurements,
         predictions=speeds.predictions,
-        trials=context.run.read_all("trials", TrialResult),
+        trials=trials,
         winner=select.relocate(recorded, plan),
         duration_s=context.run.read("sweep_duration", float) or 0.0,
+        cost_usd=budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials),
     )
 
 
@@ -134,6 +139,11 @@ class Speeds:
         return tuple(predict.settle(several) for several in found if several)
 
     @property
+    def every(self) -> tuple[Measurement, ...]:
+        """Repeated ones among them."""
+        return tuple(found for several in self.measured.values() for found in several)
+
+    @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Of each candidate that was measured to the end."""
         plan = self._plan
@@ -181,11 +191,11 @@ def _try(
     if sweep is None or not search.quality_space(spec):
         return ()
     candidate = select.quality_candidate(plan, speeds.predictions)
-    budget = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
+    length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
     total = search.trial_count(spec)
     context.notify(
-        StageStarted("trials", f"{total} trials of up to {budget.steps} steps on {candidate.id}")
+        StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
     )
 
     def take(trial: TrialResult) -> None:
@@ -199,7 +209,7 @@ def _try(
     quality.run_trials(
         spec,
         candidate,
-        budget,
+        length,
         tuple(found),
         concurrent=max(1, devices // candidate.placement.workers),
         storage=context.run.folder,

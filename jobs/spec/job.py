@@ -15,12 +15,12 @@ from jobs.spec.train import DEFAULT_METRICS, Metric, TrainSpec
 
 
 class BudgetSpec(SpecModel):
-    """What the run may spend before it is stopped with the best result so far."""
+    """What the run may spend; training stops in time, is judged, saved and published as it is."""
 
     max_cost: Annotated[float | None, Field(gt=0)] = None
-    """USD."""
+    """USD of probes, trials and training."""
     max_duration: Duration | None = None
-    """Wall-clock time."""
+    """Wall-clock time of the sweep and training."""
 
 
 class MlflowSpec(SpecModel):

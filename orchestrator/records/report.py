@@ -1,16 +1,18 @@
 """One HTML file about a run that opens offline: candidates, Pareto plot, trials, receipt."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
 
 from jobs.training.events import Metered
+from orchestrator.decisions.advice import advise
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
+from orchestrator.records import charts
 from orchestrator.records.receipt import FitResult, Receipt
 
 LEFT, TOP, WIDTH, HEIGHT = 60, 10, 640, 300
@@ -33,6 +35,8 @@ class ReportData:
     trials: tuple[TrialResult, ...] = ()
     fit: FitResult | None = None
     receipt: Receipt | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """The sweep's limits on metrics, by name."""
 
 
 def render(data: ReportData) -> str:
@@ -49,11 +53,24 @@ def render(data: ReportData) -> str:
         receipt=data.receipt,
         cards=_cards(data),
         plot=_pareto_plot(data),
+        advice=advice_of(data),
+        heat_maps=charts.heat_maps(data.plan, data.measurements),
+        ranking=charts.ranking(data.plan, data.measurements),
+        scaling=charts.scaling(data.plan, data.measurements),
+        phases=_phases(data),
+        saving=charts.saving_text(data.plan, data.predictions, data.measurements),
+        learning=_learning_curves(data.trials),
         candidates=[_candidate_row(data, candidate) for candidate in data.plan.candidates],
         trials=[_trial_row(trial) for trial in data.trials],
         curve=_loss_curve(data.fit),
         skipped=data.plan.skipped,
     )
+
+
+def advice_of(data: ReportData) -> tuple[str, ...]:
+    """What the winner's measurement suggests."""
+    measured = next((m for m in data.measurements if m.candidate == data.winner.candidate.id), None)
+    return advise(data.plan, data.winner, measured)
 
 
 def receipt_text(receipt: Receipt) -> str:
@@ -69,15 +86,30 @@ def receipt_text(receipt: Receipt) -> str:
     ]
     if receipt.resumed:
         lines.append(f"{'':10}training was resumed: the actual time is of its last part alone")
+    if receipt.stopped_at is not None:
+        lines.append(f"{'':10}the budget was used up after step {receipt.stopped_at}")
     if receipt.time_error is not None:
         inside = "inside" if receipt.is_within_interval else "outside"
         lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
+    lines += _memory_lines(receipt)
+    lines += [f"{'':10}disturbed: {text}" for text in receipt.disturbances]
     if receipt.sweep_time_s:
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}")
     if receipt.speed is not None:
         lines.append(f"speed     {speed_text(receipt.speed)}")
     scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
     return "\n".join([*lines, f"quality   {scores}"])
+
+
+def _memory_lines(receipt: Receipt) -> list[str]:
+    actual = receipt.actual_memory_gib
+    if actual is None or receipt.memory is None:
+        return []
+    estimate = receipt.memory
+    planned = f"{estimate.expected_gib:.1f} [{estimate.low_gib:.1f}, {estimate.high_gib:.1f}] GiB"
+    probed = receipt.probed_memory_gib
+    text = planned if probed is None else f"{planned}, {probed:.1f} probed"
+    return [f"memory    {text:32}{actual:.1f} GiB"]
 
 
 def speed_text(speed: Metered) -> str:
@@ -135,6 +167,9 @@ def _cards(data: ReportData) -> list[dict[str, str]]:
             {"label": "training cost", "value": show_cost(receipt.actual_cost_usd)},
             {"label": "sweep took", "value": show_time(receipt.sweep_time_s)},
         ]
+        if receipt.actual_memory_gib is not None:
+            value = f"{receipt.actual_memory_gib:.1f} GiB"
+            cards.append({"label": "peak memory of a worker", "value": value})
         cards += [{"label": k, "value": f"{v:.4f}"} for k, v in receipt.metrics.items()]
     return cards
 
@@ -200,8 +235,44 @@ def _pareto_plot(data: ReportData) -> dict[str, Any] | None:
             for option, x, y in points
         ],
         "x_ticks": _ticks(x_low, x_high, LEFT, WIDTH, show),
+        "limits": _limits(data, y_low, y_high),
         "y_ticks": _ticks(y_high, y_low, TOP, HEIGHT, lambda value: f"{value:.3f}"),
     }
+
+
+def _phases(data: ReportData) -> tuple[charts.Bar, ...]:
+    prediction = data.winner.prediction
+    if prediction is None or prediction.phases is None:
+        return ()
+    return charts.phase_bars(prediction.phases, show_time)
+
+
+def _learning_curves(trials: Sequence[TrialResult]) -> dict[str, Any] | None:
+    """The judged metric over steps, a line for each trial that was judged more than once."""
+    drawn = [trial for trial in trials if len(trial.history) > 1]
+    if not drawn:
+        return None
+    scores = [score for trial in drawn for _, score in trial.history]
+    low, high = _span(scores)
+    last = max(step for trial in drawn for step, _ in trial.history)
+
+    def points(trial: TrialResult) -> str:
+        return " ".join(
+            f"{LEFT + WIDTH * step / last:.1f},"
+            f"{TOP + CURVE_HEIGHT * (high - score) / (high - low):.1f}"
+            for step, score in trial.history
+        )
+
+    lines = [{"points": points(t), "title": _trial_row(t)["params"]} for t in drawn]
+    return {"lines": lines, "low": f"{low:.3f}", "high": f"{high:.3f}", "steps": last}
+
+
+def _limits(data: ReportData, low: float, high: float) -> list[dict[str, float]]:
+    """Where the job's limit on the judged metric lies in the plot."""
+    bound = data.limits.get(data.metric)
+    if bound is None or not low <= bound <= high:
+        return []
+    return [{"y": TOP + HEIGHT * (high - bound) / (high - low)}]
 
 
 def _kind(option: Option, winner: Winner) -> str:

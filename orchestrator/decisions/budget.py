@@ -1,0 +1,79 @@
+"""What a run may still spend, and how long its training may therefore go on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs.errors import InfeasibleError
+from jobs.spec.job import BudgetSpec
+from orchestrator.decisions.plan import Plan
+from orchestrator.decisions.predict import Launch, Measurement, Prediction
+from orchestrator.decisions.search import TrialResult
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a run has used so far."""
+
+    seconds: float
+    """On the clock."""
+    usd: float = 0.0
+    """Of placements with a price."""
+
+
+def sweep_cost_usd(
+    plan: Plan,
+    measurements: Sequence[Measurement],
+    launches: Sequence[Launch],
+    trials: Sequence[TrialResult],
+) -> float:
+    """What probes, starting their groups, and trials cost, where prices are known."""
+    by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
+    by_name = {placement.name: placement for placement in plan.placements}
+    used = [(by_id.get(m.candidate), m.probe_s) for m in measurements]
+    used += [(by_name.get(o.placement), o.start_s + (o.end_s or 0.0)) for o in launches]
+    used += [(by_id.get(trial.candidate), trial.duration_s) for trial in trials]
+    return sum(
+        seconds * (placement.price_usd_per_hour or 0.0) / 3600
+        for placement, seconds in used
+        if placement is not None
+    )
+
+
+def seconds_left(
+    budget: BudgetSpec | None, spent: Spent, price_usd_per_hour: float | None
+) -> float | None:
+    """How long the fit may take in all; None without a budget that binds it.
+
+    Raises InfeasibleError when nothing is left, or when a cost limit meets an unknown price.
+    """
+    if budget is None:
+        return None
+    limits = []
+    if budget.max_duration is not None:
+        limits.append(budget.max_duration.total_seconds() - spent.seconds)
+    if budget.max_cost is not None:
+        if price_usd_per_hour is None:
+            raise InfeasibleError(
+                "budget.max_cost cannot be kept: this accelerator has no known price; add it under"
+                " prices"
+            )
+        if price_usd_per_hour > 0:
+            limits.append((budget.max_cost - spent.usd) / price_usd_per_hour * 3600)
+    left = min(limits, default=None)
+    if left is not None and left <= 0:
+        raise InfeasibleError(
+            f"the sweep used up the budget: it took {spent.seconds:.0f} s and {spent.usd:.4g} USD;"
+            " raise the budget or search less"
+        )
+    return left
+
+
+def stop_after_s(left_s: float | None, prediction: Prediction | None) -> float | None:
+    """Seconds of training after which it must stop to be judged and saved within the budget."""
+    if left_s is None:
+        return None
+    phases = prediction.phases if prediction else None
+    if phases is None:
+        return left_s
+    before, after = phases.start + phases.setup, phases.checkpoints + phases.end
+    return max(0.0, left_s - before - after - phases.evaluations)
