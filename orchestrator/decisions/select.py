@@ -27,6 +27,8 @@ class Option:
     """The judged metric of the trial, reached within its shorter budget."""
     breaks: tuple[str, ...] = ()
     """Limits that it breaks."""
+    may_break: tuple[str, ...] = ()
+    """Limits on time and cost that it keeps on average, but not at the end of its interval."""
     is_pareto: bool = False
     """No other allowed option is as good in cost, time and quality, and better in one."""
 
@@ -89,8 +91,11 @@ def select(
     if not affordable:
         broken = "; ".join(sorted({limit for option in options for limit in option.breaks}))
         raise InfeasibleError(f"no option keeps the limits of the sweep: {broken}")
+    safe = [option for option in affordable if not option.may_break]
+    note = "" if safe else "; limits on time and cost are kept on average alone"
+    affordable = safe or affordable
     allowed = [option for option in affordable if not option.breaks]
-    note = "" if allowed else "; no trial reached the metric's limit within its shorter budget"
+    note += "" if allowed else "; no trial reached the metric's limit within its shorter budget"
     ranking = sorted(
         allowed or affordable, key=lambda option: _rank(spec, option, by_quality=not allowed)
     )
@@ -156,6 +161,8 @@ def _option(
 ) -> Option:
     cost = prediction.cost_usd.mean if prediction.cost_usd else None
     known = {**metrics, "time": prediction.time_s.mean, "cost": cost}
+    dearest = prediction.cost_usd.high if prediction.cost_usd else None
+    at_worst = {"time": prediction.time_s.high, "cost": dearest}
     return Option(
         candidate=prediction.candidate,
         params=dict(params),
@@ -163,6 +170,7 @@ def _option(
         cost_usd=cost,
         quality=metrics.get(search.judged_metric(spec)),
         breaks=broken_limits(spec, known),
+        may_break=broken_limits(spec, at_worst),
     )
 
 
