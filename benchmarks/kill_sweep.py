@@ -61,7 +61,7 @@ def fire(
     moments: list[dict[str, Any]] = []
     while len(moments) < kills:
         driver = command(job, storage, resume=any(storage.glob("runs/*")))
-        # the driver's own start is part of each attempt, so early moments are as likely as late ones
+        # starting is part of each attempt, so early moments are as likely as late ones
         moment_s = draw.uniform(5.0, 0.6 * whole_s)
         try:
             if driver.wait(timeout=moment_s) == 0:
