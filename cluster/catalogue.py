@@ -30,6 +30,8 @@ class Sku:
     memory_gib: float | None
     """Device memory; None for cpu, where the node's memory counts."""
     bandwidth_gb_per_s: float | None
+    interconnect_gb_per_s: float | None
+    """NVLink or its like, both directions together; None where devices have PCIe alone."""
     fp32_tflops: float | None
     tensor_tflops: float | None
     """Dense fp16 matrix rate."""
@@ -102,11 +104,12 @@ def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
                 path,
                 f"{wanted} is asked for, which {sku.name} lacks; use {native} or leave it out",
             )
-    for name in spec.prices:
-        try:
-            find(name)
-        except InfeasibleError as error:
-            yield Violation(("prices", name), str(error))
+    for section, names in (("prices", spec.prices), ("owned", spec.owned)):
+        for name in names:
+            try:
+                find(name)
+            except InfeasibleError as error:
+                yield Violation((section, name), str(error))
 
 
 def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:

@@ -1,14 +1,16 @@
 """The live Ray cluster as an Inventory."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import ray
 import ray.exceptions
 
-from cluster import catalogue, labels, nvml
+from cluster import catalogue, facts, labels, nvml
+from cluster.facts import NodeFacts
 from cluster.inventory import Inventory, Node
-from jobs.errors import InfeasibleError
+from jobs.errors import ClusterError, InfeasibleError
 
 DETECT_TIMEOUT_S = 60.0
 """How long a node may take to start a process and ask NVML."""
@@ -20,6 +22,28 @@ def discover() -> Inventory:
     unlabelled = [node for node in alive if _gpus(node) and labels.SKU not in node["Labels"]]
     detected = dict(zip([n["NodeID"] for n in unlabelled], _detect(unlabelled), strict=True))
     return Inventory(tuple(entry for node in alive for entry in _entries(node, detected)))
+
+
+def facts_of_nodes() -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
+    """Facts of every alive machine, and when each was asked by this machine's clock.
+
+    Simulated nodes are processes of a machine that is asked anyway. Raises ClusterError when a node
+    does not answer.
+    """
+    alive = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(labels.SIMULATED) != "true"]
+    task = ray.remote(num_cpus=0)(facts.gather)
+    found, asked = [], []
+    for node in alive:
+        on_node = task.options(label_selector={labels.NODE_ID: node["NodeID"]})
+        try:
+            found.append(ray.get(on_node.remote(), timeout=DETECT_TIMEOUT_S))
+        except ray.exceptions.GetTimeoutError:
+            raise ClusterError(
+                f"node {node['NodeManagerHostname']} did not answer within {DETECT_TIMEOUT_S:g} s"
+            ) from None
+        # a node reads its clock shortly before its answer comes
+        asked.append(time.time())
+    return tuple(found), tuple(asked)
 
 
 def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:

@@ -9,8 +9,8 @@ from jobs.errors import InfeasibleError
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.config import Device
 
-DEFAULT_CPU_MEMORY_GIB = 2.0
-"""Memory that one core is assumed to have where a node does not say."""
+DEFAULT_NODE_MEMORY_GIB = 16.0
+"""Memory that a node is assumed to have where it does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,4 @@ def _closest(sku: str, count: int, inventory: Inventory) -> str:
 
 def _share_gib(node: Node, workers: int) -> float:
     """Memory of a worker on a core: cores have none of their own, workers share the node's."""
-    if node.memory_gib is None:
-        return DEFAULT_CPU_MEMORY_GIB
-    return node.memory_gib / min(workers, node.devices)
+    return (node.memory_gib or DEFAULT_NODE_MEMORY_GIB) / min(workers, node.devices)

@@ -7,10 +7,12 @@ from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search, select
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Launch, Measurement, Prediction
+from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import report, runs
+from orchestrator.records.store import Store, is_same_ground
 from orchestrator.stages import quality, speed
 
 
@@ -87,16 +89,48 @@ def probe(context: Context, plan: Plan, *, is_thorough: bool = False) -> "Speeds
     context.notify(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
     )
+    if not is_thorough:
+        _take_over(context, plan, speeds)
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         findings = speed.Findings(speeds.take, speeds.take_launch, speeds.give_up_s)
         if is_thorough:
             findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s=None)
         speed.measure(context.spec, todo, context.run.folder, findings)
+    for measured in (found[0] for found in speeds.measured.values()):
+        _keep(context, plan.candidate(measured.candidate), measured, speeds.launches)
     given_up = sum(found[0].is_given_up for found in speeds.measured.values())
     text = f"{total} candidates measured" + (f", {given_up} given up early" if given_up else "")
     context.notify(StageFinished("probe", text))
     return speeds
+
+
+def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
+    """Measurements of earlier runs, where hardware, software, code and data are still the same."""
+    store = Store(context.storage)
+    grounds: dict[str, dict[str, str]] = {}
+    for candidate in plan.candidates:
+        if candidate.id in speeds.measured:
+            continue
+        found = store.find(candidate, training_config(context.spec, candidate.execution, {}))
+        if found is None:
+            continue
+        placement = candidate.placement
+        if placement.name not in grounds:
+            grounds[placement.name] = speed.ground_of(placement)
+        if is_same_ground(found, grounds[placement.name]):
+            context.notify(Remark(f"{candidate.id}: measured in an earlier run"))
+            speeds.take(found.measurement)
+            if found.launch and placement.name not in {o.placement for o in speeds.launches}:
+                speeds.take_launch(found.launch)
+
+
+def _keep(
+    context: Context, candidate: Candidate, measured: Measurement, launches: list[Launch]
+) -> None:
+    launch = next((o for o in launches if o.placement == candidate.placement.name), None)
+    config = training_config(context.spec, candidate.execution, {})
+    Store(context.storage).keep(candidate, config, measured, launch)
 
 
 def _confirm(context: Context, plan: Plan, speeds: "Speeds", winner: Winner) -> bool:

@@ -1,5 +1,6 @@
 """The whole job file."""
 
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,6 +22,27 @@ class BudgetSpec(SpecModel):
     """USD of probes, trials and training."""
     max_duration: Duration | None = None
     """Wall-clock time of the sweep and training."""
+
+
+class OwnedSpec(SpecModel):
+    """What a device of one's own costs: its purchase spread over its life, and its power."""
+
+    purchase: Annotated[float, Field(ge=0)]
+    """USD of one device, with its share of the machine around it."""
+    life: Duration = timedelta(days=4 * 365)
+    """How long it will be used, such as 1460d."""
+    busy: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of its life in which it works; idle hours are paid by busy ones."""
+    power_w: Annotated[float, Field(ge=0)] = 0.0
+    """Watts at work, with its share of machine and cooling."""
+    usd_per_kwh: Annotated[float, Field(ge=0)] = 0.0
+    """Price of power."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of an hour at work."""
+        hours = self.life.total_seconds() / 3600 * self.busy
+        return self.purchase / hours + self.power_w / 1000 * self.usd_per_kwh
 
 
 class MlflowSpec(SpecModel):
@@ -56,6 +78,8 @@ class JobSpec(SpecModel):
     """Where the job may run; left out, one device of each kind in the cluster is a candidate."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """USD per device hour by accelerator name; overrides the catalogue."""
+    owned: dict[str, OwnedSpec] = Field(default={})
+    """Accelerators of one's own by name; what they cost an hour follows, and overrides prices."""
     sweep: SweepSpec | None = None
     """What to search; left out, the train section runs as it is on the best placement."""
     budget: BudgetSpec | None = None
@@ -68,6 +92,12 @@ class JobSpec(SpecModel):
     """Where metrics are also sent."""
     secrets: Items[str] = ()
     """Names of environment variables that workers need; never values."""
+
+    @property
+    def hourly_prices(self) -> dict[str, float]:
+        """USD per device hour by the names that the job gives."""
+        owned = {name: device.usd_per_hour for name, device in self.owned.items()}
+        return {**self.prices, **owned}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -9,20 +9,23 @@ from pathlib import Path
 import pynvml
 import torch
 
+from jobs.training.config import Device
+
 PACKAGES = ("torch", "transformers", "ray")
 """Packages whose versions change how fast training is."""
 
 
-def describe(device: torch.device) -> dict[str, str]:
-    """Software versions, a digest of this package's code, and the processor that trains."""
+def describe(device: Device) -> dict[str, str]:
+    """Software versions, a digest of this package's code, and the processor that trains.
+
+    The same in a worker that holds a device and in one that only runs beside it.
+    """
     found = {name: metadata.version(name) for name in PACKAGES if _is_installed(name)}
     found |= {"python": platform.python_version(), "code": code_digest()}
-    if device.type == "cpu":
+    if device == "cpu":
         return found | {"processor": _processor()}
-    name = torch.cuda.get_device_name(device)
     nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    cuda = {"cuda": str(torch.version.cuda), "nccl": nccl}
-    return found | cuda | {"processor": name, "driver": _driver()}
+    return found | {"cuda": str(torch.version.cuda), "nccl": nccl, **_gpu()}
 
 
 @functools.cache
@@ -49,9 +52,10 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _driver() -> str:
+def _gpu() -> dict[str, str]:
     try:
         pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        return {"processor": str(name), "driver": str(pynvml.nvmlSystemGetDriverVersion())}
     except pynvml.NVMLError:
-        return "unknown"
+        return {"processor": "unknown", "driver": "unknown"}

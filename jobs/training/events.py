@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from jobs.spec.train import Precision
 from jobs.training.step_times import StepTimes
 
 
@@ -161,6 +162,21 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Burned:
+    """What devices reach by themselves, the slowest one's of several."""
+
+    workers: int
+    tflops: dict[Precision, float]
+    """Dense matrix products by precision."""
+    bandwidth_gb_per_s: float
+    """Of device memory, read and written."""
+    host_gb_per_s: float | None
+    """From pinned host memory; None for a CPU."""
+    all_reduce_gb_per_s: float | None
+    """Bus bandwidth of a sum over all workers; None for one."""
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """A candidate did not fit."""
 
@@ -189,5 +205,6 @@ Event = (
     | Metered
     | Joined
     | Probed
+    | Burned
     | OutOfMemory
 )

@@ -64,6 +64,7 @@ class _Group:
     corpus: Corpus
     world: World
     corpus_s: float
+    report: Report
     save: tuple[float, float] | None = None
     """Seconds that a checkpoint holds up training, and until it is verified."""
     judged: dict[Precision, tuple[float, float]] = field(default_factory=dict)
@@ -84,7 +85,7 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
         load_corpus(requests[0].config)  # tokenises what no cache holds yet
         begin = time.monotonic()
         corpus = load_corpus(requests[0].config)
-        group = _Group(corpus, world, time.monotonic() - begin)
+        group = _Group(corpus, world, time.monotonic() - begin, report)
         for request in requests:
             try:
                 probed = _probe(request, group)
@@ -107,7 +108,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     if glimpsed is not None:
         return _given_up(request, group, steps_of_width, glimpsed, time.monotonic() - started)
     with Meter(session) as meter:
-        stepper = _Stepper(session, request.timing)
+        stepper = _Stepper(session, request.timing, group.report)
         warm, steady = stepper.warm_up()
         windows, given_up = stepper.measure(steps_of_width, _limit(request, group))
         meter.results = windows.results
@@ -134,7 +135,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
         train_rows=len(group.corpus.train),
         eval_rows=len(group.corpus.eval),
         probe_s=time.monotonic() - started,
-        environment=environment.describe(world.device),
+        environment=environment.describe(request.config.device),
     )
 
 
@@ -176,7 +177,7 @@ def _given_up(
         train_rows=len(group.corpus.train),
         eval_rows=len(group.corpus.eval),
         probe_s=probe_s,
-        environment=environment.describe(group.world.device),
+        environment=environment.describe(request.config.device),
     )
 
 
@@ -225,10 +226,13 @@ class _Windows:
 
 
 class _Stepper:
-    """Runs windows of real steps, as the training loop does. The main worker's clock decides."""
+    """Runs windows of real steps, as the training loop does, telling of each step likewise.
 
-    def __init__(self, session: Session, timing: ProbeTiming) -> None:
-        self._session, self._timing = session, timing
+    On a small machine whoever listens takes time from the workers. The main worker's clock decides.
+    """
+
+    def __init__(self, session: Session, timing: ProbeTiming, report: Report) -> None:
+        self._session, self._timing, self._report = session, timing, report
         self._position = 0
 
     def warm_up(self) -> tuple[list[float], bool]:
@@ -269,7 +273,10 @@ class _Stepper:
         is_over = False
         while not is_over:
             self._launch()
-            results += engine.collect(ahead=ahead)
+            done = engine.collect(ahead=ahead)
+            results += done
+            for result in done if world.is_main else ():
+                self._report(result)
             is_over = bool(world.agree(value=time.monotonic() - begin >= self._timing.window_s))
         results += engine.collect()
         windows.add(results, self._session.config.global_batch_size, time.monotonic() - begin)

@@ -1,37 +1,55 @@
-"""`winnow hardware`: the accelerators that are known, and those that are here."""
+"""`winnow hardware`: the accelerators that are known, those that are here, and what these reach."""
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import Annotated
 
 import rich.table
+import typer
 
-from cluster import catalogue, local
+from cluster import catalogue, local, session
+from cluster.inventory import Inventory
+from jobs.errors import ClusterError
+from jobs.training.events import Burned
 from orchestrator.cli.options import Address, AsJson, InventoryFile, out, print_json
 from orchestrator.cli.plan import known_inventory, live_inventory
 
+Probe = Annotated[
+    bool, typer.Option("--probe", help="Measure each kind of device here for about a minute.")
+]
+
 
 def hardware(
-    inventory: InventoryFile = None, address: Address = None, as_json: AsJson = False
+    inventory: InventoryFile = None,
+    address: Address = None,
+    probe: Probe = False,
+    as_json: AsJson = False,
 ) -> None:
     """List every known accelerator with memory, precisions and price, and the live nodes."""
+    if probe:
+        show_burns(address, as_json=as_json, from_file=inventory is not None)
+        return
     nodes = live_inventory(address) if address else known_inventory(inventory)
     skus = list(catalogue.catalogue().values())
     if as_json:
         print_json({"accelerators": skus, "nodes": nodes.nodes if nodes else None})
         return
+    show_catalogue(skus, nodes)
+    if nodes is None and local.running() is None:
+        out().print("\nno cluster is up; `winnow up` starts one")
+
+
+def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None) -> None:
+    """Print the catalogue, with how many of each are here."""
     counts = nodes.counts() if nodes else {}
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "accelerator",
-        "here",
-        "memory GiB",
-        "GB/s",
-        "tensor TFLOPS",
-        "USD/h",
-        "precisions",
-    ):
-        table.add_column(name, justify="left" if name in ("accelerator", "precisions") else "right")
+    names = ("accelerator", "here", "memory GiB", "GB/s", "link GB/s", "tensor TFLOPS", "USD/h")
+    table = _table((*names, "precisions"))
     for sku in skus:
         numbers = (
             sku.memory_gib,
             sku.bandwidth_gb_per_s,
+            sku.interconnect_gb_per_s,
             sku.tensor_tflops,
             sku.price_usd_per_hour,
         )
@@ -39,5 +57,58 @@ def hardware(
         here = str(counts.get(sku.name, "")) if nodes else ""
         table.add_row(sku.name, here, *shown, ", ".join(sku.precisions))
     out().print(table)
-    if nodes is None and local.running() is None:
-        out().print("\nno cluster is up; `winnow up` starts one")
+
+
+def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:
+    """Measure and print, as a share of what the catalogue says."""
+    if from_file:
+        raise ClusterError("--probe measures live nodes; leave --inventory out")
+    found: dict[str, Burned] = {}
+    table = _table(("accelerator", "measured", "rate", "of the catalogue's"))
+    with session.connect(address=address) as _, tempfile.TemporaryDirectory() as folder:
+        from cluster import discovery
+        from orchestrator.stages import burning
+
+        for placement, burned in burning.burn_each(discovery.discover(), Path(folder)):
+            found[placement.name] = burned
+            for row in burn_rows(placement.sku, burned):
+                table.add_row(placement.name, *row)
+    if as_json:
+        print_json({name: dataclasses.asdict(burned) for name, burned in found.items()})
+    elif found:
+        out().print(table)
+    else:
+        raise ClusterError("no node has a known, real accelerator to measure")
+
+
+def burn_rows(name: str, burned: Burned) -> list[tuple[str, str, str]]:
+    """What was measured, its rate, and its share of the catalogue's peak."""
+    sku = catalogue.find(name)
+    rows = [
+        (f"{precision} matrix", f"{rate:.3g} TFLOP/s", _share(rate, peak))
+        for precision, rate in burned.tflops.items()
+        for peak in (catalogue.peak_tflops(name, precision),)
+    ]
+    memory = burned.bandwidth_gb_per_s
+    rows.append(("memory", f"{memory:,.0f} GB/s", _share(memory, sku.bandwidth_gb_per_s)))
+    if burned.host_gb_per_s is not None:
+        rows.append(("from host", f"{burned.host_gb_per_s:.3g} GB/s", "–"))
+    if burned.all_reduce_gb_per_s is not None:
+        # the catalogue counts both directions of a link
+        link = sku.interconnect_gb_per_s
+        rate = burned.all_reduce_gb_per_s
+        share = _share(rate, link / 2 if link else None)
+        rows.append((f"all-reduce over {burned.workers}", f"{rate:.3g} GB/s", share))
+    return rows
+
+
+def _share(rate: float, peak: float | None) -> str:
+    return f"{rate / peak:.0%}" if peak else "–"
+
+
+def _table(names: tuple[str, ...]) -> rich.table.Table:
+    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    left = ("accelerator", "measured", "precisions")
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right")
+    return table

@@ -113,7 +113,7 @@ def make_plan(
     skipped: list[Skipped] = []
     for request in _requests(spec, inventory):
         try:
-            placement = _affordable(place(request, inventory, spec.prices), spec)
+            placement = _affordable(place(request, inventory, spec.hourly_prices), spec)
         except InfeasibleError as error:
             skipped.append(Skipped(str(request), str(error)))
             continue

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
+import ray.exceptions
 import ray.tune
 import ray.tune.search
 from pydantic import TypeAdapter
 
+from cluster import labels
 from cluster.placement import Placement
 from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
+from jobs.training import environment
 from jobs.training.events import Joined, OutOfMemory, Probed
 from jobs.training.probe import ProbeRequest, probe_all
 from orchestrator.decisions import predict
@@ -24,6 +28,9 @@ from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import tuning
 from orchestrator.stages.group import stream
+
+GROUND_TIMEOUT_S = 60.0
+"""How long a node may take to import torch and describe itself."""
 
 MEASUREMENT = TypeAdapter(Measurement)
 LAUNCH = TypeAdapter(Launch)
@@ -56,6 +63,16 @@ def measure(
         if not found:
             raise TrainingError(f"the probes of {', '.join(left)} came to no result")
         left = {name: candidate for name, candidate in left.items() if name not in found}
+
+
+def ground_of(placement: Placement) -> dict[str, str]:
+    """Versions and hardware of a placement's first node, without holding its devices."""
+    node = {labels.NODE_ID: placement.node_ids[0]}
+    task = ray.remote(num_cpus=0)(environment.describe).options(label_selector=node)
+    try:
+        return dict(ray.get(task.remote(placement.device), timeout=GROUND_TIMEOUT_S))
+    except ray.exceptions.GetTimeoutError:
+        return {}  # nothing is taken over from a node that does not answer
 
 
 def measure_again(

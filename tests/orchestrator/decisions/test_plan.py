@@ -130,3 +130,14 @@ def test_two_hundred_candidates_are_planned_in_a_moment() -> None:
     assert len(plan.candidates) + len(plan.skipped) == 220
     assert elapsed < 5
     assert peak < 300 * 2**20
+
+
+def test_a_device_of_one_s_own_costs_its_purchase_and_its_power() -> None:
+    """1,752 USD over four years half in use, and 400 W at 0.25 USD a kilowatt hour."""
+    spec = job(
+        resources__any_of=any_of("RTX4090:2"),
+        prices={"rtx-4090": 9.0},
+        owned={"RTX4090": {"purchase": 1752.0, "power_w": 400.0, "usd_per_kwh": 0.25}},
+    )
+    plan = make_plan(spec, inventory(RTX4090=2), BERT_BASE)
+    assert plan.placements[0].price_usd_per_hour == pytest.approx(2 * (0.1 + 0.1))

@@ -1,0 +1,187 @@
+"""What a node says of itself: driver, GPUs, disk, shared memory, clock."""
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+READ_BYTES = 2**26
+"""Written and read back to see how fast the disk is."""
+PACKAGES = ("torch", "transformers", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
+"""Packages whose versions must agree between nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU as NVML shows it."""
+
+    name: str
+    memory_gib: float
+    used_gib: float
+    processes: int
+    """Compute processes on it now."""
+    slowdowns: tuple[str, ...]
+    """Why its clock is held back now."""
+    power_limit_w: float | None
+    default_power_limit_w: float | None
+    pcie_width: int | None
+    """Lanes in use."""
+    widest_pcie: int | None
+    """Lanes that it could use."""
+    has_mig: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node."""
+
+    node: str
+    """Host name."""
+    clock_s: float
+    """Seconds since 1970 when it was asked."""
+    versions: dict[str, str]
+    torch_cuda: str | None
+    """CUDA version that torch was built for; None for a build without."""
+    driver: str | None
+    """None where there is no NVIDIA driver."""
+    driver_cuda: str | None
+    """Newest CUDA version that the driver runs."""
+    gpus: tuple[GpuFacts, ...]
+    shm_gib: float
+    """Size of /dev/shm."""
+    disk_free_gib: float
+    disk_mb_per_s: float
+    """Of reading a file that was just written, the cache dropped where that is allowed."""
+    interfaces: tuple[str, ...]
+    """Network interfaces that are up, loopback left out."""
+    nccl_interface: str | None
+    """NCCL_SOCKET_IFNAME."""
+    busy_cpu_share: float
+
+
+def gather() -> NodeFacts:
+    """Facts of the machine this runs on; takes about a second."""
+    driver, driver_cuda, gpus = _nvidia()
+    folder = Path(tempfile.gettempdir())
+    disk_mb_per_s, busy = _disk_mb_per_s(folder), psutil.cpu_percent(interval=0.5) / 100
+    return NodeFacts(
+        node=platform.node(),
+        clock_s=time.time(),
+        versions=_versions(),
+        torch_cuda=_torch_cuda(),
+        driver=driver,
+        driver_cuda=driver_cuda,
+        gpus=gpus,
+        shm_gib=_size_gib(Path("/dev/shm")),
+        disk_free_gib=shutil.disk_usage(folder).free / 2**30,
+        disk_mb_per_s=disk_mb_per_s,
+        interfaces=tuple(
+            sorted(
+                name
+                for name, found in psutil.net_if_stats().items()
+                if found.isup and not name.startswith("lo")
+            )
+        ),
+        nccl_interface=os.environ.get("NCCL_SOCKET_IFNAME"),
+        busy_cpu_share=busy,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _torch_cuda() -> str | None:
+    """From torch's version file: importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    match = re.search(r"^cuda\b.*?=\s*'([\d.]+)'", text, re.MULTILINE)
+    return match[1] if match else None
+
+
+def _size_gib(path: Path) -> float:
+    return shutil.disk_usage(path).total / 2**30 if path.is_dir() else 0.0
+
+
+def _disk_mb_per_s(folder: Path) -> float:
+    with tempfile.NamedTemporaryFile(dir=folder) as handle:
+        handle.write(os.urandom(2**20) * (READ_BYTES // 2**20))
+        handle.flush()
+        os.fsync(handle.fileno())
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        begin = time.perf_counter()
+        handle.seek(0)
+        while handle.read(2**22):
+            pass
+        return READ_BYTES / (time.perf_counter() - begin) / 1e6
+
+
+def _nvidia() -> tuple[str | None, str | None, tuple[GpuFacts, ...]]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None, None, ()
+    try:
+        newest = pynvml.nvmlSystemGetCudaDriverVersion()
+        count = pynvml.nvmlDeviceGetCount()
+        gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count))
+        cuda = f"{newest // 1000}.{newest % 1000 // 10}"
+        return str(pynvml.nvmlSystemGetDriverVersion()), cuda, gpus
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any) -> GpuFacts:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    milliwatt = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    mig = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    return GpuFacts(
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_gib=memory.total / 2**30,
+        used_gib=memory.used / 2**30,
+        processes=len(_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        slowdowns=_slowdowns(_ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0),
+        power_limit_w=milliwatt / 1000 if milliwatt else None,
+        default_power_limit_w=default / 1000 if default else None,
+        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        widest_pcie=_ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        has_mig=bool(mig and mig[0]),
+    )
+
+
+def _ask(question: Callable[[Any], Any], handle: Any) -> Any:
+    """An answer of NVML; None where this GPU or machine does not give it."""
+    try:
+        return question(handle)
+    except pynvml.NVMLError:
+        return None
+
+
+def _slowdowns(reasons: int) -> tuple[str, ...]:
+    names = {
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "heat",
+        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat, by the hardware",
+        pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power supply",
+        pynvml.nvmlClocksThrottleReasonHwSlowdown: "the hardware",
+    }
+    return tuple(text for bit, text in names.items() if reasons & bit)

@@ -1,0 +1,33 @@
+"""The burn: what each kind of device here reaches by itself."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster import catalogue
+from cluster.inventory import Inventory
+from cluster.placement import Placement, place
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.training.burn import BurnRequest, burn
+from jobs.training.events import Burned
+from orchestrator.stages.group import stream
+
+
+def burn_each(inventory: Inventory, storage: Path) -> Iterator[tuple[Placement, Burned]]:
+    """Measure each known, real SKU on the largest node that has it, all its devices together.
+
+    Cores count as one device: several workers would share the memory they measure.
+    """
+    for sku in inventory.counts():
+        nodes = [node for node in inventory.with_sku(sku) if not node.simulated]
+        if sku not in catalogue.catalogue() or not nodes:
+            continue
+        node = max(nodes, key=lambda node: node.devices)
+        count = 1 if sku == catalogue.CPU else node.devices
+        placement = place(AcceleratorRequest(sku, count), Inventory((node,)), {})
+        request = BurnRequest(placement.device, catalogue.find(sku).precisions)
+        events = stream(burn, request, placement, name="burn", storage=storage)
+        with contextlib.closing(events):
+            for event in events:
+                if isinstance(event, Burned):
+                    yield placement, event
