@@ -2,9 +2,9 @@
 
     python benchmarks/predict.py JOB.yaml … [--longest 120] [--out FILE]
 
-Each job has a sweep. All its candidates are probed, none given up early, and worker groups are
-started as a fit starts them to time that too. Then every candidate is trained as `winnow run` would
-train the winner, but for those predicted to take longer than `--longest` seconds. Prints a row for
+Each job has a sweep. All its candidates are probed, none given up early. Then every candidate is
+timed again in fresh processes and trained, as `winnow run` does with the winner, but for those
+predicted to take longer than `--longest` seconds. Prints a row for
 each fit and the summary of `winnow accuracy`, whether the best predicted candidate is the best
 trained one, and writes JSON to benchmarks/results/ or `--out` after every fit.
 """
@@ -44,10 +44,9 @@ def main() -> int:
     out = arguments.out or ROOT / "benchmarks/results" / f"predict-{now:%Y%m%d-%H%M%S}.json"
     result = Result(out, now)
     with tempfile.TemporaryDirectory() as folder, session.connect() as cluster:
-        launches: list[Any] = []
         for path in arguments.jobs:
             spec = load_job(path, None)
-            measure_job(spec, Path(folder), cluster.serve_port, launches, arguments.longest, result)
+            measure_job(spec, Path(folder), cluster.serve_port, arguments.longest, result)
     result.show()
     return 0
 
@@ -96,12 +95,11 @@ def measure_job(
     spec: JobSpec,
     folder: Path,
     serve_port: int,
-    launches: list[Any],
     longest_s: float,
     result: Result,
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
-    from orchestrator import pipeline
+    from orchestrator import pipeline, sweep
     from orchestrator.context import Context
 
     run = runs.create(folder, spec, datetime.now(UTC))
@@ -109,9 +107,11 @@ def measure_job(
     _, plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
-    speeds = probe(context, plan, launches)
+    speeds = sweep.probe(context, plan, is_thorough=True)
     fits: dict[str, Any] = {}
-    for prediction in speeds.predictions:
+    for candidate in [plan.candidate(found.candidate) for found in speeds.predictions]:
+        again(context, speeds, candidate)
+        prediction = next(p for p in speeds.predictions if p.candidate == candidate.id)
         if prediction.time_s.mean > longest_s:
             name = f"{spec.name} {prediction.candidate}"
             result.left_out[name] = f"predicted to take {prediction.time_s.mean:.0f} s"
@@ -124,23 +124,12 @@ def measure_job(
     result.choices += choices(spec, plan, speeds.predictions, fits)
 
 
-def probe(context: Any, plan: Any, launches: list[Any]) -> Any:
-    """Probes of every candidate, and starts of groups that no job before this one has timed."""
-    from orchestrator import sweep
+def again(context: Any, speeds: Any, candidate: Any) -> None:
+    """Time a candidate in fresh processes."""
     from orchestrator.stages import speed
 
-    speeds = sweep.probe(context, plan, is_thorough=True)
-    known = {launch.placement for launch in launches if not launch.nested}
-    fresh = [
-        next(c for c in plan.probing_order if c.placement == placement)
-        for placement in plan.placements
-        if placement.name not in known
-    ]
     findings = speed.Findings(speeds.take, speeds.take_launch)
-    speed.measure_again(context.spec, fresh, context.run.folder, findings)
-    launches += speeds.launches
-    speeds.launches = list(launches)
-    return speeds
+    speed.measure_again(context.spec, [candidate], context.run.folder, findings)
 
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:

@@ -1,6 +1,6 @@
 """The sweep: probe every candidate, try what changes learning, choose."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster import discovery
 from orchestrator.context import Context
@@ -93,12 +93,11 @@ def probe(context: Context, plan: Plan, *, is_thorough: bool = False) -> "Speeds
         _take_over(context, plan, speeds)
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
-        findings = speed.Findings(speeds.take, speeds.take_launch, speeds.give_up_s)
-        if is_thorough:
-            findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s=None)
+        give_up_s = None if is_thorough else speeds.give_up_s
+        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s)
         speed.measure(context.spec, todo, context.run.folder, findings)
-    for measured in (found[0] for found in speeds.measured.values()):
-        _keep(context, plan.candidate(measured.candidate), measured, speeds.launches)
+    for candidate in plan.candidates:
+        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches)
     given_up = sum(found[0].is_given_up for found in speeds.measured.values())
     text = f"{total} candidates measured" + (f", {given_up} given up early" if given_up else "")
     context.notify(StageFinished("probe", text))
@@ -120,7 +119,7 @@ def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
             grounds[placement.name] = speed.ground_of(placement)
         if is_same_ground(found, grounds[placement.name]):
             context.notify(Remark(f"{candidate.id}: measured in an earlier run"))
-            speeds.take(found.measurement)
+            speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
             if found.launch and placement.name not in {o.placement for o in speeds.launches}:
                 speeds.take_launch(found.launch)
 
