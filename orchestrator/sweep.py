@@ -133,7 +133,7 @@ def _keep(
 
 
 def _confirm(context: Context, plan: Plan, speeds: "Speeds", winner: Winner) -> bool:
-    """Time the best two again in fresh processes, and a third time where that disagrees.
+    """Time the best again in fresh processes, and a third time where that disagrees.
 
     Whether anything was timed.
     """

@@ -35,6 +35,8 @@ class ProbeSpec(SpecModel):
     duration: Duration | None = None
     """Steps are timed for this long, and until the mean is known to 1.5 % (3 on a CPU); at most 12
     times as long (3 on a CPU). By default 10s, 8s on a CPU."""
+    confirm: Annotated[int, Field(ge=0, le=8)] = 2
+    """How many of the best candidates are timed again in fresh processes before one is chosen."""
 
 
 class ObjectiveSpec(SpecModel):

@@ -51,7 +51,7 @@ class Winner:
     options: tuple[Option, ...] = ()
     """Everything it was chosen from."""
     finalists: tuple[str, ...] = ()
-    """Ids of the best two candidates, in order."""
+    """Ids of the best candidates, in order, as many as are timed again."""
 
 
 def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
@@ -106,7 +106,7 @@ def select(
         prediction=next(p for p in predictions if p.candidate == chosen.candidate),
         reason=f"{_objective(spec)} of {len(allowed or affordable)} options{note}; {TIE_BREAK}",
         options=tuple(options),
-        finalists=names[:2],
+        finalists=names[: spec.sweep.probe.confirm if spec.sweep else 0],
     )
 
 

@@ -52,7 +52,7 @@ def winnow(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ})
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 330) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err
@@ -91,7 +91,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
             space,
             trials=2,
             trial_share=0.5,
-            probe={"warmup": "10ms", "duration": "100ms"},
+            probe={"warmup": "10ms", "duration": "100ms", "confirm": 1},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
         serve={"route": "/tiny"},
@@ -172,7 +172,7 @@ def test_a_model_below_its_floor_is_not_deployed(
         resources={"any_of": any_of("cpu:1")},
         sweep=sweep(
             {"train.micro_batch_size": [16]},
-            probe={"warmup": "1ms", "duration": "1ms"},
+            probe={"warmup": "1ms", "duration": "1ms", "confirm": 0},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.99"}},
         ),
         serve={"route": "/never"},
