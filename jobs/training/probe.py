@@ -1,5 +1,6 @@
 """Timing a few real steps of each candidate, so that a full run can be predicted."""
 
+import functools
 import gc
 import math
 import shutil
@@ -16,12 +17,12 @@ from jobs.training.checkpoint import Checkpoints
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
-from jobs.training.events import Joined, OutOfMemory, Overheads, Probed, Stepped
+from jobs.training.events import Joined, Metered, OutOfMemory, Overheads, Probed, Stepped
 from jobs.training.loop import Report, is_out_of_memory
 from jobs.training.meter import Meter
 from jobs.training.probe_timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session, build_session
-from jobs.training.step_times import StepTimes, is_steady, mean_over
+from jobs.training.step_times import StepTimes, is_steady, mean_over, mean_width
 from jobs.training.world import World, join
 
 FIRST_STEPS = 3
@@ -104,9 +105,25 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     session = build_session(request.config, group.corpus, world)
     built_s = group.corpus_s + time.monotonic() - started
     steps_of_width = session.schedule.steps_of_width()
-    glimpsed = _glimpse(session, _limit(request, group))
-    if glimpsed is not None:
-        return _given_up(request, group, steps_of_width, glimpsed, time.monotonic() - started)
+    probed = functools.partial(
+        Probed,
+        candidate=request.candidate,
+        train_rows=len(group.corpus.train),
+        eval_rows=len(group.corpus.eval),
+        environment=environment.describe(request.config.device),
+    )
+    least_s = _glimpse(session, mean_width(steps_of_width), _limit(request, group))
+    if least_s is not None:
+        width = max(steps_of_width)
+        return probed(
+            times=StepTimes((width,), (least_s,), (1,)),
+            steps_of_width={width: session.schedule.total_steps},
+            overheads=None,
+            is_given_up=True,
+            is_steady=True,
+            speed=None,
+            probe_s=time.monotonic() - started,
+        )
     with Meter(session) as meter:
         stepper = _Stepper(session, request.timing, group.report)
         warm, steady = stepper.warm_up()
@@ -122,28 +139,26 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
             excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
             overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
             speed = meter.with_memory(speed)  # judging and saving take memory too
+    # every worker compares with the main one's number, or some would give up and others wait
+    high_s = world.agree(value=mean.value + mean.half_width)
     best = group.best_high_s.get(request.config.precision, math.inf)
-    group.best_high_s[request.config.precision] = min(best, mean.value + mean.half_width)
-    return Probed(
-        candidate=request.candidate,
+    group.best_high_s[request.config.precision] = min(best, high_s)
+    return probed(
         times=windows.times,
         steps_of_width=steps_of_width,
         overheads=overheads,
         is_given_up=given_up,
         is_steady=steady,
         speed=speed,
-        train_rows=len(group.corpus.train),
-        eval_rows=len(group.corpus.eval),
         probe_s=time.monotonic() - started,
-        environment=environment.describe(request.config.device),
     )
 
 
-def _glimpse(session: Session, limit_s: float) -> float | None:
+def _glimpse(session: Session, tokens: float, limit_s: float) -> float | None:
     """A step's least time on a CPU from a few rows, when even that is too long; else None.
 
-    A step of a large batch may take minutes there, and its warm-up several. GPUs are no faster with
-    few rows, so that these say nothing about many.
+    `tokens`: mean width of the run's rows. A step of a large batch may take minutes there, and its
+    warm-up several. GPUs are no faster with few rows, so that these say nothing about many.
     """
     config, world = session.config, session.world
     if world.device.type != "cpu" or math.isinf(limit_s):
@@ -151,34 +166,9 @@ def _glimpse(session: Session, limit_s: float) -> float | None:
     begin = time.monotonic()
     evaluate(session, config.precision, limit=1)  # one forward pass, filled up
     spent_s = max(0.0, time.monotonic() - begin - FIRST_PASS_S)
-    widths = session.schedule.steps_of_width()
-    tokens = sum(width * count for width, count in widths.items()) / sum(widths.values())
     samples = config.global_batch_size * tokens / padded_tokens(session, 1)
     least_s = world.agree(value=BACKWARD_SHARE * spent_s * samples)
     return least_s if least_s > SURELY * limit_s else None
-
-
-def _given_up(
-    request: ProbeRequest,
-    group: _Group,
-    steps_of_width: dict[int, int],
-    least_s: float,
-    probe_s: float,
-) -> Probed:
-    width = max(steps_of_width)
-    return Probed(
-        candidate=request.candidate,
-        times=StepTimes((width,), (least_s,), (1,)),
-        steps_of_width={width: sum(steps_of_width.values())},
-        overheads=None,
-        is_given_up=True,
-        is_steady=True,
-        speed=None,
-        train_rows=len(group.corpus.train),
-        eval_rows=len(group.corpus.eval),
-        probe_s=probe_s,
-        environment=environment.describe(request.config.device),
-    )
 
 
 def _forget(world: World) -> None:

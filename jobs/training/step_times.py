@@ -44,7 +44,7 @@ def mean_over(times: StepTimes, steps_of_width: Mapping[int, int]) -> Mean:
     """
     slope, rest = _fit(times)
     spread = np.array(times.widths, float)
-    shift = _mean_width(steps_of_width) - float(spread.mean())
+    shift = mean_width(steps_of_width) - float(spread.mean())
     leverage = shift**2 / float(((spread - spread.mean()) ** 2).sum()) if slope else 0.0
     half_width = max(
         _half_width(rest, 2 if slope else 1, leverage),
@@ -78,7 +78,8 @@ def _fit(times: StepTimes) -> tuple[float, Values]:
     return slope, seconds - slope * spread
 
 
-def _mean_width(steps_of_width: Mapping[int, int]) -> float:
+def mean_width(steps_of_width: Mapping[int, int]) -> float:
+    """Padded tokens of a row, averaged over the steps of a run."""
     steps = sum(steps_of_width.values())
     return sum(width * count for width, count in steps_of_width.items()) / steps
 
