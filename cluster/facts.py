@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pynvml
 
+from cluster import nvml
+
 READ_BYTES = 2**26
 """Written and read back to see how fast the disk is."""
 PACKAGES = ("torch", "transformers", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
@@ -136,18 +138,14 @@ def _disk_mb_per_s(folder: Path) -> float:
 
 
 def _nvidia() -> tuple[str | None, str | None, tuple[GpuFacts, ...]]:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None, None, ()
-    try:
+    with nvml.library() as is_there:
+        if not is_there:
+            return None, None, ()
         newest = pynvml.nvmlSystemGetCudaDriverVersion()
         count = pynvml.nvmlDeviceGetCount()
         gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(count))
         cuda = f"{newest // 1000}.{newest % 1000 // 10}"
         return str(pynvml.nvmlSystemGetDriverVersion()), cuda, gpus
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpu(handle: Any) -> GpuFacts:

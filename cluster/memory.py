@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.spec.train import Precision, Strategy
-from jobs.training.config import Device
+from jobs.training.config import EVAL_BATCH, MAX_CAPTURED_PASSES, Device
 from jobs.training.model.shape import ModelShape
 
 STATE_BYTES_PER_PARAMETER = 16
@@ -23,8 +23,6 @@ MASKS = 3
 """Dropout masks, a byte per token, layer and hidden unit each."""
 LOGITS, JUDGED_LOGITS = 5, 8
 """fp32 copies of an output layer's scores that training and judging hold at once, as measured."""
-EVAL_ROWS = 16
-"""Rows that causal models are judged in."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 0.6, "cpu": 0.9}
 """CUDA context and libraries, or the Python process with torch loaded."""
 WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.7, "cpu": 0.0}
@@ -39,8 +37,6 @@ FRAGMENTATION = 1.08
 """Allocator overhead in the high estimate."""
 CHECKPOINTED_SHARE = 0.15
 """Of the activations, with gradient checkpointing: each layer's input, and one whole layer."""
-MAX_CAPTURED_PASSES = 16
-"""More passes a step are not captured."""
 
 GIB = 2**30
 
@@ -98,7 +94,7 @@ def estimate(
     rows = micro_batch_size * tokens
     per_token = _bytes_per_token(shape, precision, spread) + _logits(shape, LOGITS)
     activations = pools * rows * per_token
-    judging = EVAL_ROWS * tokens * _logits(shape, JUDGED_LOGITS)
+    judging = EVAL_BATCH["causal-lm"] * tokens * _logits(shape, JUDGED_LOGITS)
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if spread.workers > 1 else 0.0
     fixed += (_state(shape, precision, spread, pools) + max(0, judging - activations / pools)) / GIB

@@ -11,13 +11,13 @@ from jobs.errors import InfeasibleError
 
 def count_gpus() -> int:
     """How many GPUs the driver shows; 0 without a driver."""
-    with _library() as is_there:
+    with library() as is_there:
         return pynvml.nvmlDeviceGetCount() if is_there else 0
 
 
 def detect_sku() -> str | None:
     """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU."""
-    with _library() as is_there:
+    with library() as is_there:
         if not is_there or not pynvml.nvmlDeviceGetCount():
             return None
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -45,7 +45,7 @@ def match_sku(name: str, memory_gib: float) -> str | None:
 
 
 @contextlib.contextmanager
-def _library() -> Iterator[bool]:
+def library() -> Iterator[bool]:
     """NVML while it is open; False where there is no NVIDIA driver."""
     try:
         pynvml.nvmlInit()

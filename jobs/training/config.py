@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import TypeAdapter
 
 from jobs.spec.data import DataSpec
-from jobs.spec.model import ModelSpec
+from jobs.spec.model import ModelSpec, Task
 from jobs.spec.train import (
     CheckpointSpec,
     EvalSpec,
@@ -18,6 +18,11 @@ from jobs.spec.train import (
 )
 
 Device = Literal["cpu", "cuda"]
+
+MAX_CAPTURED_PASSES = 16
+"""More passes of accumulation keep the device busy without a graph, and take long to capture."""
+EVAL_BATCH: dict[Task, int] = {"text-classification": 128, "causal-lm": 16}
+"""Rows per forward pass when judging; scores do not depend on it beyond rounding."""
 
 
 @dataclass(frozen=True, slots=True)

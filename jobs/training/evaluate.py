@@ -9,7 +9,7 @@ import torch
 
 from jobs.spec.train import Precision
 from jobs.training import random_states
-from jobs.training.config import TrainingConfig
+from jobs.training.config import EVAL_BATCH, TrainingConfig
 from jobs.training.data import batches, language
 from jobs.training.data.batches import FILLER, Indices
 from jobs.training.engine.objective import Batch, classify, predict_tokens
@@ -20,8 +20,6 @@ from jobs.training.model.precision import autocast
 from jobs.training.session import Session
 from jobs.training.world import World
 
-EVAL_BATCH = {"text-classification": 128, "causal-lm": 16}
-"""Rows per forward pass when judging; scores do not depend on it beyond rounding."""
 ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
 

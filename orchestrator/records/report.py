@@ -177,7 +177,7 @@ def _cards(data: ReportData) -> list[dict[str, str]]:
 def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
     measured = next((m for m in data.measurements if m.candidate == candidate.id), None)
     predicted = next((p for p in data.predictions if p.candidate == candidate.id), None)
-    batch = candidate.micro_batch_size * candidate.accumulation * candidate.placement.workers
+    rate = charts.samples_per_s(candidate, measured) if measured else None
     step = measured.step_s.mean if measured and measured.step_s else None
     return {
         "id": candidate.id,
@@ -187,7 +187,7 @@ def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
         else f"{step * 1000:.0f} ms"
         if step
         else "–",
-        "rate": f"{batch / step:.0f}" if step else "–",
+        "rate": f"{rate:.0f}" if rate else "–",
         "time": show_interval(predicted.time_s, show_time) if predicted else "–",
         "cost": show_cost(predicted.cost_usd.mean if predicted.cost_usd else None)
         if predicted

@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from jobs.training.config import TrainingConfig
+from jobs.training.config import MAX_CAPTURED_PASSES, TrainingConfig
 from jobs.training.model.parallel import is_sharded
 from jobs.training.world import World
 
 FIRST_WARMUP, LATER_WARMUP = 12, 3
 """Eager steps before a capture: DDP settles its buckets over the first 11, later widths only load
 kernels."""
-MAX_PASSES = 16
-"""More passes of accumulation keep the device busy without a graph, and take long to capture."""
 
 Run = Callable[[int], None]
 
@@ -51,7 +49,10 @@ def refusal(config: TrainingConfig, world: World, passes: int, *, on_device: boo
         (not config.capture, "capture is switched off"),
         (is_sharded(config, world), f"{config.strategy} gathers weights while it runs"),
         (config.gradient_checkpointing, "gradient checkpointing saves random states on the host"),
-        (passes > MAX_PASSES, f"{passes} passes of accumulation fill the device by themselves"),
+        (
+            passes > MAX_CAPTURED_PASSES,
+            f"{passes} passes of accumulation fill the device by themselves",
+        ),
         (not on_device, "the data do not fit on the device"),
     )
     return next((reason for applies, reason in reasons if applies), "")
