@@ -24,7 +24,7 @@ class Meter:
     results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
-    _begin: "_Usage | None" = None
+    _begin: "_Usage" = field(default_factory=lambda: _Usage.now())
 
     def __enter__(self) -> "Meter":
         self._begin = _Usage.now()
@@ -76,7 +76,6 @@ class Meter:
     def _others(self) -> float:
         """Share of this node's processors that no worker of the group used since the beginning."""
         now, host = _Usage.now(), platform.node()
-        assert self._begin is not None
         own = self.session.world.gather((host, now.own_s - self._begin.own_s))
         ours = sum(seconds for name, seconds in own if name == host)
         whole = now.whole_s - self._begin.whole_s

@@ -85,19 +85,22 @@ class Stepper:
                 return windows, state == 2
 
     def _window(self, windows: Windows) -> None:
-        engine, world = self._session.engine, self._session.world
+        world = self._session.world
         begin, results = time.monotonic(), list[Stepped]()
         ahead = 1 if world.device.type == "cuda" else 0
         is_over = False
         while not is_over:
             self._launch()
-            done = engine.collect(ahead=ahead)
-            results += done
-            for result in done if world.is_main else ():
-                self._report(result)
+            results += self._collect(ahead)
             is_over = bool(world.agree(value=time.monotonic() - begin >= self._timing.window_s))
-        results += engine.collect()
+        results += self._collect(ahead=0)
         windows.add(results, self._session.config.global_batch_size, time.monotonic() - begin)
+
+    def _collect(self, ahead: int) -> list[Stepped]:
+        done = self._session.engine.collect(ahead=ahead)
+        for result in done if self._session.world.is_main else ():
+            self._report(result)
+        return done
 
     def _launch(self) -> None:
         """Start a block of steps; a probe may outlast a small epoch."""

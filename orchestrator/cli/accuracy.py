@@ -1,9 +1,7 @@
 """`winnow accuracy`: how good the predictions of past runs were."""
 
-import rich.table
-
 from jobs.errors import RunError
-from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
+from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json, table
 from orchestrator.records import runs
 from orchestrator.records.accuracy import accuracy as summarise
 from orchestrator.records.receipt import Receipt
@@ -21,12 +19,11 @@ def accuracy(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> Non
         raise RunError(
             f"no receipt in {storage} has a prediction to compare: run a job with a sweep first"
         )
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("accelerator", "fits", "time off", "bias", "in interval", "memory off", "probed"):
-        table.add_column(name, justify="left" if name == "accelerator" else "right")
+    columns = ("accelerator", "fits", "time off", "bias", "in interval", "memory off", "probed")
+    shown = table(*columns, left=("accelerator",))
     for row in rows:
         shares = (row.memory_mape, row.probed_memory_mape)
-        table.add_row(
+        shown.add_row(
             row.sku,
             str(row.fits),
             f"{row.mape:.1%}",
@@ -35,7 +32,7 @@ def accuracy(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> Non
             *("–" if share is None else f"{share:.1%}" for share in shares),
         )
     console = out()
-    console.print(table)
+    console.print(shown)
     left = len(receipts) - rows[0].fits
     if left:
         console.print(f"{left} receipts left out: resumed, stopped early, simulated or no sweep")

@@ -5,14 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import rich.table
 import typer
 
 from cluster import catalogue, local, session
 from cluster.inventory import Inventory
 from jobs.errors import ClusterError
 from jobs.training.events import Burned
-from orchestrator.cli.options import Address, AsJson, InventoryFile, out, print_json
+from orchestrator.cli.options import Address, AsJson, InventoryFile, out, print_json, table
 from orchestrator.cli.plan import known_inventory, live_inventory
 
 Probe = Annotated[
@@ -44,7 +43,7 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None) -> None:
     """Print the catalogue, with how many of each are here."""
     counts = nodes.counts() if nodes else {}
     names = ("accelerator", "here", "memory GiB", "GB/s", "link GB/s", "tensor TFLOPS", "USD/h")
-    table = _table((*names, "precisions"))
+    shown = table(*names, "precisions", left=("accelerator", "precisions"))
     for sku in skus:
         numbers = (
             sku.memory_gib,
@@ -53,10 +52,10 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None) -> None:
             sku.tensor_tflops,
             sku.price_usd_per_hour,
         )
-        shown = ("–" if number is None else f"{number:g}" for number in numbers)
+        cells = ("–" if number is None else f"{number:g}" for number in numbers)
         here = str(counts.get(sku.name, "")) if nodes else ""
-        table.add_row(sku.name, here, *shown, ", ".join(sku.precisions))
-    out().print(table)
+        shown.add_row(sku.name, here, *cells, ", ".join(sku.precisions))
+    out().print(shown)
 
 
 def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:
@@ -64,7 +63,8 @@ def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:
     if from_file:
         raise ClusterError("--probe measures live nodes; leave --inventory out")
     found: dict[str, Burned] = {}
-    table = _table(("accelerator", "measured", "rate", "of the catalogue's"))
+    columns = ("accelerator", "measured", "rate", "of the catalogue's")
+    shown = table(*columns, left=("accelerator", "measured"))
     with session.connect(address=address) as _, tempfile.TemporaryDirectory() as folder:
         from cluster import discovery
         from orchestrator.stages import burning
@@ -72,11 +72,11 @@ def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:
         for placement, burned in burning.burn_each(discovery.discover(), Path(folder)):
             found[placement.name] = burned
             for row in burn_rows(placement.sku, burned):
-                table.add_row(placement.name, *row)
+                shown.add_row(placement.name, *row)
     if as_json:
         print_json({name: dataclasses.asdict(burned) for name, burned in found.items()})
     elif found:
-        out().print(table)
+        out().print(shown)
     else:
         raise ClusterError("no node has a known, real accelerator to measure")
 
@@ -104,11 +104,3 @@ def burn_rows(name: str, burned: Burned) -> list[tuple[str, str, str]]:
 
 def _share(rate: float, peak: float | None) -> str:
     return f"{rate / peak:.0%}" if peak else "–"
-
-
-def _table(names: tuple[str, ...]) -> rich.table.Table:
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    left = ("accelerator", "measured", "precisions")
-    for name in names:
-        table.add_column(name, justify="left" if name in left else "right")
-    return table

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import rich.console
+import rich.table
 import typer
 from pydantic import TypeAdapter
 
@@ -64,6 +65,14 @@ def storage_of(spec: JobSpec) -> Path:
 def out() -> rich.console.Console:
     """Where results for people go."""
     return rich.console.Console(highlight=False, soft_wrap=True)
+
+
+def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:
+    """A table of these columns; those in `left` hold words, the others figures."""
+    made = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        made.add_column(name, justify="left" if name in left else "right")
+    return made
 
 
 def print_json(value: object) -> None:

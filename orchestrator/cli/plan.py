@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import rich.table
-
 from cluster import local
 from cluster.inventory import Inventory, read_inventory
 from jobs.training.data.longest import longest_row
@@ -17,6 +15,7 @@ from orchestrator.cli.options import (
     load_job,
     out,
     print_json,
+    table,
 )
 from orchestrator.decisions.plan import Candidate, Plan, make_plan
 
@@ -57,14 +56,13 @@ def live_inventory(address: str | None) -> Inventory:
 
 def show(plan: Plan, nodes: Inventory) -> None:
     """Print a plan for people."""
-    table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("candidate", "accumulation", "USD/h", "memory GiB", "of", "verdict"):
-        table.add_column(name, justify="left" if name in ("candidate", "verdict") else "right")
+    columns = ("candidate", "accumulation", "USD/h", "memory GiB", "of", "verdict")
+    shown = table(*columns, left=("candidate", "verdict"))
     for candidate in plan.candidates:
-        table.add_row(*_cells(candidate))
+        shown.add_row(*_cells(candidate))
     console = out()
     console.print(f"cluster: {nodes}", markup=False)
-    console.print(table)
+    console.print(shown)
     if plan.skipped:
         console.print(f"\nskipped ({len(plan.skipped)}):", style="bold")
     for skipped in plan.skipped:
