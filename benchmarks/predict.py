@@ -70,6 +70,10 @@ class Result:
             "date": self.date.isoformat(timespec="seconds"),
             "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
             "accuracy": [dataclasses.asdict(row) for row in accuracy(self.receipts)],
+            "accuracy_undisturbed": [
+                dataclasses.asdict(row)
+                for row in accuracy([r for r in self.receipts if not r.disturbances])
+            ],
             "choices": self.choices,
             "left_out": self.left_out,
             "fits": self.rows,
@@ -84,8 +88,9 @@ class Result:
             times = "\t".join(f"{number:.1f}" for number in numbers)
             memory = "\t".join(str(row[f"{name}_gib"]) for name in ("planned", "probed", "actual"))
             print(f"{row['job']}\t{row['candidate']}\t{times}\t{row['off']:+.1%}\t{memory}")
-        for found in json.loads(self.path.read_text(encoding="utf-8"))["accuracy"]:
-            print(found)
+        written = json.loads(self.path.read_text(encoding="utf-8"))
+        print("all fits:", *written["accuracy"])
+        print("undisturbed fits:", *written["accuracy_undisturbed"])
         for choice in self.choices:
             print(choice)
         print(f"written to {self.path}")
@@ -119,7 +124,7 @@ def measure_job(
         receipt = fits[prediction.candidate] = train(context, plan, prediction)
         measured = next(m for m in speeds.measurements if m.candidate == prediction.candidate)
         result.receipts.append(receipt)
-        result.rows.append(row(spec, receipt, measured))
+        result.rows.append({**row(spec, receipt, measured), "pace": pace(receipt, prediction)})
         result.write()
     result.choices += choices(spec, plan, speeds.predictions, fits)
 
@@ -172,6 +177,12 @@ def row(spec: JobSpec, receipt: Any, measured: Any) -> dict[str, Any]:
         "mode": receipt.speed.mode,
         "metrics": receipt.metrics,
     }
+
+
+def pace(receipt: Any, prediction: Any) -> float | None:
+    """How much longer the device took for a fixed piece of work in the fit than in the probe."""
+    now, then = receipt.speed.pace_s, prediction.pace_s
+    return now / then - 1 if now and then else None
 
 
 def choices(

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,16 @@ from jobs.spec.train import Precision
 
 CPU = "cpu"
 """The SKU whose devices are processor cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A rented machine."""
+
+    instance: str
+    """Its type, such as g6.xlarge."""
+    devices: int
+    """Accelerators in it, or virtual cores of `cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +52,8 @@ class Sku:
     price_usd_per_hour: float | None
     """Typical on-demand price of one device; None where no public price is known."""
     price_source: str | None
+    aws: Instance | None
+    """The smallest rented on AWS with it; None where AWS has none."""
 
 
 @cache
@@ -70,12 +82,6 @@ def find(name: str) -> Sku:
         hint = f"did you mean {names[close[0]].name}?" if close else f"known: {', '.join(skus)}"
         raise InfeasibleError(f"accelerator {name!r} is not known; {hint}")
     return sku
-
-
-def price(sku: Sku, prices: Mapping[str, float]) -> float | None:
-    """USD per device hour: the job's own price, else the catalogue's."""
-    own = {find(name).name: value for name, value in prices.items()}
-    return own.get(sku.name, sku.price_usd_per_hour)
 
 
 def auto_precision(sku: Sku) -> tuple[Precision, str]:
@@ -113,8 +119,8 @@ def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
-    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
-        yield ("resources", "any_of", index, "accelerators"), placement.accelerators
+    for place, placement in spec.resources.placements if spec.resources else ():
+        yield ("resources", *place, "accelerators"), placement.accelerators
     if spec.serve:
         yield ("serve", "accelerators"), spec.serve.accelerators
 

@@ -62,13 +62,14 @@ def _entries(node: dict[str, Any], detected: dict[str, str | None]) -> Iterator[
     marks, resources, gpus = node["Labels"], node["Resources"], _gpus(node)
     memory_gib = resources.get("memory", 0) / 2**30 or None
     simulated = marks.get(labels.SIMULATED) == "true"
+    spot = marks.get(labels.MARKET) == "spot"
     if gpus:
         named = marks.get(labels.SKU) or detected.get(node["NodeID"])
         sku = _sku(named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU"))
-        yield Node(node["NodeID"], sku, gpus, memory_gib, simulated)
+        yield Node(node["NodeID"], sku, gpus, memory_gib, simulated, spot)
     cores = int(marks.get(labels.CORES, resources.get("CPU", 0)))
     if cores and not simulated:
-        yield Node(node["NodeID"], catalogue.CPU, cores, memory_gib)
+        yield Node(node["NodeID"], catalogue.CPU, cores, memory_gib, spot=spot)
 
 
 def _gpus(node: dict[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """The nodes of a cluster as plain values, from Ray or from a file."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +22,8 @@ class Node:
     """Host memory."""
     simulated: bool = False
     """Whether the accelerators are only pretended, with training on the CPU."""
+    spot: bool = False
+    """Whether the machine may be taken away, at a lower price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,5 @@ def read_inventory(path: Path) -> Inventory:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ClusterError(f"inventory {path} is not valid at {where}: {first['msg']}") from None
-    known = tuple(
-        Node(node.id, catalogue.find(node.sku).name, node.devices, node.memory_gib, node.simulated)
-        for node in inventory.nodes
-    )
+    known = tuple(replace(node, sku=catalogue.find(node.sku).name) for node in inventory.nodes)
     return Inventory(known)

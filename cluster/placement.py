@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cluster import catalogue
 from cluster.inventory import Inventory, Node
+from cluster.prices import NO_QUOTES, PriceBook
 from jobs.errors import InfeasibleError
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.config import Device
@@ -26,11 +27,14 @@ class Placement:
     price_usd_per_hour: float | None
     """Of all workers together; None where no price is known."""
     simulated: bool = False
+    spot: bool | None = None
+    """Whether on spot nodes alone, on none of them, or, when None, on either."""
 
     @property
     def name(self) -> str:
-        """As users write it, such as `L40S:2`."""
-        return f"{self.sku}:{self.workers}"
+        """As users write it, such as `L40S:2`, with what it is restricted to."""
+        restriction = {None: "", True: "-spot", False: "-on-demand"}[self.spot]
+        return f"{self.sku}:{self.workers}{restriction}"
 
     @property
     def device(self) -> Device:
@@ -39,18 +43,28 @@ class Placement:
 
 
 def place(
-    request: AcceleratorRequest, inventory: Inventory, prices: Mapping[str, float]
+    request: AcceleratorRequest,
+    inventory: Inventory,
+    prices: Mapping[str, float],
+    *,
+    spot: bool | None = None,
+    book: PriceBook = NO_QUOTES,
 ) -> Placement:
-    """Find nodes for a request; InfeasibleError names what is missing and what is nearest."""
+    """Find nodes for a request; InfeasibleError names what is missing and what is nearest.
+
+    `spot` restricts it to spot nodes, or to all others. Where a worker may land on nodes of both
+    kinds, the full price counts.
+    """
     sku = catalogue.find(request.name)
-    nodes = inventory.with_sku(sku.name)
+    nodes = [node for node in inventory.with_sku(sku.name) if spot in (None, node.spot)]
     found = sum(node.devices for node in nodes)
     if found < request.count:
+        kind = {None: "", True: "spot ", False: "on-demand "}[spot]
         raise InfeasibleError(
-            f"no nodes for {sku.name}:{request.count}: the cluster has {inventory};"
+            f"no {kind}nodes for {sku.name}:{request.count}: the cluster has {inventory};"
             f" closest is {_closest(sku.name, request.count, inventory)}"
         )
-    price = catalogue.price(sku, prices)
+    price = book.price(sku, prices, spot=all(node.spot for node in nodes))
     return Placement(
         sku=sku.name,
         workers=request.count,
@@ -58,6 +72,7 @@ def place(
         memory_gib=sku.memory_gib or min(_share_gib(node, request.count) for node in nodes),
         price_usd_per_hour=None if price is None else price * request.count,
         simulated=any(node.simulated for node in nodes),
+        spot=spot,
     )
 
 

@@ -1,5 +1,6 @@
 """The resources section: candidate placements among which the planner chooses."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Literal
 
@@ -14,6 +15,8 @@ class PlacementSpec(SpecModel):
 
     accelerators: Accelerators
     """NAME:COUNT, one training worker per device; `cpu:2` is two workers with a core each."""
+    spot: bool | None = None
+    """true: only spot nodes, at their price; false: none of them; left out, nodes of both kinds."""
 
 
 class WaitSpec(SpecModel):
@@ -28,9 +31,18 @@ class WaitSpec(SpecModel):
 class ResourcesSpec(SpecModel):
     """Where the job may run."""
 
-    any_of: Annotated[Items[PlacementSpec], Field(min_length=1, max_length=64)]
-    """Candidate placements, in no order."""
+    any_of: Annotated[Items[PlacementSpec], Field(max_length=64)] = ()
+    """Candidate placements, in no order: the sweep finds the best."""
+    ordered: Annotated[Items[PlacementSpec], Field(max_length=64)] = ()
+    """Instead of any_of: placements by preference; the first that can be had is taken."""
     max_hourly_cost: Annotated[float | None, Field(gt=0)] = None
     """Placements that cost more than this, in USD per hour, are not considered."""
-    wait: WaitSpec | None = None
+    wait: WaitSpec = WaitSpec()
     """What to do while devices are busy."""
+
+    @property
+    def placements(self) -> Iterator[tuple[tuple[str, int], PlacementSpec]]:
+        """Every listed placement, with its place in this section."""
+        for name, listed in (("any_of", self.any_of), ("ordered", self.ordered)):
+            for index, placement in enumerate(listed):
+                yield (name, index), placement

@@ -30,13 +30,13 @@ def violations(spec: JobSpec) -> Iterator[Violation]:
 def global_batch_divides_over_workers(spec: JobSpec) -> Iterator[Violation]:
     """Each optimizer step spreads its samples evenly over all workers."""
     batch = spec.train.global_batch_size
-    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
+    for place, placement in spec.resources.placements if spec.resources else ():
         workers = placement.accelerators.count
         if batch % workers:
             lower = batch - batch % workers
             choices = f"{lower} or {lower + workers}" if lower else str(workers)
             yield Violation(
-                ("resources", "any_of", index, "accelerators"),
+                ("resources", *place, "accelerators"),
                 f"global batch size {batch} is not divisible by {workers} workers; use {choices}",
             )
 
@@ -46,7 +46,8 @@ def micro_batch_fits_global_batch(spec: JobSpec) -> Iterator[Violation]:
     micro, batch = spec.train.micro_batch_size, spec.train.global_batch_size
     if micro == "auto":
         return
-    counts = [p.accelerators.count for p in spec.resources.any_of] if spec.resources else [1]
+    listed = spec.resources.placements if spec.resources else ()
+    counts = [placement.accelerators.count for _, placement in listed] or [1]
     if not any(batch % (micro * count) == 0 for count in counts):
         shares = ", ".join(str(batch // count) for count in sorted(set(counts)))
         yield Violation(
@@ -58,13 +59,21 @@ def micro_batch_fits_global_batch(spec: JobSpec) -> Iterator[Violation]:
 
 def placements_are_distinct(spec: JobSpec) -> Iterator[Violation]:
     """The same placement twice would be probed and paid for twice."""
-    seen: dict[str, int] = {}
-    for index, placement in enumerate(spec.resources.any_of if spec.resources else ()):
-        name = str(placement.accelerators).lower()
-        if name in seen:
-            path = ("resources", "any_of", index, "accelerators")
+    seen: set[tuple[str, bool | None]] = set()
+    for place, placement in spec.resources.placements if spec.resources else ():
+        key = (str(placement.accelerators).lower(), placement.spot)
+        if key in seen:
+            path = ("resources", *place, "accelerators")
             yield Violation(path, f"{placement.accelerators} is listed twice; remove one")
-        seen[name] = index
+        seen.add(key)
+
+
+def placements_are_one_list(spec: JobSpec) -> Iterator[Violation]:
+    """Placements are either all candidates, or preferred in their order."""
+    resources = spec.resources
+    if resources and bool(resources.any_of) == bool(resources.ordered):
+        message = "needs one of any_of (the sweep finds the best) and ordered (the first to be had)"
+        yield Violation(("resources",), message)
 
 
 def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
@@ -202,6 +211,7 @@ RULES: tuple[Rule, ...] = (
     global_batch_divides_over_workers,
     micro_batch_fits_global_batch,
     placements_are_distinct,
+    placements_are_one_list,
     columns_match_task,
     text_and_label_differ,
     train_and_eval_differ,

@@ -8,7 +8,6 @@ from jobs.spec.rules import Path, Violation
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("model.base", lambda s: s.model.base.startswith("s3://")),
     ("train.retry", lambda s: s.train.retry is not None),
-    ("resources.wait", lambda s: s.resources is not None and s.resources.wait is not None),
     ("serve", lambda s: s.serve is not None and s.model.task == "causal-lm"),
     ("serve.slo", lambda s: s.serve is not None and s.serve.slo is not None),
     ("serve.rollout", lambda s: s.serve is not None and s.serve.rollout is not None),

@@ -1,7 +1,9 @@
 """How fast training went and what held it up."""
 
 import dataclasses
+import os
 import platform
+import statistics
 import threading
 from dataclasses import dataclass, field
 
@@ -10,6 +12,7 @@ import psutil
 import torch
 
 from jobs.training.events import Metered, Stepped
+from jobs.training.pace import pace_s
 from jobs.training.session import Session
 
 SAMPLE_S = 0.5
@@ -24,9 +27,12 @@ class Meter:
     results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
+    paces: list[float] = field(default_factory=list)
+    """How fast the device was, now and then."""
     _begin: "_Usage" = field(default_factory=lambda: _Usage.now())
 
     def __enter__(self) -> "Meter":
+        self.look()
         self._begin = _Usage.now()
         if self.session.world.device.type == "cuda":
             self.gauge = Gauge(self.session.world.device)
@@ -37,8 +43,14 @@ class Meter:
         if self.gauge:
             self.gauge.stopped.set()
 
+    def look(self) -> None:
+        """See how fast the device is now; takes a moment."""
+        self.paces.append(pace_s(self.session.world.device))
+
     def measured(self) -> Metered:
         """What all steps so far came to; every worker must ask."""
+        others = self._others()
+        self.look()
         session, engine = self.session, self.session.engine
         seconds = np.array([result.seconds for result in self.results])
         total = float(seconds.sum()) or float("nan")
@@ -63,7 +75,8 @@ class Meter:
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
-            others_cpu_share=self._others(),
+            others_cpu_share=others,
+            pace_s=session.world.largest(statistics.fmean(self.paces)),
         )
 
     def with_memory(self, speed: Metered) -> Metered:
@@ -74,10 +87,11 @@ class Meter:
         )
 
     def _others(self) -> float:
-        """Share of this node's processors that no worker of the group used since the beginning."""
+        """Share of this node's processors that neither a worker of the group nor Ray used."""
         now, host = _Usage.now(), platform.node()
         own = self.session.world.gather((host, now.own_s - self._begin.own_s))
         ours = sum(seconds for name, seconds in own if name == host)
+        ours += now.cluster_s - self._begin.cluster_s
         whole = now.whole_s - self._begin.whole_s
         return max(0.0, (now.busy_s - self._begin.busy_s - ours) / whole) if whole else 0.0
 
@@ -95,18 +109,30 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """Processor seconds of the node and of this process so far."""
+    """Processor seconds of the node, of this process and of the cluster's own so far."""
 
     whole_s: float
     busy_s: float
     own_s: float
+    cluster_s: float
 
     @classmethod
     def now(cls) -> "_Usage":
         node, own = psutil.cpu_times(), psutil.Process().cpu_times()
         counted = [value for name, value in node._asdict().items() if not name.startswith("guest")]
         idle = node.idle + getattr(node, "iowait", 0.0)
-        return cls(sum(counted), sum(counted) - idle, own.user + own.system)
+        return cls(sum(counted), sum(counted) - idle, own.user + own.system, _cluster_s())
+
+
+def _cluster_s() -> float:
+    """Processor seconds of Ray's services and of its actors that do not train."""
+    seconds = 0.0
+    for process in psutil.process_iter(["cmdline", "cpu_times"]):
+        words, times = process.info["cmdline"] or [], process.info["cpu_times"]
+        is_worker = process.pid == os.getpid() or "RayTrainWorker" in "".join(words[:1])
+        if times and not is_worker and any("ray::" in w or "/ray/" in w for w in words[:3]):
+            seconds += times.user + times.system
+    return seconds
 
 
 def flops_per_token(session: Session) -> tuple[float, float]:

@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from cluster import catalogue, memory
 from cluster.inventory import Inventory
 from cluster.memory import MemoryEstimate, Verdict
 from cluster.placement import Placement, place
+from cluster.prices import NO_QUOTES, PriceBook
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
@@ -84,6 +85,20 @@ class Plan:
         """The distinct placements, in the job's order."""
         return tuple(dict.fromkeys(candidate.placement for candidate in self.candidates))
 
+    def only(self, placement: Placement, reason: str) -> "Plan":
+        """The plan on one placement; all others are skipped for a reason."""
+        kept = tuple(c for c in self.candidates if c.placement == placement)
+        left = (c for c in self.candidates if c.placement != placement)
+        return Plan(kept, (*self.skipped, *(Skipped(c.id, reason) for c in left)))
+
+    def without(self, placements: Collection[str], reason: str) -> "Plan":
+        """The plan but for some placements, by name; InfeasibleError when nothing is left."""
+        kept = tuple(c for c in self.candidates if c.placement.name not in placements)
+        left = (c for c in self.candidates if c.placement.name in placements)
+        if not kept:
+            raise InfeasibleError(f"{', '.join(sorted(placements))} {reason}; nothing is left")
+        return Plan(kept, (*self.skipped, *(Skipped(c.id, reason) for c in left)))
+
 
 def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
     placement = candidate.placement
@@ -102,7 +117,11 @@ def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
 
 
 def make_plan(
-    spec: JobSpec, inventory: Inventory, shape: ModelShape | None, longest: int | None = None
+    spec: JobSpec,
+    inventory: Inventory,
+    shape: ModelShape | None,
+    longest: int | None = None,
+    book: PriceBook = NO_QUOTES,
 ) -> Plan:
     """Cross placements, micro batches and precisions; InfeasibleError when nothing is left.
 
@@ -111,26 +130,30 @@ def make_plan(
     workload = _Workload(spec, shape, longest or spec.data.max_length)
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
-    for request in _requests(spec, inventory):
+    for request, spot in _requests(spec, inventory):
         try:
-            placement = _affordable(place(request, inventory, spec.hourly_prices), spec)
+            found = place(request, inventory, spec.hourly_prices, spot=spot, book=book)
+            placement = _affordable(found, spec)
         except InfeasibleError as error:
             skipped.append(Skipped(str(request), str(error)))
             continue
-        for found in _on_placement(workload, placement):
-            (candidates if isinstance(found, Candidate) else skipped).append(found)  # type: ignore[arg-type]
+        for one in _on_placement(workload, placement):
+            (candidates if isinstance(one, Candidate) else skipped).append(one)  # type: ignore[arg-type]
     if not candidates:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
         raise InfeasibleError(f"nothing in this job can run here: {reasons}")
     return Plan(tuple(candidates), tuple(skipped))
 
 
-def _requests(spec: JobSpec, inventory: Inventory) -> Iterator[AcceleratorRequest]:
+def _requests(
+    spec: JobSpec, inventory: Inventory
+) -> Iterator[tuple[AcceleratorRequest, bool | None]]:
+    """What is asked for, and whether of spot nodes."""
     if spec.resources is None:
         known = catalogue.catalogue()
-        yield from (AcceleratorRequest(sku) for sku in inventory.counts() if sku in known)
+        yield from ((AcceleratorRequest(sku), None) for sku in inventory.counts() if sku in known)
     else:
-        yield from (placement.accelerators for placement in spec.resources.any_of)
+        yield from ((listed.accelerators, listed.spot) for _, listed in spec.resources.placements)
 
 
 def _affordable(placement: Placement, spec: JobSpec) -> Placement:

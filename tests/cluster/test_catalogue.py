@@ -55,13 +55,6 @@ def test_every_fact_has_its_source() -> None:
         assert (sku.price_usd_per_hour is None) == (sku.price_source is None)
 
 
-def test_a_jobs_own_price_wins() -> None:
-    rtx = catalogue.find("RTX3090")
-    assert catalogue.price(rtx, {}) is None
-    assert catalogue.price(rtx, {"rtx-3090": 0.25}) == 0.25
-    assert catalogue.price(catalogue.find("T4"), {"RTX3090": 0.25}) == 0.526
-
-
 def test_auto_precision_follows_what_is_native() -> None:
     chosen = {sku: catalogue.auto_precision(catalogue.find(sku))[0] for sku in ("T4", "L4", "cpu")}
     assert chosen == {"T4": "fp16", "L4": "bf16", "cpu": "fp32"}
