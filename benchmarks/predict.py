@@ -105,6 +105,7 @@ def measure_job(
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
     from orchestrator import pipeline, sweep
+    from orchestrator.availability import Availability
     from orchestrator.context import Context
 
     run = runs.create(folder, spec, datetime.now(UTC))
@@ -112,7 +113,7 @@ def measure_job(
     _, plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
-    speeds = sweep.probe(context, plan, is_thorough=True)
+    speeds = sweep.probe(context, plan, Availability(context, plan), is_thorough=True)
     fits: dict[str, Any] = {}
     for candidate in [plan.candidate(found.candidate) for found in speeds.predictions]:
         again(context, speeds, candidate)
@@ -124,7 +125,7 @@ def measure_job(
         receipt = fits[prediction.candidate] = train(context, plan, prediction)
         measured = next(m for m in speeds.measurements if m.candidate == prediction.candidate)
         result.receipts.append(receipt)
-        result.rows.append({**row(spec, receipt, measured), "pace": pace(receipt, prediction)})
+        result.rows.append(row(spec, receipt, measured))
         result.write()
     result.choices += choices(spec, plan, speeds.predictions, fits)
 
@@ -177,12 +178,6 @@ def row(spec: JobSpec, receipt: Any, measured: Any) -> dict[str, Any]:
         "mode": receipt.speed.mode,
         "metrics": receipt.metrics,
     }
-
-
-def pace(receipt: Any, prediction: Any) -> float | None:
-    """How much longer the device took for a fixed piece of work in the fit than in the probe."""
-    now, then = receipt.speed.pace_s, prediction.pace_s
-    return now / then - 1 if now and then else None
 
 
 def choices(

@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -150,29 +149,23 @@ def _nvidia() -> tuple[str | None, str | None, tuple[GpuFacts, ...]]:
 
 def _gpu(handle: Any) -> GpuFacts:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    milliwatt = _ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    default = _ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    mig = _ask(pynvml.nvmlDeviceGetMigMode, handle)
+    milliwatt = nvml.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default = nvml.ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    mig = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
     return GpuFacts(
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_gib=memory.total / 2**30,
         used_gib=memory.used / 2**30,
-        processes=len(_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
-        slowdowns=_slowdowns(_ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0),
+        processes=len(nvml.ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        slowdowns=_slowdowns(
+            nvml.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        ),
         power_limit_w=milliwatt / 1000 if milliwatt else None,
         default_power_limit_w=default / 1000 if default else None,
-        pcie_width=_ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        widest_pcie=_ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        pcie_width=nvml.ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        widest_pcie=nvml.ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         has_mig=bool(mig and mig[0]),
     )
-
-
-def _ask(question: Callable[[Any], Any], handle: Any) -> Any:
-    """An answer of NVML; None where this GPU or machine does not give it."""
-    try:
-        return question(handle)
-    except pynvml.NVMLError:
-        return None
 
 
 def _slowdowns(reasons: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster import catalogue
+from cluster import catalogue, ingress
 from jobs.errors import ClusterError
 from jobs.spec.quantities import AcceleratorRequest
 
@@ -25,6 +25,8 @@ STOP_TIMEOUT_S = 30.0
 """How long they get to stop by themselves."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
 """Ray's usual ports, taken when they are free."""
+INGRESS = "haproxy"
+"""Folder of the cluster's HAProxy below `home()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ def environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(_token_file()),
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
+        **ingress.SWITCHES,
     }
 
 
@@ -111,6 +114,8 @@ def stop() -> bool:
         return False
     family = [process, *process.children(recursive=True)]
     _signal(process, signal.SIGTERM)
+    for proxy in _proxies():  # Ray Serve leaves them behind, with the port in their hands
+        _signal(proxy, signal.SIGTERM)
     _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
     for survivor in left:
         _signal(survivor, signal.SIGKILL)
@@ -127,12 +132,24 @@ def _start_keeper(
     with log.open("w", encoding="utf-8") as output:
         return subprocess.Popen(
             command,
-            env={**os.environ, **environment(), "PATH": _path_with_this_python()},
+            env={
+                **os.environ,
+                **environment(),
+                **ingress.environment(home() / INGRESS, _free_port),
+                "PATH": _path_with_this_python(),
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+def _proxies() -> list[psutil.Process]:
+    """HAProxys of this cluster, whoever their parent is by now: told by their configuration."""
+    own = str(home() / INGRESS)
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if any(word.startswith(own) for word in p.info["cmdline"] or ())]
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

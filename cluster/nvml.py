@@ -1,7 +1,8 @@
 """The GPU model of the machine this runs on, through NVML."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pynvml
 
@@ -16,14 +17,27 @@ def count_gpus() -> int:
 
 
 def detect_sku() -> str | None:
-    """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU."""
+    """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU.
+
+    A GPU that is divided by MIG is none of the catalogue's: nothing is placed on it.
+    """
     with library() as is_there:
         if not is_there or not pynvml.nvmlDeviceGetCount():
             return None
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         name = pynvml.nvmlDeviceGetName(handle)
         memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-    return match_sku(name, memory_gib)
+        is_divided = bool((ask(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
+    found = match_sku(name, memory_gib)
+    return f"{found or name} divided by MIG" if is_divided else found
+
+
+def ask(question: Callable[[Any], Any], handle: Any) -> Any:
+    """An answer of NVML; None where this GPU or machine does not give it."""
+    try:
+        return question(handle)
+    except pynvml.NVMLError:
+        return None
 
 
 def match_sku(name: str, memory_gib: float) -> str | None:

@@ -1,10 +1,12 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster import discovery
 from cluster.inventory import Inventory
+from cluster.prices import read_book
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
@@ -67,7 +69,7 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     context.notify(StageStarted("plan"))
     inventory = discovery.discover()
     spec = context.spec
-    plan = make_plan(spec, inventory, shape_of(spec.model.base), longest_row(spec))
+    plan = make_plan(spec, inventory, shape_of(spec.model.base), longest_row(spec), read_book())
     if context.spec.serve:
         deployment.serving_nodes(context.spec.serve, inventory)
     context.run.write("inventory", inventory)
@@ -106,7 +108,14 @@ def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) ->
     """Bring up the endpoint; always done, because an endpoint may have gone since."""
     assert context.spec.serve is not None
     context.notify(StageStarted("deploy"))
-    endpoint = deployment.deploy(model, context.spec.serve, inventory, port=context.serve_port)
+    endpoint = deployment.deploy(
+        model,
+        context.spec.serve,
+        inventory,
+        port=context.serve_port,
+        find=functools.partial(registry.read, context.storage),
+        tell=lambda text: context.notify(Remark(text)),
+    )
     context.run.write("endpoint", endpoint)
     context.notify(StageFinished("deploy", f"{endpoint.url}/predict answers with {model.id}"))
     return endpoint

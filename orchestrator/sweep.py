@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from cluster import discovery
+from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search, select
 from orchestrator.decisions.plan import Candidate, Plan
@@ -12,6 +13,7 @@ from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import report, runs
+from orchestrator.records.receipt import FitResult
 from orchestrator.records.store import Store, is_same_ground
 from orchestrator.stages import quality, speed
 
@@ -35,15 +37,19 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     recorded = run.read("winner", Winner)
     if recorded is not None:
         return _read_back(context, plan, recorded)
+    devices = Availability(context, plan)
+    plan = devices.preferred()
     if context.spec.sweep is None:
         winner = select.select_unmeasured(plan)
+        while not devices.await_free(winner.candidate):
+            winner = select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
-    speeds = probe(context, plan)
-    trials = _try(context, plan, speeds)
-    winner = select.select(context.spec, plan, speeds.predictions, trials)
+    speeds = probe(context, plan, devices)
+    trials = _try(context, plan, speeds, devices)
+    winner = _select(context, plan, speeds, trials, devices)
     if _confirm(context, plan, speeds, winner):
-        winner = select.select(context.spec, plan, speeds.predictions, trials)
+        winner = _select(context, plan, speeds, trials, devices)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
     run.write("winner", winner)
@@ -63,6 +69,10 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """What an interrupted run had found, its winner on the nodes that are there now."""
     speeds = Speeds(context, plan)
     trials = context.run.read_all("trials", TrialResult)
+    devices = Availability(context, plan)
+    if not context.run.read("fit", FitResult) and not devices.await_free(recorded.candidate):
+        recorded = _instead(context, plan, speeds, trials, devices)
+        context.run.write("winner", recorded)
     return Sweep(
         measurements=speeds.measurements,
         predictions=speeds.predictions,
@@ -73,14 +83,45 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     )
 
 
+def _select(
+    context: Context,
+    plan: Plan,
+    speeds: "Speeds",
+    trials: tuple[TrialResult, ...],
+    devices: Availability,
+) -> Winner:
+    """The best whose devices can be had."""
+    while True:
+        able = devices.able(speeds.predictions)
+        rows = max(measured.eval_rows for measured in speeds.measurements)
+        winner = select.select(context.spec, plan, able, trials, rows)
+        if devices.await_free(winner.candidate):
+            return winner
+
+
+def _instead(
+    context: Context,
+    plan: Plan,
+    speeds: "Speeds",
+    trials: tuple[TrialResult, ...],
+    devices: Availability,
+) -> Winner:
+    """Another winner, where the recorded one's devices stayed busy."""
+    if context.spec.sweep is None:
+        return select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
+    return _select(context, plan, speeds, trials, devices)
+
+
 def describe(winner: Winner) -> str:
     """The winner in a few words."""
     values = (f"{name.rsplit('.', 1)[-1]} {value}" for name, value in winner.params.items())
     return ", ".join((winner.candidate.id, *values))
 
 
-def probe(context: Context, plan: Plan, *, is_thorough: bool = False) -> "Speeds":
-    """Time every candidate, those that an interrupted run has timed read back.
+def probe(
+    context: Context, plan: Plan, devices: Availability, *, is_thorough: bool = False
+) -> "Speeds":
+    """Time every candidate whose devices can be had, those that were timed before read back.
 
     With `is_thorough` none is given up early.
     """
@@ -94,12 +135,15 @@ def probe(context: Context, plan: Plan, *, is_thorough: bool = False) -> "Speeds
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         give_up_s = None if is_thorough else speeds.give_up_s
-        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s)
+        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s, devices.first_free)
         speed.measure(context.spec, todo, context.run.folder, findings)
-    for candidate in plan.candidates:
+    measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
+    for candidate in measured:
         _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches)
     given_up = sum(found[0].is_given_up for found in speeds.measured.values())
-    text = f"{total} candidates measured" + (f", {given_up} given up early" if given_up else "")
+    text = f"{len(measured)} candidates measured" + (
+        f", {given_up} given up early" if given_up else ""
+    )
     context.notify(StageFinished("probe", text))
     return speeds
 
@@ -216,14 +260,14 @@ def _speed_text(measured: Measurement) -> str:
 
 
 def _try(
-    context: Context,
-    plan: Plan,
-    speeds: "Speeds",
+    context: Context, plan: Plan, speeds: "Speeds", devices: Availability
 ) -> tuple[TrialResult, ...]:
     spec, sweep = context.spec, context.spec.sweep
     if sweep is None or not search.quality_space(spec):
         return ()
-    candidate = select.quality_candidate(plan, speeds.predictions)
+    candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
+    while not devices.await_free(candidate):
+        candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
     length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
     total = search.trial_count(spec)
@@ -238,13 +282,13 @@ def _try(
             speeds.take_launch(Launch(candidate.placement.name, trial.start_s))
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
-    devices = discovery.discover().counts()[candidate.placement.sku]
+    count = discovery.discover().counts()[candidate.placement.sku]
     quality.run_trials(
         spec,
         candidate,
         length,
         tuple(found),
-        concurrent=max(1, devices // candidate.placement.workers),
+        concurrent=max(1, count // candidate.placement.workers),
         storage=context.run.folder,
         on_trial=take,
     )

@@ -60,8 +60,7 @@ class FitWatch:
                 self._notify(Remark(f"step {event.step}: {scores}"))
             case Metered():
                 self._notify(Remark(speed_text(event)))
-                pace_s = self._prediction.pace_s if self._prediction else None
-                for disturbance in disturbances(event, pace_s):
+                for disturbance in disturbances(event):
                     self._notify(Remark(f"disturbed: {disturbance}"))
             case Stopped():
                 self._notify(Remark(f"the budget is used up after step {event.step}"))

@@ -1,15 +1,19 @@
 """The HTTP surface of a text classifier: what comes in, what goes out, and the errors."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from serve.engines.rows import Text
 
 MAX_TEXTS = 1024
 """Most texts in one request."""
 MAX_CHARACTERS = 8192
 """Longest text: tokenising more costs seconds even though it is cut afterwards."""
+MAX_BODY_BYTES = 2**20
+"""Largest body."""
 
-Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+TextField = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
 class Pair(BaseModel):
@@ -17,8 +21,8 @@ class Pair(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: Text
-    text_pair: Text
+    text: TextField
+    text_pair: TextField
 
 
 class PredictRequest(BaseModel):
@@ -26,10 +30,26 @@ class PredictRequest(BaseModel):
 
     model_config = ConfigDict(
         extra="forbid",
-        json_schema_extra={"examples": [{"inputs": "a fine film"}, {"inputs": ["good", "bad"]}]},
+        use_attribute_docstrings=True,
+        json_schema_extra={
+            "examples": [
+                {"inputs": "a fine film"},
+                {"inputs": ["good", "bad"], "top_k": 2},
+                {"inputs": {"text": "It rained.", "text_pair": "It was wet."}},
+            ]
+        },
     )
 
-    inputs: Text | Pair | Annotated[list[Text | Pair], Field(min_length=1, max_length=MAX_TEXTS)]
+    inputs: (
+        TextField
+        | Pair
+        | Annotated[list[TextField | Pair], Field(min_length=1, max_length=MAX_TEXTS)]
+    )
+    """A text, a pair of texts, or a list of them."""
+    top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """So many labels for each input, best first, as a list; left out, the best label alone."""
+    truncate: bool = True
+    """Whether inputs longer than the model takes are cut; if not, they are refused."""
 
 
 class LabelScore(BaseModel):
@@ -46,6 +66,9 @@ class ModelInfo(BaseModel):
     version: str
     labels: list[str]
     metrics: dict[str, float]
+    engine: str
+    max_length: int
+    is_pair: bool
 
 
 class ErrorDetail(BaseModel):
@@ -53,6 +76,7 @@ class ErrorDetail(BaseModel):
 
     code: str
     message: str
+    request_id: str = ""
 
 
 class ErrorBody(BaseModel):
@@ -61,24 +85,131 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class RefusedError(Exception):
+    """An answer other than 200, with its reason in words."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.retry_after_s = retry_after_s
+
+
+class Tensor(BaseModel):
+    """An input or output of the Open Inference Protocol."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+    parameters: dict[str, Any] | None = None
+
+
+class InferRequest(BaseModel):
+    """Open Inference Protocol, version 2: texts as BYTES."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": [
+                        {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["fine film"]}
+                    ]
+                }
+            ]
+        }
+    )
+
+    id: Annotated[str, Field(max_length=128)] | None = None
+    inputs: Annotated[list[Tensor], Field(min_length=1, max_length=2)]
+    outputs: list[dict[str, Any]] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class InferResponse(BaseModel):
+    """Labels, their scores, and the scores of all labels."""
+
+    id: str | None = None
+    model_name: str
+    model_version: str
+    outputs: list[Tensor]
+
+
+class TensorInfo(BaseModel):
+    """A tensor without its data; -1 is any size."""
+
+    name: str
+    datatype: Literal["BYTES", "FP32"]
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    """What a model takes and gives."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorInfo]
+    outputs: list[TensorInfo]
+
+
+def parse(body: bytes) -> PredictRequest:
+    """A predict request; RefusedError when it is no JSON (400) or no request (422)."""
+    try:
+        return PredictRequest.model_validate_json(body)
+    except ValidationError as error:
+        errors = error.errors(include_input=False, include_url=False, include_context=False)
+        if errors[0]["type"] == "json_invalid":
+            raise RefusedError(400, "invalid_json", "the body is not valid JSON") from None
+        raise RefusedError(422, "invalid_request", describe(list(errors))) from None
+
+
 def describe(errors: list[Any]) -> str:
     """The first validation error in words that do not repeat the input."""
     first = errors[0]
     if "inputs" in first["loc"] and first["type"] not in ("missing", "string_too_long", "too_long"):
         return "inputs must be a string, a pair of texts, or a list of them that is not empty"
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "str", "Pair"))
+    where = where.split(".list[")[0]
     return f"{where or 'body'}: {first['msg']}"
 
 
-def as_texts(inputs: Any, *, is_pair: bool) -> list[tuple[str, ...]]:
-    """Inputs as tuples for the engine; ValueError when a pair stands for a text or the reverse."""
+def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:
+    """Inputs as tuples for the engine; RefusedError for a pair instead of a text or the like."""
     items = inputs if isinstance(inputs, list) else [inputs]
-    texts: list[tuple[str, ...]] = [
-        (i.text, i.text_pair) if isinstance(i, Pair) else (i,) for i in items
-    ]
+    texts: list[Text] = [(i.text, i.text_pair) if isinstance(i, Pair) else (i,) for i in items]
     wanted = 2 if is_pair else 1
     for number, text in enumerate(texts):
         if len(text) != wanted:
             shape = '{"text": …, "text_pair": …}' if is_pair else "a string"
-            raise ValueError(f"inputs[{number}] must be {shape} for this model")
+            message = f"inputs[{number}] must be {shape} for this model"
+            raise RefusedError(422, "invalid_request", message)
     return texts
+
+
+def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
+    """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs."""
+    named = {tensor.name: tensor for tensor in request.inputs}
+    wanted = ("text", "text_pair") if is_pair else ("text",)
+    if set(named) != set(wanted):
+        message = f"the model takes the inputs {', '.join(wanted)}"
+        raise RefusedError(422, "invalid_request", message)
+    columns = [_strings(named[name]) for name in wanted]
+    if len({len(column) for column in columns}) > 1:
+        raise RefusedError(422, "invalid_request", "text and text_pair differ in length")
+    return list(zip(*columns, strict=True))
+
+
+def _strings(tensor: Tensor) -> list[str]:
+    data, count = tensor.data, len(tensor.data)
+    if tensor.datatype != "BYTES" or not all(isinstance(text, str) for text in data):
+        message = f"input {tensor.name} must be BYTES with strings as its data"
+        raise RefusedError(422, "invalid_request", message)
+    if not 1 <= count <= MAX_TEXTS or tensor.shape not in ([count], [count, 1]):
+        message = f"input {tensor.name} must be of shape [n] with n texts, 1 to {MAX_TEXTS}"
+        raise RefusedError(422, "invalid_request", message)
+    if any(len(text) > MAX_CHARACTERS for text in data):
+        message = f"input {tensor.name} has a text of more than {MAX_CHARACTERS} characters"
+        raise RefusedError(422, "invalid_request", message)
+    return list(data)

@@ -1,7 +1,13 @@
-"""Putting a model version behind an endpoint on Ray Serve, and taking it away."""
+"""Putting a model version behind an endpoint on Ray Serve, and taking it away.
+
+Where HAProxy stands in front, each version is an application with a path of its own, and a route
+is a weight between them. Elsewhere the version replaces the one before it in the same application,
+new replicas first.
+"""
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +21,30 @@ from cluster import catalogue, labels
 from cluster.inventory import Inventory, Node
 from jobs.errors import DeployError, InfeasibleError
 from jobs.spec.serve import ServeSpec
-from serve.application import Classifier
+from serve import edge, release
+from serve.application import Replica
+from serve.release import Side
+from serve.routing import Route, version_path
+from serve.scaling import policy
+from serve.server import configure
 from serve.version import ModelVersion
 
 HOST = "127.0.0.1"
-"""Where the proxy listens: the endpoint has no lock of its own yet, so not on the network."""
-HEALTHY_TIMEOUT_S = 120.0
-"""How long an application may take to load its model and answer."""
+"""Where the proxy listens: the endpoint is not for the network yet."""
+HEALTHY_TIMEOUT_S = 300.0
+"""How long an application may take to choose its engine, load its model and answer."""
 POLL_S = 0.3
+MAX_ONGOING = 4096
+"""Requests in one replica that Ray Serve lets through; the replica bounds its queue in tokens."""
+METRICS_INTERVAL_S = 2.0
+"""How often replicas tell what waits."""
+DRAIN_S = 3.0
+"""How long the old version stays after the last request was sent to it."""
+SEPARATOR = "--"
+"""Between a model's name and a version's id in the name of an application."""
+
+FindVersion = Callable[[str, str], ModelVersion]
+"""A published version by name and id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +58,75 @@ class Endpoint:
     """Id of the model version that answers."""
 
 
-def deploy(version: ModelVersion, spec: ServeSpec, inventory: Inventory, *, port: int) -> Endpoint:
-    """Deploy or update the version's application and wait until it answers with this version.
+def deploy(
+    version: ModelVersion,
+    spec: ServeSpec,
+    inventory: Inventory,
+    *,
+    port: int,
+    find: FindVersion,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Endpoint:
+    """Deploy or update the version's endpoint and wait until it answers with this version.
 
-    Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy.
+    Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy
+    or the gate of a rollout stops it; the version before it then still answers.
     """
     nodes = serving_nodes(spec, inventory)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port))
-    target = ray.serve.RunTarget(
-        _application(version, spec, nodes), name=version.name, route_prefix=spec.route
-    )
+    base = f"http://{HOST}:{port}"
+    endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id)
+    if not edge.is_there():
+        _run(version.name, version, spec, nodes, spec.route)
+        _wait_until_answering(version.name, endpoint.url, version.id)
+        return endpoint
+    _check_route(version, spec.route)
+    old = edge.read().get(spec.route)
+    new_side = _side(version, spec.route, base)
+    _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        ray.serve.run_many([target], wait_for_applications_running=False)
-    except (ValueError, RuntimeError, ray.serve.exceptions.RayServeException) as error:
-        raise DeployError(f"{version.name} cannot be deployed: {_first_line(error)}") from None
-    endpoint = Endpoint(version.name, f"http://{HOST}:{port}{spec.route}", version.id)
-    _wait_until_answering(endpoint)
+        _wait_until_answering(new_side.application, new_side.url, version.id)
+        if old is None or old.stable == version.id or spec.rollout is None:
+            edge.write({**edge.read(), spec.route: Route(version.id)})
+        else:
+            old_side = _side(find(version.name, old.stable), spec.route, base)
+            release.release(spec, spec.rollout, old_side, new_side, tell)
+    except BaseException:
+        if old is None or old.stable != version.id:
+            ray.serve.delete(new_side.application)
+        raise
+    _wait_until_answering(new_side.application, endpoint.url, version.id)
+    _remove_others(version.name, keep=version.id)
     return endpoint
 
 
-def remove(application: str) -> bool:
-    """Take an application away and leave Ray Serve up; False when there was none."""
-    if application not in ray.serve.status().applications:
+def remove(name: str) -> bool:
+    """Take a model's endpoint away and leave Ray Serve up; False when there was none."""
+    found = _versions(name)
+    if not found:
         return False
-    ray.serve.delete(application)
+    if edge.is_there():
+        ids = {application.partition(SEPARATOR)[2] for application in found}
+        edge.write({r: to for r, to in edge.read().items() if to.stable not in ids})
+    for application in found:
+        ray.serve.delete(application)
     return True
 
 
 def applications() -> dict[str, str]:
-    """Status of every application on the cluster by name."""
-    return {name: found.status.value for name, found in ray.serve.status().applications.items()}
+    """Status of every model's endpoint by name."""
+    found: dict[str, str] = {}
+    for name, application in ray.serve.status().applications.items():
+        model = name.partition(SEPARATOR)[0]
+        state = application.status.value
+        found[model] = state if found.get(model, state) == state else f"{found[model]}, {state}"
+    return found
+
+
+def routes() -> dict[str, Route]:
+    """Which version answers on which route; empty without HAProxy."""
+    return edge.read() if edge.is_there() else {}
 
 
 def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[Node, ...]:
@@ -81,8 +141,52 @@ def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[Node, ...]:
     return nodes
 
 
+def _side(version: ModelVersion, route: str, base: str) -> Side:
+    application = f"{version.name}{SEPARATOR}{version.id}"
+    return Side(version, application, f"{base}{version_path(version.id)}{route}")
+
+
+def _check_route(version: ModelVersion, route: str) -> None:
+    """A route belongs to one model."""
+    owner = edge.read().get(route)
+    own = {name.partition(SEPARATOR)[2] for name in _versions(version.name)}
+    if owner and owner.stable not in own and owner.stable != version.id:
+        names = [n for n in ray.serve.status().applications if n.endswith(owner.stable)]
+        if names:
+            raise DeployError(
+                f"{version.name} cannot be deployed: {route} is the route of"
+                f" {names[0].partition(SEPARATOR)[0]}; choose another serve.route"
+            )
+
+
+def _versions(name: str) -> list[str]:
+    """Applications of a model's versions."""
+    known = ray.serve.status().applications
+    return [found for found in known if found.partition(SEPARATOR)[0] == name]
+
+
+def _remove_others(name: str, *, keep: str) -> None:
+    others = [found for found in _versions(name) if found.partition(SEPARATOR)[2] != keep]
+    if others:
+        time.sleep(DRAIN_S)
+    for application in others:
+        ray.serve.delete(application)
+
+
+def _run(
+    application: str, version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
+) -> None:
+    target = ray.serve.RunTarget(
+        _application(version, spec, nodes, prefix), name=application, route_prefix=prefix
+    )
+    try:
+        ray.serve.run_many([target], wait_for_applications_running=False)
+    except (ValueError, RuntimeError, ray.serve.exceptions.RayServeException) as error:
+        raise DeployError(f"{version.name} cannot be deployed: {_first_line(error)}") from None
+
+
 def _application(
-    version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...]
+    version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
 ) -> ray.serve.Application:
     is_cpu = nodes[0].sku == catalogue.CPU
     count = spec.accelerators.count
@@ -93,38 +197,38 @@ def _application(
     if not is_cpu:
         options["num_gpus"] = count
     replicas, scaling = spec.replicas, spec.autoscaling
-    deployment = Classifier.options(  # type: ignore[attr-defined]  # the decorator is untyped
+    deployment = Replica.options(  # type: ignore[attr-defined]  # the decorator is untyped
         ray_actor_options=options,
-        max_ongoing_requests=max(64, 4 * spec.batching.max_batch_size),
+        max_ongoing_requests=MAX_ONGOING,
+        max_surge_percent=100,  # new replicas before old ones leave, or requests are lost
+        graceful_shutdown_timeout_s=spec.limits.timeout.total_seconds(),
         autoscaling_config=ray.serve.config.AutoscalingConfig(
             min_replicas=replicas.min,
             max_replicas=replicas.max,
+            initial_replicas=max(1, replicas.min),  # it is shown to answer before it sleeps
             target_ongoing_requests=scaling.target_ongoing_requests,
             upscale_delay_s=scaling.upscale_delay.total_seconds(),
             downscale_delay_s=scaling.downscale_delay.total_seconds(),
+            metrics_interval_s=METRICS_INTERVAL_S,
+            policy=ray.serve.config.AutoscalingPolicy(policy_function=policy),
         ),
     )
-    return deployment.bind(
-        version,
-        spec.precision,
-        "cpu" if is_cpu or nodes[0].simulated else "cuda",
-        spec.batching.max_batch_size,
-        spec.batching.max_wait.total_seconds(),
-    )
+    is_gpu = not is_cpu and not nodes[0].simulated
+    return deployment.bind(configure(version, spec, prefix, is_gpu=is_gpu))
 
 
-def _wait_until_answering(endpoint: Endpoint) -> None:
+def _wait_until_answering(application: str, url: str, version: str) -> None:
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while time.monotonic() < deadline:
-        found = ray.serve.status().applications.get(endpoint.application)
+        found = ray.serve.status().applications.get(application)
         if found and found.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{endpoint.application} did not start: {_first_line(found.message)}")
+            raise DeployError(f"{application} did not start: {_first_line(found.message)}")
         is_running = found is not None and found.status.value == "RUNNING"
-        if is_running and _answering_version(endpoint.url) == endpoint.version:
+        if is_running and _answering_version(url) == version:
             return
         time.sleep(POLL_S)
     raise DeployError(
-        f"{endpoint.url} did not answer with version {endpoint.version} within"
+        f"{url} did not answer with version {version} within"
         f" {HEALTHY_TIMEOUT_S:.0f} s; see `winnow status` and the logs of Ray Serve"
     )
 

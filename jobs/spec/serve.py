@@ -1,13 +1,26 @@
 """The serve section: the endpoint that the trained model gets."""
 
+import re
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from jobs.spec.base import Items, SpecModel
-from jobs.spec.quantities import AcceleratorRequest, Accelerators, Duration, Limit
+from jobs.spec.quantities import AcceleratorRequest, Accelerators, Bound, Duration, Limit
 from jobs.spec.train import Precision
+
+EngineName = Literal[
+    "openvino-int8",
+    "openvino-bf16",
+    "openvino-fp32",
+    "onnx-fp32",
+    "torch-bf16",
+    "torch-fp16",
+    "torch-fp32",
+]
+"""Library and what it computes in."""
 
 
 class ReplicasSpec(SpecModel):
@@ -31,12 +44,21 @@ class AutoscalingSpec(SpecModel):
 
 
 class BatchingSpec(SpecModel):
-    """How requests are answered together."""
+    """How requests are answered together: whatever waits when the model is free."""
 
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 32
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
     """Most texts in one forward pass."""
-    max_wait: Duration = timedelta(milliseconds=5)
-    """How long the first request of a batch may wait for company."""
+    max_wait: Duration = timedelta(0)
+    """How long an idle model waits for company of a lone text; a busy one finds it meanwhile."""
+
+
+class LimitsSpec(SpecModel):
+    """What one replica takes on."""
+
+    queue_tokens: Annotated[int, Field(ge=512)] = 262_144
+    """Tokens that may wait; above it requests are answered 503 with Retry-After."""
+    timeout: Duration = timedelta(seconds=30)
+    """Longest that a request may take; clients may ask for less."""
 
 
 class SloSpec(SpecModel):
@@ -48,15 +70,57 @@ class SloSpec(SpecModel):
     """Share of failed requests."""
 
 
+_GATE_RULE = re.compile(r"(accuracy|agreement|latency)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+GATE_RULE = (
+    "write slo, 'accuracy>=-0.01' (change), 'agreement>=0.95' (share) or 'latency<=1.5' (times)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRule:
+    """What a new version must keep; `slo` stands for the section of that name."""
+
+    name: Literal["slo", "accuracy", "agreement", "latency"]
+    bound: Bound | None = None
+    """On the change of accuracy, the share of equal labels, or the p95 latency over the old one."""
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.bound or ''}"
+
+
+def parse_gate_rule(value: Any) -> GateRule:
+    """Read `slo` or `accuracy>=-0.01`."""
+    if isinstance(value, GateRule):
+        return value
+    if value == "slo":
+        return GateRule("slo")
+    match = _GATE_RULE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is no rule of a gate; {GATE_RULE}")
+    return GateRule(match[1], Bound(match[2], float(match[3])))  # type: ignore[arg-type]
+
+
+Gate = Annotated[
+    GateRule,
+    BeforeValidator(parse_gate_rule),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["slo", "accuracy>=-0.01", "latency<=1.5"]}),
+]
+
+
 class RolloutSpec(SpecModel):
-    """How a new version takes over."""
+    """How a new version takes over; left out, it answers everything once it is healthy."""
 
     steps: Annotated[Items[Annotated[int, Field(ge=1, le=100)]], Field(min_length=1)] = (100,)
     """Percent of traffic at each step."""
     hold: Duration = timedelta(minutes=2)
     """How long each step is watched."""
-    gate: Items[str] = ("slo",)
-    """What must hold for the next step."""
+    gate: Items[Gate] = (
+        GateRule("slo"),
+        GateRule("accuracy", Bound(">=", -0.01)),
+        GateRule("latency", Bound("<=", 1.5)),
+    )
+    """What must hold before the first step and after each; if not, the old version stays."""
 
 
 class AuthSpec(SpecModel):
@@ -73,14 +137,18 @@ class ServeSpec(SpecModel):
     """Path prefix; predictions are at `<route>/predict`."""
     accelerators: Accelerators = AcceleratorRequest("cpu", 1)
     """Devices of one replica; may differ from the training hardware."""
-    precision: Precision = "fp32"
-    """Precision of the forward pass."""
+    engine: EngineName | Literal["auto"] = "auto"
+    """What runs the model; auto measures, and takes the fastest that answers like torch in fp32."""
+    precision: Precision | Literal["auto"] = "auto"
+    """What engines compute in; auto allows all that pass."""
     replicas: ReplicasSpec = ReplicasSpec()
     """How many copies."""
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     """When copies are added and removed."""
     batching: BatchingSpec = BatchingSpec()
     """How requests are answered together."""
+    limits: LimitsSpec = LimitsSpec()
+    """What one replica takes on."""
     slo: SloSpec | None = None
     """What the endpoint promises."""
     rollout: RolloutSpec | None = None

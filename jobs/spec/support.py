@@ -9,9 +9,6 @@ NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("model.base", lambda s: s.model.base.startswith("s3://")),
     ("train.retry", lambda s: s.train.retry is not None),
     ("serve", lambda s: s.serve is not None and s.model.task == "causal-lm"),
-    ("serve.slo", lambda s: s.serve is not None and s.serve.slo is not None),
-    ("serve.rollout", lambda s: s.serve is not None and s.serve.rollout is not None),
-    ("serve.auth", lambda s: s.serve is not None and s.serve.auth is not None),
     ("storage", lambda s: s.storage.startswith("s3://")),
     ("secrets", lambda s: bool(s.secrets)),
 )

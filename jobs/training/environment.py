@@ -1,5 +1,6 @@
 """What a measurement holds for: versions and hardware of the worker that took it."""
 
+import contextlib
 import functools
 import hashlib
 import platform
@@ -55,7 +56,14 @@ def _is_installed(name: str) -> bool:
 def _gpu() -> dict[str, str]:
     try:
         pynvml.nvmlInit()
-        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
-        return {"processor": str(name), "driver": str(pynvml.nvmlSystemGetDriverVersion())}
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        found = {
+            "processor": str(pynvml.nvmlDeviceGetName(handle)),
+            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        }
     except pynvml.NVMLError:
         return {"processor": "unknown", "driver": "unknown"}
+    with contextlib.suppress(pynvml.NVMLError):  # not every GPU tells
+        found["power_limit_w"] = str(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000)
+        found["pcie_lanes"] = str(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
+    return found

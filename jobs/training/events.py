@@ -106,8 +106,6 @@ class Metered:
     """Model FLOP/s over the device's dense peak; None where the peak is not known."""
     others_cpu_share: float = 0.0
     """Share of the main worker's node that neither training nor Ray kept busy meanwhile, 0 to 1."""
-    pace_s: float | None = None
-    """Seconds of a fixed matrix product on the slowest device, before, between and after."""
 
 
 @dataclass(frozen=True, slots=True)

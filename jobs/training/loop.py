@@ -150,8 +150,6 @@ class _Loop:
             return {}
         self._tell(self._session.engine.collect())
         config = self._session.config
-        if not is_last:
-            self._meter.look()
         metrics = evaluate(self._session, self._final if is_last else config.precision)
         self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
         return metrics

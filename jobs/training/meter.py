@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import platform
-import statistics
 import threading
 from dataclasses import dataclass, field
 
@@ -12,7 +11,6 @@ import psutil
 import torch
 
 from jobs.training.events import Metered, Stepped
-from jobs.training.pace import pace_s
 from jobs.training.session import Session
 
 SAMPLE_S = 0.5
@@ -27,12 +25,9 @@ class Meter:
     results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
-    paces: list[float] = field(default_factory=list)
-    """How fast the device was, now and then."""
     _begin: "_Usage" = field(default_factory=lambda: _Usage.now())
 
     def __enter__(self) -> "Meter":
-        self.look()
         self._begin = _Usage.now()
         if self.session.world.device.type == "cuda":
             self.gauge = Gauge(self.session.world.device)
@@ -43,14 +38,8 @@ class Meter:
         if self.gauge:
             self.gauge.stopped.set()
 
-    def look(self) -> None:
-        """See how fast the device is now; takes a moment."""
-        self.paces.append(pace_s(self.session.world.device))
-
     def measured(self) -> Metered:
         """What all steps so far came to; every worker must ask."""
-        others = self._others()
-        self.look()
         session, engine = self.session, self.session.engine
         seconds = np.array([result.seconds for result in self.results])
         total = float(seconds.sum()) or float("nan")
@@ -75,8 +64,7 @@ class Meter:
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
-            others_cpu_share=others,
-            pace_s=session.world.largest(statistics.fmean(self.paces)),
+            others_cpu_share=self._others(),
         )
 
     def with_memory(self, speed: Metered) -> Metered:

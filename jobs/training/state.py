@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from jobs.training import manifest, random_states
+from jobs.training import gate, manifest, random_states
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
@@ -109,7 +109,7 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
         name = "model.safetensors"
     safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
-    session.corpus.tokenizer.save_pretrained(folder)
+    _write_beside(session, folder)
 
 
 def _is_last(snapshot: Snapshot, session: Session) -> bool:
@@ -122,7 +122,7 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     model = adapter.add_adapter(base.load_model(spec, session.corpus.label_names), spec)
     adapter.load_adapter_state(model, snapshot.weights)
     model.merge_and_unload().save_pretrained(folder)
-    session.corpus.tokenizer.save_pretrained(folder)
+    _write_beside(session, folder)
 
 
 def _saved_weights(session: Session) -> Tensors:
@@ -208,3 +208,10 @@ def _restore_random(session: Session, step: int, saved: Tensors) -> None:
         return
     own = {kind: saved[f"{kind}.{world.rank}"] for kind in kinds}
     random_states.write(own, world.device)
+
+
+def _write_beside(session: Session, folder: Path) -> None:
+    """What an endpoint needs beside the weights."""
+    session.corpus.tokenizer.save_pretrained(folder)
+    if session.config.model.task == "text-classification":
+        gate.write(session.corpus.eval, folder)

@@ -15,11 +15,14 @@ from orchestrator.cli import (
     doctor,
     hardware,
     init,
+    load,
+    models,
     plan,
     render,
     report,
     run,
     schema,
+    serve,
     status,
     submit,
     validate,
@@ -45,6 +48,8 @@ for command in (
     run.sweep,
     run.train,
     deploy.deploy,
+    serve.serve,
+    load.load,
     status.status,
     report.report,
     accuracy.accuracy,
@@ -55,6 +60,9 @@ for command in (
     submit.submit,
 ):
     app.command()(command)
+
+
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """`winnow deploy`: put a published version behind its endpoint."""
 
+import functools
 from typing import Annotated
 
 import typer
@@ -38,7 +39,14 @@ def deploy(
         from serve import deployment
 
         nodes = discovery.discover()
-        endpoint = deployment.deploy(model, spec.serve, nodes, port=cluster.serve_port)
+        endpoint = deployment.deploy(
+            model,
+            spec.serve,
+            nodes,
+            port=cluster.serve_port,
+            find=functools.partial(registry.read, storage_of(spec)),
+            tell=lambda text: None if as_json else out().print(text, markup=False),
+        )
         if as_json:
             print_json(endpoint)
         else:

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cluster import catalogue, local, session
+from cluster import catalogue, local, prices, session
 from cluster.inventory import Inventory
+from cluster.prices import PriceBook
 from jobs.errors import ClusterError
 from jobs.training.events import Burned
 from orchestrator.cli.options import Address, AsJson, InventoryFile, out, print_json, table
@@ -17,45 +18,76 @@ from orchestrator.cli.plan import known_inventory, live_inventory
 Probe = Annotated[
     bool, typer.Option("--probe", help="Measure each kind of device here for about a minute.")
 ]
+Refresh = Annotated[
+    bool, typer.Option("--refresh-prices", help="Fetch today's prices from AWS and keep them.")
+]
+Region = Annotated[
+    str | None, typer.Option(help="AWS region of the prices; by default that of your profile.")
+]
 
 
 def hardware(
     inventory: InventoryFile = None,
     address: Address = None,
     probe: Probe = False,
+    refresh_prices: Refresh = False,
+    region: Region = None,
     as_json: AsJson = False,
 ) -> None:
     """List every known accelerator with memory, precisions and price, and the live nodes."""
     if probe:
         show_burns(address, as_json=as_json, from_file=inventory is not None)
         return
+    failure = refresh(region) if refresh_prices else None
     nodes = live_inventory(address) if address else known_inventory(inventory)
-    skus = list(catalogue.catalogue().values())
-    if as_json:
-        print_json({"accelerators": skus, "nodes": nodes.nodes if nodes else None})
-        return
-    show_catalogue(skus, nodes)
-    if nodes is None and local.running() is None:
-        out().print("\nno cluster is up; `winnow up` starts one")
+    skus, book = list(catalogue.catalogue().values()), prices.read_book()
+    if as_json and failure is None:
+        fetched = list(book.quotes.values())
+        print_json(
+            {"accelerators": skus, "fetched": fetched, "nodes": nodes.nodes if nodes else None}
+        )
+    elif not as_json:
+        show_catalogue(skus, nodes, book)
+        if nodes is None and local.running() is None:
+            out().print("\nno cluster is up; `winnow up` starts one")
+    if failure:
+        raise failure
 
 
-def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None) -> None:
-    """Print the catalogue, with how many of each are here."""
+def refresh(region: str | None) -> ClusterError | None:
+    """Fetch prices and keep them; the error where that failed, with the old ones left as is."""
+    from cluster import aws
+
+    try:
+        prices.write_book(aws.fetch(region))
+    except ClusterError as error:
+        return error
+    return None
+
+
+def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: PriceBook) -> None:
+    """Print the catalogue, with how many of each are here, and what an hour costs."""
     counts = nodes.counts() if nodes else {}
-    names = ("accelerator", "here", "memory GiB", "GB/s", "link GB/s", "tensor TFLOPS", "USD/h")
-    shown = table(*names, "precisions", left=("accelerator", "precisions"))
+    names = ("accelerator", "here", "memory GiB", "GB/s", "link GB/s", "tensor TFLOPS")
+    costs = ("USD/h", "spot USD/h") if book.quotes else ("USD/h",)
+    shown = table(*names, *costs, "precisions", left=("accelerator", "precisions"))
     for sku in skus:
+        quote = book.quotes.get(sku.name)
         numbers = (
             sku.memory_gib,
             sku.bandwidth_gb_per_s,
             sku.interconnect_gb_per_s,
             sku.tensor_tflops,
-            sku.price_usd_per_hour,
+            book.price(sku, {}, spot=False),
+            *([quote.spot_usd if quote else None] if book.quotes else []),
         )
         cells = ("–" if number is None else f"{number:g}" for number in numbers)
         here = str(counts.get(sku.name, "")) if nodes else ""
         shown.add_row(sku.name, here, *cells, ", ".join(sku.precisions))
     out().print(shown)
+    if book.quotes:
+        newest = max(quote.date for quote in book.quotes.values())
+        out().print(f"\nprices of {len(book.quotes)} accelerators were fetched on {newest}")
 
 
 def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:

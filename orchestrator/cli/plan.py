@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cluster import local
 from cluster.inventory import Inventory, read_inventory
+from cluster.prices import read_book
 from jobs.training.data.longest import longest_row
 from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import (
@@ -30,7 +31,7 @@ def plan(
     """Show every candidate with its memory verdict, and every one skipped with the reason."""
     spec = load_job(job, settings)
     nodes = read_inventory(inventory) if inventory else live_inventory(address)
-    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec))
+    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec), read_book())
     if as_json:
         print_json(found)
     else:

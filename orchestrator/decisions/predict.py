@@ -22,8 +22,6 @@ APART = 0.03
 """Two probes of a candidate that differ by more are settled by a third."""
 BUSY_SHARE = 0.15
 """Share of a node's processors in other hands from which on a measurement is called disturbed."""
-UNEVEN = 0.05
-"""A device this much faster or slower than when it was probed is not the same device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,22 +123,13 @@ class Prediction:
     phases: Phases | None = None
     peak_memory_gib: float | None = None
     """As the probe found it."""
-    pace_s: float | None = None
-    """How fast the device was then."""
 
 
-def disturbances(speed: Metered | None, probed_pace_s: float | None = None) -> tuple[str, ...]:
-    """What besides training used the machine, and how its own speed changed, in words."""
-    if speed is None:
+def disturbances(speed: Metered | None) -> tuple[str, ...]:
+    """What besides training used the machine, in words."""
+    if speed is None or speed.others_cpu_share <= BUSY_SHARE:
         return ()
-    found = []
-    if speed.others_cpu_share > BUSY_SHARE:
-        found.append(f"other processes kept {speed.others_cpu_share:.0%} of the processors busy")
-    if speed.pace_s and probed_pace_s and abs(speed.pace_s / probed_pace_s - 1) > UNEVEN:
-        change = speed.pace_s / probed_pace_s - 1
-        word = "slower" if change > 0 else "faster"
-        found.append(f"the device itself was {abs(change):.0%} {word} than when it was probed")
-    return tuple(found)
+    return (f"other processes kept {speed.others_cpu_share:.0%} of the processors busy",)
 
 
 def summarise(event: Probed | OutOfMemory) -> Measurement:
@@ -222,7 +211,6 @@ def _predict(
         cost_usd=None if price is None else time_s.scaled(price / 3600),
         phases=phases,
         peak_memory_gib=measured.peak_memory_gib,
-        pace_s=measured.speed.pace_s if measured.speed else None,
     )
 
 
@@ -237,11 +225,7 @@ def settle(measured: Sequence[Measurement]) -> Measurement:
         *(abs(step.mean - median) for step in steps),
     )
     step_s = Interval(max(0.0, median - half_s), median, median + half_s)
-    speed, paces = measured[0].speed, [m.speed.pace_s for m in measured if m.speed]
-    if speed:
-        pace_s = statistics.median(pace for pace in paces if pace) if any(paces) else None
-        speed = dataclasses.replace(speed, pace_s=pace_s)
-    return dataclasses.replace(measured[0], step_s=step_s, speed=speed)
+    return dataclasses.replace(measured[0], step_s=step_s)
 
 
 def are_apart(measured: Sequence[Measurement]) -> bool:

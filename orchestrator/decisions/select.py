@@ -1,16 +1,20 @@
 """Joining speed and quality, and choosing: limits, Pareto front, objective, tie-break."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
+from jobs.spec.train import METRICS_OF_TASK
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Prediction
 from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 
+Z95 = 1.96
+"""Standard deviations on each side that hold 95 % of a normal distribution."""
 TIE_BREAK = "ties by the judged metric, then cost, then time"
 """How equals are told apart."""
 
@@ -28,7 +32,7 @@ class Option:
     breaks: tuple[str, ...] = ()
     """Limits that it breaks."""
     may_break: tuple[str, ...] = ()
-    """Limits on time and cost that it keeps on average, but not at the end of its interval."""
+    """Limits that it keeps on average, but not at the end of its interval."""
     is_pareto: bool = False
     """No other allowed option is as good in cost, time and quality, and better in one."""
 
@@ -79,23 +83,33 @@ def select_unmeasured(plan: Plan) -> Winner:
 
 
 def select(
-    spec: JobSpec, plan: Plan, predictions: Sequence[Prediction], trials: Sequence[TrialResult]
+    spec: JobSpec,
+    plan: Plan,
+    predictions: Sequence[Prediction],
+    trials: Sequence[TrialResult],
+    eval_rows: int = 0,
 ) -> Winner:
     """Choose by the job's objective among the options that keep its limits on time and cost.
 
-    A metric's limit binds only options whose trial reached it: trials are shorter than the run, so
-    when none reached it the best one goes on, and the limit is checked again on the trained model.
+    Options that keep every limit to the end of its interval go first: of the prediction for time
+    and cost, of the sampling of `eval_rows` rows for a metric. A metric's limit binds only options
+    whose trial reached it: trials are shorter than the run, so when none reached it the best one
+    goes on, and the limit is checked again on the trained model.
     """
-    options = _mark_pareto(_options(spec, plan, predictions, trials))
-    affordable = [o for o in options if not {"time", "cost"} & {b.split(" ")[0] for b in o.breaks}]
+    options = _mark_pareto(_options(spec, plan, predictions, trials, eval_rows))
+    affordable = [option for option in options if not _on_spending(option.breaks)]
     if not affordable:
         broken = "; ".join(sorted({limit for option in options for limit in option.breaks}))
         raise InfeasibleError(f"no option keeps the limits of the sweep: {broken}")
-    safe = [option for option in affordable if not option.may_break]
+    safe = [option for option in affordable if not _on_spending(option.may_break)]
     note = "" if safe else "; limits on time and cost are kept on average alone"
     affordable = safe or affordable
     allowed = [option for option in affordable if not option.breaks]
     note += "" if allowed else "; no trial reached the metric's limit within its shorter budget"
+    sure = [option for option in allowed if not option.may_break]
+    if allowed and not sure and safe:
+        note += f"; {eval_rows} rows of evaluation cannot tell whether the metric's limit is kept"
+    allowed = sure or allowed
     ranking = sorted(
         allowed or affordable, key=lambda option: _rank(spec, option, by_quality=not allowed)
     )
@@ -125,11 +139,13 @@ def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
     }
     values = with_params(spec, params).model_dump(mode="json", exclude_unset=True)
     values.pop("sweep", None)
-    values["resources"] = {"any_of": [{"accelerators": candidate.placement.name}]}
+    placement = candidate.placement
+    asked = {"accelerators": f"{placement.sku}:{placement.workers}", "spot": placement.spot}
+    values["resources"] = {"any_of": [{k: v for k, v in asked.items() if v is not None}]}
     return JobSpec.model_validate(values)
 
 
-def broken_limits(spec: JobSpec, values: dict[str, float | None]) -> tuple[str, ...]:
+def broken_limits(spec: JobSpec, values: Mapping[str, float | None]) -> tuple[str, ...]:
     """The sweep's limits that known values break, in words."""
     limits = spec.sweep.objective.subject_to if spec.sweep else {}
     broken = []
@@ -140,15 +156,24 @@ def broken_limits(spec: JobSpec, values: dict[str, float | None]) -> tuple[str, 
     return tuple(broken)
 
 
+def _on_spending(broken: Sequence[str]) -> bool:
+    """Whether limits on time or cost are among broken ones."""
+    return bool({"time", "cost"} & {text.split(" ")[0] for text in broken})
+
+
 def _options(
-    spec: JobSpec, plan: Plan, predictions: Sequence[Prediction], trials: Sequence[TrialResult]
+    spec: JobSpec,
+    plan: Plan,
+    predictions: Sequence[Prediction],
+    trials: Sequence[TrialResult],
+    eval_rows: int,
 ) -> list[Option]:
     """Each predicted candidate with each trial of its precision, which is part of learning."""
     done = [trial for trial in trials if not trial.failure and trial.metrics]
     if not done:
-        return [_option(spec, prediction, {}, {}) for prediction in predictions]
+        return [_option(spec, prediction, {}, {}, eval_rows) for prediction in predictions]
     return [
-        _option(spec, prediction, trial.params, trial.metrics)
+        _option(spec, prediction, trial.params, trial.metrics, eval_rows)
         for prediction in predictions
         for trial in done
         if plan.candidate(prediction.candidate).precision
@@ -157,12 +182,21 @@ def _options(
 
 
 def _option(
-    spec: JobSpec, prediction: Prediction, params: dict[str, Scalar], metrics: dict[str, float]
+    spec: JobSpec,
+    prediction: Prediction,
+    params: dict[str, Scalar],
+    metrics: dict[str, float],
+    eval_rows: int,
 ) -> Option:
     cost = prediction.cost_usd.mean if prediction.cost_usd else None
     known = {**metrics, "time": prediction.time_s.mean, "cost": cost}
     dearest = prediction.cost_usd.high if prediction.cost_usd else None
-    at_worst = {"time": prediction.time_s.high, "cost": dearest}
+    noises = {name: noise(name, value, eval_rows) for name, value in metrics.items()}
+    low = {name: value - noises[name] for name, value in metrics.items()}
+    high = {name: value + noises[name] for name, value in metrics.items()}
+    high["time"] = prediction.time_s.high
+    if dearest is not None:
+        high["cost"] = dearest
     return Option(
         candidate=prediction.candidate,
         params=dict(params),
@@ -170,8 +204,21 @@ def _option(
         cost_usd=cost,
         quality=metrics.get(search.judged_metric(spec)),
         breaks=broken_limits(spec, known),
-        may_break=broken_limits(spec, at_worst),
+        may_break=(*broken_limits(spec, low), *broken_limits(spec, high)),
     )
+
+
+def noise(metric: str, value: float, rows: int) -> float:
+    """Half-width of a metric's 95 % interval that judging by `rows` drawn rows leaves.
+
+    Binomial for shares, Fisher's for a correlation; 0 for metrics of tokens, which are not drawn
+    one by one.
+    """
+    if not rows or metric not in METRICS_OF_TASK["text-classification"]:
+        return 0.0
+    if metric == "mcc":
+        return Z95 * (1 - value**2) / math.sqrt(rows)
+    return Z95 * math.sqrt(max(0.0, value * (1 - value)) / rows)
 
 
 def _mark_pareto(options: list[Option]) -> list[Option]:

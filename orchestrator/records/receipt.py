@@ -124,7 +124,7 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         probed_memory_gib=prediction.peak_memory_gib if prediction else None,
         projections=fit.projections,
         stopped_at=fit.stopped_at,
-        disturbances=disturbances(fit.speed, prediction.pace_s if prediction else None),
+        disturbances=disturbances(fit.speed),
     )
 
 

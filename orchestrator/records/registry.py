@@ -99,6 +99,21 @@ def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
         raise CheckpointError(f"{folder / chosen} has a manifest of another format") from None
 
 
+def every(storage: Path) -> tuple[tuple[ModelVersion, datetime], ...]:
+    """Every published version with when it was, newest first; broken ones are left out."""
+    found = []
+    for path in (storage / "models").glob("*/*/manifest.json"):
+        folder = path.parent
+        if folder.name.startswith("."):
+            continue
+        try:
+            version = read(storage, folder.parent.name, folder.name)
+        except (CheckpointError, RunError):
+            continue
+        found.append((version, datetime.fromtimestamp(path.stat().st_mtime, UTC)))
+    return tuple(sorted(found, key=lambda pair: pair[1], reverse=True))
+
+
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
     rows = [f"| {name} | {value:.4f} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.model.task, spec.model.adapter

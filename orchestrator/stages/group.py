@@ -1,6 +1,5 @@
 """One Ray Train worker group running a function of `jobs.training`, as a stream of its events."""
 
-import importlib
 import os
 import queue as queues
 import threading
@@ -21,6 +20,7 @@ from cluster import catalogue, labels
 from cluster.placement import Placement
 from jobs.errors import ClusterError, TrainingError, WinnowError
 from jobs.training.events import Event, Stepped
+from orchestrator.stages.devices import release, selector, worker_resources
 
 COLLECTIVE_TIMEOUT_S = 300
 """A collective that takes longer has lost a worker."""
@@ -107,8 +107,7 @@ def _trainer(
     name: str,
     storage: Path,
 ) -> ray.train.torch.TorchTrainer:
-    has_gpus = placement.device == "cuda" or placement.simulated
-    resources = {"CPU": 1, "GPU": 1} if has_gpus else {"CPU": 1}
+    resources = worker_resources(placement)
     return ray.train.torch.TorchTrainer(
         _run_worker,
         train_loop_config={
@@ -119,7 +118,7 @@ def _trainer(
         },
         scaling_config=ray.train.ScalingConfig(
             num_workers=placement.workers,
-            use_gpu=has_gpus,
+            use_gpu="GPU" in resources,
             resources_per_worker=resources,
             label_selector=selector(placement),
         ),
@@ -133,25 +132,6 @@ def _trainer(
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
-
-
-def selector(placement: Placement) -> dict[str, str]:
-    """Label selector for the placement's nodes; node ids are there on unlabelled clusters too."""
-    return {labels.NODE_ID: f"in({','.join(placement.node_ids)})"}
-
-
-def release(placement_group: str) -> None:
-    """Free the devices of a group whose driver was stopped from outside; nothing if it is gone.
-
-    Tune ends a trial by killing its driver, and a worker group may outlive that and hold its
-    devices for ever.
-    """
-    found = ray.util.placement_group_table().get(placement_group)
-    if found is not None and found["state"] != "REMOVED":
-        identity = ray.PlacementGroupID(bytes.fromhex(placement_group))
-        # a function of the same name hides this module
-        module = importlib.import_module("ray.util.placement_group")
-        ray.util.remove_placement_group(module.PlacementGroup(identity))
 
 
 def check_node(placement: Placement) -> None:

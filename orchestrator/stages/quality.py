@@ -20,7 +20,7 @@ from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
 from orchestrator.stages import tuning
-from orchestrator.stages.group import release
+from orchestrator.stages.devices import release
 
 ASHA_REDUCTION = 3
 """One trial in three goes on at each rung."""

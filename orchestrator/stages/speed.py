@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ LAUNCH = TypeAdapter(Launch)
 
 GiveUp = Callable[[Candidate], float | None]
 """Mean step time from which on a candidate is not worth timing; None when nothing is known."""
+FirstFree = Callable[[Sequence[Placement]], Placement | None]
+"""The first of some placements that has its devices; None when all stay busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Findings:
     on_launch: Callable[[Launch], None]
     give_up_s: GiveUp | None = None
     """None to carry every probe through."""
+    first_free: FirstFree = operator.itemgetter(0)
+    """Which of some placements to probe next; None when their devices stay busy."""
 
 
 def measure(
@@ -54,15 +59,20 @@ def measure(
 ) -> None:
     """Probe candidates with one Tune trial, and so one worker group, for each placement.
 
-    Placements and candidates are probed in the order given. Running out of memory ends a group;
-    what it left is probed by fresh groups. Raises TrainingError when a round brings no result.
+    Placements and candidates are probed in the order given, those first whose devices are free;
+    placements that stay busy are left out. Running out of memory ends a group; what it left is
+    probed by fresh groups. Raises TrainingError when a round brings no result.
     """
     left = {candidate.id: candidate for candidate in candidates}
     while left:
-        found = _probe_round(spec, list(left.values()), storage, findings)
-        if not found:
+        found, busy = _probe_round(spec, list(left.values()), storage, findings)
+        if not found and not busy:
             raise TrainingError(f"the probes of {', '.join(left)} came to no result")
-        left = {name: candidate for name, candidate in left.items() if name not in found}
+        left = {
+            name: candidate
+            for name, candidate in left.items()
+            if name not in found and candidate.placement not in busy
+        }
 
 
 def ground_of(placement: Placement) -> dict[str, str]:
@@ -94,7 +104,8 @@ def measure_again(
 
 def _probe_round(
     spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
-) -> set[str]:
+) -> tuple[set[str], list[Placement]]:
+    """Ids that came to a result, and placements whose devices stayed busy."""
     found: set[str] = set()
     failures: list[str] = []
 
@@ -114,10 +125,11 @@ def _probe_round(
     driver = ray.tune.with_parameters(
         _drive, placements=placements, groups=requests, storage=storage
     )
+    search = _OneByOne(groups, findings)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.HEAD_ONLY),
         tune_config=ray.tune.TuneConfig(
-            search_alg=_OneByOne(groups, findings.give_up_s),
+            search_alg=search,
             num_samples=len(groups),
             # one placement at a time: neighbours on one machine would slow each other's probes
             max_concurrent_trials=1,
@@ -127,25 +139,30 @@ def _probe_round(
     failures += tuning.crashes(tuner.fit())
     if failures and not found:
         raise TrainingError(failures[0])
-    return found
+    return found, search.busy
 
 
 class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
     """Hands out placements in order, each with what is known by then to be too slow."""
 
-    def __init__(self, groups: list[list[Candidate]], give_up_s: GiveUp | None) -> None:
+    def __init__(self, groups: list[list[Candidate]], findings: Findings) -> None:
         super().__init__()
-        self._groups, self._give_up_s = groups, give_up_s
-        self._next = 0
+        self._left = {group[0].placement: (n, group) for n, group in enumerate(groups)}
+        self._findings = findings
+        self.busy: list[Placement] = []
+        """What is left because its devices stayed busy."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its search for a restore that Winnow never does
 
-    def suggest(self, trial_id: str) -> dict[str, Any]:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """The next placement's number, and step times to give up at by candidate."""
-        group, number = self._groups[self._next], self._next
-        self._next += 1
-        limit = self._give_up_s or (lambda _: math.inf)
+        placement = self._findings.first_free(list(self._left)) if self._left else None
+        if placement is None:
+            self.busy = list(self._left)
+            return str(self.FINISHED)
+        number, group = self._left.pop(placement)
+        limit = self._findings.give_up_s or (lambda _: math.inf)
         limits = {candidate.id: limit(candidate) for candidate in group}
         return {"placement": number, "give_up_s": limits}
 

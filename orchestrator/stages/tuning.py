@@ -10,7 +10,8 @@ import ray
 import ray.tune
 
 from cluster.placement import Placement
-from orchestrator.stages.group import Report, Work, check_node, selector, stream
+from orchestrator.stages.devices import selector, worker_resources
+from orchestrator.stages.group import Report, Work, check_node, stream
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 """All that the driver of a worker group reserves, so that drivers never starve their workers."""
@@ -23,9 +24,9 @@ def driver_resources(placement: Placement) -> ray.tune.PlacementGroupFactory:
     """A one-worker trial trains in its own process and holds the device; others hold the head."""
     if placement.workers > 1:
         return HEAD_ONLY
-    has_gpu = placement.device == "cuda" or placement.simulated
-    bundle = {"CPU": 1.0, "GPU": 1.0} if has_gpu else {"CPU": 1.0}
-    return ray.tune.PlacementGroupFactory([bundle], bundle_label_selector=[selector(placement)])
+    return ray.tune.PlacementGroupFactory(
+        [worker_resources(placement)], bundle_label_selector=[selector(placement)]
+    )
 
 
 def run_on(

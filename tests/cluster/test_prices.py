@@ -25,21 +25,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "own", "book", "spot", "expected"),
+    ("name", "own", "book", "market", "expected"),
     [
-        ("RTX3090", {}, NO_QUOTES, False, None),
-        ("RTX3090", {"rtx-3090": 0.25}, NO_QUOTES, False, 0.25),
-        ("T4", {"RTX3090": 0.25}, NO_QUOTES, False, 0.526),
-        ("T4", {}, FETCHED, False, 0.6),
-        ("T4", {}, FETCHED, True, 0.2),
-        ("T4", {"t4": 0.1}, FETCHED, True, 0.1),
-        ("L4", {}, FETCHED, True, 0.8048),
+        ("RTX3090", {}, NO_QUOTES, "on demand", None),
+        ("RTX3090", {"rtx-3090": 0.25}, NO_QUOTES, "on demand", 0.25),
+        ("T4", {"RTX3090": 0.25}, NO_QUOTES, "on demand", 0.526),
+        ("T4", {}, FETCHED, "on demand", 0.6),
+        ("T4", {}, FETCHED, "spot", 0.2),
+        ("T4", {"t4": 0.1}, FETCHED, "spot", 0.1),
+        ("L4", {}, FETCHED, "spot", 0.8048),
     ],
 )
 def test_the_nearest_price_wins(
-    name: str, own: dict[str, float], book: PriceBook, spot: bool, expected: float | None
+    name: str, own: dict[str, float], book: PriceBook, market: str, expected: float | None
 ) -> None:
-    assert book.price(catalogue.find(name), own, spot=spot) == expected
+    assert book.price(catalogue.find(name), own, spot=market == "spot") == expected
 
 
 def test_fetched_prices_are_kept(home: Path) -> None:
@@ -54,19 +54,15 @@ def test_fetched_prices_are_kept(home: Path) -> None:
 SPOT_AND_NOT = Inventory((Node("a", "T4", 2, spot=True), Node("b", "T4", 1)))
 
 
-@pytest.mark.parametrize(
-    ("spot", "nodes", "price", "name"),
-    [
-        (None, ("a", "b"), 0.6, "T4:1"),
-        (True, ("a",), 0.2, "T4:1-spot"),
-        (False, ("b",), 0.6, "T4:1-on-demand"),
-    ],
-)
-def test_a_placement_keeps_to_spot_nodes_or_off_them(
-    spot: bool | None, nodes: tuple[str, ...], price: float, name: str
-) -> None:
-    found = place(AcceleratorRequest("T4"), SPOT_AND_NOT, {}, spot=spot, book=FETCHED)
-    assert (found.node_ids, found.price_usd_per_hour, found.name) == (nodes, price, name)
+def test_a_placement_keeps_to_spot_nodes_or_off_them() -> None:
+    expected = {
+        None: (("a", "b"), 0.6, "T4:1"),
+        True: (("a",), 0.2, "T4:1-spot"),
+        False: (("b",), 0.6, "T4:1-on-demand"),
+    }
+    for spot, (nodes, price, name) in expected.items():
+        found = place(AcceleratorRequest("T4"), SPOT_AND_NOT, {}, spot=spot, book=FETCHED)
+        assert (found.node_ids, found.price_usd_per_hour, found.name) == (nodes, price, name)
 
 
 def test_missing_spot_nodes_are_named() -> None:

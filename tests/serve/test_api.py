@@ -3,7 +3,15 @@
 import pydantic
 import pytest
 
-from serve.api import MAX_CHARACTERS, MAX_TEXTS, Pair, PredictRequest, as_texts, describe
+from serve.api import (
+    MAX_CHARACTERS,
+    MAX_TEXTS,
+    Pair,
+    PredictRequest,
+    RefusedError,
+    as_texts,
+    describe,
+)
 
 
 def test_one_text_and_lists_become_tuples() -> None:
@@ -13,9 +21,9 @@ def test_one_text_and_lists_become_tuples() -> None:
 
 
 def test_a_pair_for_a_text_model_is_refused_and_the_reverse() -> None:
-    with pytest.raises(ValueError, match=r"inputs\[1\] must be a string"):
+    with pytest.raises(RefusedError, match=r"inputs\[1\] must be a string"):
         as_texts(["a", Pair(text="a", text_pair="b")], is_pair=False)
-    with pytest.raises(ValueError, match=r"inputs\[0\] must be .*text_pair"):
+    with pytest.raises(RefusedError, match=r"inputs\[0\] must be .*text_pair"):
         as_texts("a", is_pair=True)
 
 

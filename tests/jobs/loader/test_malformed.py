@@ -77,7 +77,15 @@ FIELDS = [
     ("train: {optimizer: {lr: 0.0}}", "train.optimizer.lr: 0.0 must be greater than 0"),
     ("train: {cpu_offload: yes}", "train.cpu_offload: 'yes' is not true or false"),
     ("train: {cpu_offload: true}", "cpu_offload needs strategy zero2 or zero3"),
-    ("resources: {any_of: []}", "resources.any_of: has 0 items but needs at least 1"),
+    ("resources: {any_of: []}", "resources: needs one of any_of (the sweep finds the best) and"),
+    (
+        "resources: {any_of: [{accelerators: T4:1}], ordered: [{accelerators: L4:1}]}",
+        "resources: needs one of any_of (the sweep finds the best) and ordered",
+    ),
+    (
+        "resources: {ordered: [{accelerators: T4:5}]}",
+        "resources.ordered[0].accelerators: global batch size 32 is not divisible by 5",
+    ),
     ("resources: {any_of: [{accelerators: T4:0}]}", "'T4:0' names no accelerators"),
     ("resources: {any_of: [{accelerators: T5:1}]}", "'T5' is not known; did you mean T4?"),
     (
@@ -96,6 +104,8 @@ FIELDS = [
     ("serve: {}", "serve.route: is required"),
     ("serve: {route: /a, replicas: {min: 4, max: 2}}", "serve.replicas.min: min 4 is above max 2"),
     ("serve: {route: /a, batching: {max_wait: 5}}", "serve.batching.max_wait: 5 has no clear unit"),
+    ("serve: {route: /a, rollout: {gate: [speed]}}", "'speed' is no rule of a gate; write slo"),
+    ("serve: {route: /a, engine: tensorrt}", "serve.engine: 'tensorrt' is not one of"),
     ("serve: {route: /a, precision: fp16}", "fp16 is asked for, which cpu lacks; use fp32, bf16"),
     ("sweep: {}", "sweep.search_space: is required"),
     (
@@ -177,10 +187,6 @@ resources:
     [
         "model: {base: 's3://bucket/model'}",
         "train: {retry: {on_events: [oom]}}",
-        "resources: {any_of: [{accelerators: T4:1}], wait: {timeout: 5m}}",
-        "serve: {route: /a, slo: {p95_latency: 50ms}}",
-        "serve: {route: /a, rollout: {steps: [5, 100]}}",
-        "serve: {route: /a, auth: {tokens_from: TOKENS}}",
         "storage: s3://bucket/prefix",
         "secrets: [HF_TOKEN]",
     ],

@@ -148,14 +148,3 @@ def test_a_disturbed_measurement_says_so() -> None:
     busy = speed(others_cpu_share=0.4)
     assert len(measurement(ID, speed=busy, is_steady=False).disturbances) == 2
     assert measurement(ID).disturbances == ()
-
-
-@pytest.mark.parametrize(
-    ("pace_s", "word"), [(0.0112, "12% slower"), (0.009, "10% faster"), (0.0103, None)]
-)
-def test_a_device_that_changed_its_speed_since_the_probe_is_told(
-    pace_s: float, word: str | None
-) -> None:
-    found = predict.disturbances(speed(pace_s=pace_s), 0.01)
-    assert [word in text for text in found if word] == ([True] if word else [])
-    assert bool(found) == bool(word)

@@ -19,6 +19,7 @@ PREDICTIONS = (
     prediction(CHEAP, time_s=100, cost_usd=1.0),
     prediction(FAST, time_s=60, cost_usd=1.2),
 )
+CHEAP_TRIAL, SAFE_TRIAL = 1e-5, 1e-4
 TRIALS = (trial(CHEAP, 1e-5, 0.88), trial(CHEAP, 1e-4, 0.92))
 
 
@@ -132,3 +133,39 @@ def test_a_recorded_winner_without_nodes_is_an_error_that_names_what_there_is() 
     assert recorded.candidate.id == FAST
     with pytest.raises(InfeasibleError, match="can no longer be placed; this cluster can run T4:1"):
         select.relocate(recorded, plan_of(spec, inventory(T4=1)))
+
+
+@pytest.mark.parametrize(
+    ("eval_rows", "chosen", "note"),
+    [
+        (100_000, CHEAP_TRIAL, ""),
+        (2_000, SAFE_TRIAL, ""),
+        (50, CHEAP_TRIAL, "50 rows of evaluation cannot tell"),
+    ],
+)
+def test_a_metric_s_limit_is_kept_despite_the_noise_of_its_evaluation(
+    eval_rows: int, chosen: float, note: str
+) -> None:
+    spec, plan = case(minimize="cost", subject_to={"accuracy": ">=0.9"})
+    # the cheaper precision only just keeps the limit
+    dear = prediction("T4:1/16/fp32", time_s=200, cost_usd=2.0)
+    trials = (trial(CHEAP, CHEAP_TRIAL, 0.905), trial(dear.candidate, SAFE_TRIAL, 0.95))
+    found = select.select(spec, plan, (*PREDICTIONS, dear), trials, eval_rows)
+    assert found.params["train.optimizer.lr"] == chosen
+    assert note in found.reason
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "rows", "expected"),
+    [
+        ("accuracy", 0.9, 872, 0.0199),
+        ("mcc", 0.6, 1043, 0.0388),
+        ("accuracy", 1.0, 100, 0.0),
+        ("perplexity", 8.0, 100, 0.0),
+        ("accuracy", 0.9, 0, 0.0),
+    ],
+)
+def test_the_noise_of_a_metric_falls_with_the_rows_that_judge(
+    metric: str, value: float, rows: int, expected: float
+) -> None:
+    assert select.noise(metric, value, rows) == pytest.approx(expected, abs=1e-4)

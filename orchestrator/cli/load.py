@@ -1,0 +1,108 @@
+"""`winnow load`: how many requests an endpoint answers, how fast, and whether that is enough."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.errors import DeployError
+from jobs.spec.quantities import parse_bound, parse_duration
+from orchestrator.cli.options import AsJson, out, print_json, table
+from serve import load as generator
+from serve.load import LoadResult, Plan
+
+BAR = 40
+"""Characters of the longest bar."""
+
+
+def load(
+    url: Annotated[str, typer.Argument(help="Of the endpoint's route, such as http://…/reviews.")],
+    seconds: Annotated[float, typer.Option(help="How long.", min=0.1, max=3600)] = 10.0,
+    concurrency: Annotated[
+        int, typer.Option("-c", "--concurrency", help="Clients of a closed loop.", min=1, max=4096)
+    ] = 8,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests per second of an open loop instead.", min=0.01)
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Texts in a request.", min=1, max=1024)] = 1,
+    texts: Annotated[Path | None, typer.Option(help="File with a text on each line.")] = None,
+    token_from: Annotated[
+        str | None, typer.Option(help="Environment variable with the bearer token.")
+    ] = None,
+    p95: Annotated[str | None, typer.Option(help="Fail when it is longer, such as 50ms.")] = None,
+    errors: Annotated[
+        str | None, typer.Option(help="Fail when the share of failures breaks it, such as <0.5%.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send real sentences to an endpoint and print latencies, timed from when each was due."""
+    plan = Plan(
+        url.rstrip("/"),
+        seconds,
+        concurrency=concurrency,
+        rate=rate,
+        texts_per_request=batch,
+        headers=_authorization(token_from),
+    )
+    result = asyncio.run(generator.run(plan, _texts(texts)))
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+    broken = broken_promises(result, p95, errors)
+    if broken:
+        raise DeployError("; ".join(broken))
+
+
+def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> list[str]:
+    """What the endpoint does not keep, in words."""
+    broken = []
+    if p95 is not None:
+        limit_ms, found = parse_duration(p95).total_seconds() * 1000, result.latency_ms.get("p95")
+        if found is None or found > limit_ms:
+            shown = "unknown" if found is None else f"{found:.1f} ms"
+            broken.append(f"p95 is {shown}, over {limit_ms:g} ms")
+    if errors is not None and not parse_bound(errors).holds(result.error_rate):
+        broken.append(f"{result.error_rate:.2%} of the requests failed, which is not {errors}")
+    return broken
+
+
+def show(result: LoadResult) -> None:
+    """Print for people."""
+    console = out()
+    shown = table("requests", "failed", "texts/s", *result.latency_ms, left=())
+    failed = result.requests - result.statuses.get("200", 0)
+    times = (f"{value:.1f} ms" for value in result.latency_ms.values())
+    shown.add_row(str(result.requests), str(failed), f"{result.texts_per_s:,.0f}", *times)
+    console.print(shown)
+    largest = max((count for _, count in result.histogram), default=1)
+    for bound, count in result.histogram:
+        bar = "█" * max(1, round(BAR * count / largest))
+        console.print(f"{'≤ ' + format(bound, 'g'):>10} ms  {bar} {count}", markup=False)
+    statuses = ", ".join(f"{name} x {count}" for name, count in sorted(result.statuses.items()))
+    versions = ", ".join(f"{name} x {count}" for name, count in sorted(result.versions.items()))
+    console.print(f"status {statuses}; version {versions or 'unknown'}", markup=False)
+    console.print(f"answers came from batches of {result.batch_rows:.1f} texts in the mean")
+
+
+def _authorization(token_from: str | None) -> dict[str, str]:
+    if token_from is None:
+        return {}
+    token = os.environ.get(token_from)
+    if not token:
+        raise DeployError(f"--token-from names {token_from}, which is not set")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _texts(path: Path | None) -> list[str]:
+    if path is None:
+        return generator.sentences()
+    try:
+        found = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeployError(f"--texts {path} cannot be read: {error}") from None
+    if not found:
+        raise DeployError(f"--texts {path} has no line with text")
+    return found

@@ -1,0 +1,128 @@
+"""`winnow models`: published versions, which of them answers, and back to an earlier one."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cluster import local
+from jobs.errors import RunError
+from orchestrator.cli import deploy as deploying
+from orchestrator.cli.options import (
+    DEFAULT_STORAGE,
+    Address,
+    AsJson,
+    JobFile,
+    Settings,
+    Storage,
+    load_job,
+    out,
+    print_json,
+    storage_of,
+    table,
+)
+from orchestrator.records import registry
+from serve.version import ModelVersion
+
+app = typer.Typer(help="Published model versions.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="Name of the model.")]
+
+
+@app.command("list")
+def list_versions(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+    """List every published version, newest first, with what it scored."""
+    found = registry.every(storage)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        out().print(f"no model is published in {storage}; run a job first", markup=False)
+        return
+    shown = table("model", "version", "published", "scores", left=("model", "version", "scores"))
+    for version, date in found:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in version.metrics.items())
+        shown.add_row(version.name, version.id, f"{date:%Y-%m-%d %H:%M}", scores)
+    out().print(shown)
+
+
+@app.command()
+def show(
+    name: Name,
+    version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Show one version: labels, scores, files, and the engine chosen for it here."""
+    found = registry.read(storage, name, version)
+    choice = _choice(found)
+    if as_json:
+        print_json({"version": found, "engine": choice})
+        return
+    console = out()
+    console.print(f"{found.name} {found.id}", style="bold")
+    console.print(f"folder   {found.path}", markup=False)
+    console.print(f"labels   {', '.join(found.labels) or 'none'}", markup=False)
+    console.print(
+        f"inputs   {'pairs of texts' if found.is_pair else 'texts'} of at most"
+        f" {found.max_length} tokens"
+    )
+    for metric, value in found.metrics.items():
+        console.print(f"{metric:8} {value:.4f}", markup=False)
+    if choice:
+        console.print(f"engine   {choice}", markup=False)
+
+
+@app.command()
+def promote(
+    job: JobFile,
+    version: Annotated[str, typer.Argument(help="Version id that shall answer.")],
+    settings: Settings = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a version answer on the job's route, through the job's rollout."""
+    deploying.deploy(job, version, settings, address, as_json)
+
+
+@app.command()
+def rollback(
+    job: JobFile,
+    settings: Settings = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the version published before the one that answers answer again, at once."""
+    spec = load_job(job, settings)
+    storage = storage_of(spec)
+    versions = [found.id for found, _ in registry.every(storage) if found.name == spec.name]
+    current = _answering(spec.serve.route if spec.serve else "", address) or next(
+        iter(versions), ""
+    )
+    older = versions[versions.index(current) + 1 :] if current in versions else []
+    if not older:
+        raise RunError(f"{spec.name} has no version published before {current or 'any'}")
+    at_once = [*(settings or []), "serve.rollout=null"]
+    deploying.deploy(job, older[0], at_once, address, as_json)
+
+
+def _answering(route: str, address: str | None) -> str | None:
+    """Id of the version that answers on a route."""
+    if address is None and local.running() is None:
+        return None
+    from cluster import session
+
+    with session.connect(address=address, start=False):
+        from serve import deployment
+
+        found = deployment.routes().get(route)
+        return found.stable if found else None
+
+
+def _choice(version: ModelVersion) -> str | None:
+    path = Path(version.path).parent / ".exports" / version.id / "choice.json"
+    try:
+        return str(json.loads(path.read_bytes())["choice"]["engine"])
+    except (OSError, ValueError, KeyError):
+        return None

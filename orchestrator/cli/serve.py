@@ -1,0 +1,49 @@
+"""`winnow serve`: a published model behind the same endpoint, in one process and without Ray."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.errors import DeployError
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.serve import ServeSpec
+from orchestrator.cli.options import DEFAULT_STORAGE, Storage, out, quiet_libraries
+from orchestrator.records import registry
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Name of a published model.")],
+    version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
+    storage: Storage = DEFAULT_STORAGE,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8080,
+    threads: Annotated[int, typer.Option(help="Cores for the model.", min=1)] = 1,
+    engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
+    tokens_from: Annotated[
+        str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
+    ] = None,
+) -> None:
+    """Serve a published model here until interrupted: no cluster, no autoscaling."""
+    if host not in LOOPBACK and tokens_from is None:
+        raise DeployError(
+            f"--host {host} opens the endpoint to the network; name accepted tokens with"
+            " --tokens-from, or listen on 127.0.0.1"
+        )
+    found = registry.read(storage, model, version)
+    spec = ServeSpec.model_validate(
+        {
+            "route": "/local",
+            "accelerators": AcceleratorRequest("cpu", threads),
+            "engine": engine,
+            **({"auth": {"tokens_from": tokens_from}} if tokens_from else {}),
+        }
+    )
+    quiet_libraries()
+    from serve import local
+    from serve.server import configure
+
+    config = configure(found, spec, "", is_gpu=False)
+    out().print(f"loading {found.name} {found.id} …", markup=False)
+    local.run(config, host, port, lambda text: out().print(text, markup=False))

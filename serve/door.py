@@ -1,0 +1,190 @@
+"""The way in for every HTTP request: who may enter, how much, how long; and the fast way through.
+
+An ASGI middleware. Predictions are answered here, ahead of any framework; everything else goes on
+to the application behind it, with its body read and bounded.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
+from serve.server import Reply, Server
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+BODY_TIMEOUT_S = 10.0
+"""How long a client may take to send its body."""
+LOOK_S = 0.1
+"""How long an answer may take before the server looks whether its client is still there."""
+MAX_HEADERS, MAX_HEADER_BYTES = 64, 16_384
+OPEN_PATHS = frozenset(
+    {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
+)
+"""What needs no token: whether it lives, and how to use it."""
+PREDICT = "/predict"
+KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+RETRY_AFTER = "retry-after"
+
+
+class Door:
+    """Guards one server; `find` gives it once it is ready."""
+
+    def __init__(self, app: Application, find: Callable[[], Server | None]) -> None:
+        self._app, self._find = app, find
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer or pass on one request."""
+        server = self._find()
+        if scope["type"] != "http" or server is None:
+            await self._app(scope, receive, send)
+            return
+        path = relative(scope["path"], server.config.route)
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        identity = headers.get(b"x-request-id", "")
+        identity = identity if KNOWN_ID.fullmatch(identity) else secrets.token_hex(8)
+        try:
+            check(scope, path, headers, server)
+            if path == PREDICT and scope["method"] == "POST":
+                body = await read_body(headers, receive)
+                reply = await unless_gone(server.predict(body, timeout_of(headers)), receive)
+            else:
+                scope["state"] = {**scope.get("state", {}), "request_id": identity}
+                replay = receive
+                if scope["method"] in ("POST", "PUT", "PATCH"):
+                    replay = replaying(await read_body(headers, receive), receive)
+                await self._app(scope, replay, send)
+                return
+        except RefusedError as refusal:
+            reply = refused(refusal, identity)
+        except ConnectionError:
+            return  # nobody is there to be answered
+        except Exception:  # noqa: BLE001 - the last line: no trace reaches a client
+            reply = refused(RefusedError(500, "internal", "something went wrong here"), identity)
+        server.metrics.requests.labels(path if path == PREDICT else "other", reply.status).inc()
+        await answer(send, reply, identity)
+
+
+def relative(path: str, route: str) -> str:
+    """A path below the endpoint's route."""
+    return path.removeprefix(route) if path.startswith(route) else path
+
+
+def check(scope: Scope, path: str, headers: dict[bytes, str], server: Server) -> None:
+    """Everything that can be refused before the body; the cheapest first."""
+    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
+        raise RefusedError(431, "headers_too_large", "the headers are too many or too long")
+    if path == PREDICT and scope["method"] not in ("POST", "OPTIONS"):
+        raise RefusedError(405, "method_not_allowed", "predictions are asked for by POST")
+    if path not in OPEN_PATHS and not server.admits(headers.get(b"authorization", "")):
+        raise RefusedError(401, "unauthorized", "send an accepted token as Authorization: Bearer …")
+    if scope["method"] == "POST":
+        kind = headers.get(b"content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RefusedError(415, "unsupported_media_type", "send Content-Type: application/json")
+
+
+async def read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
+    """The whole body, counted while it is read; RefusedError when it is too large or too slow."""
+    length = headers.get(b"content-length", "0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        raise too_large()
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionError
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > MAX_BODY_BYTES:
+                    raise too_large()
+                if not message.get("more_body"):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise RefusedError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s") from None
+
+
+def too_large() -> RefusedError:
+    """The body is too large."""
+    return RefusedError(413, "too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
+
+
+def timeout_of(headers: dict[bytes, str]) -> float:
+    """How long the client wants to wait, in seconds; infinite where it does not say."""
+    text = headers.get(b"x-request-timeout-seconds", "")
+    try:
+        wanted = float(text) if text else float("inf")
+    except ValueError:
+        wanted = float("nan")
+    if not wanted > 0:
+        message = "x-request-timeout-seconds must be a number above 0"
+        raise RefusedError(400, "invalid_header", message)
+    return wanted
+
+
+async def unless_gone(work: Awaitable[Reply], receive: Receive) -> Reply:
+    """An answer, unless the client leaves before: its texts then leave the queue.
+
+    Most answers come before anybody looks, which saves a task for each.
+    """
+    asking, watchers = asyncio.current_task(), list[asyncio.Task[None]]()
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        await receive()  # after the body, only the end of the connection can come
+        has_left = True
+        if asking:
+            asking.cancel()
+
+    loop = asyncio.get_running_loop()
+    handle = loop.call_later(LOOK_S, lambda: watchers.append(loop.create_task(watch())))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_left:
+            raise ConnectionError from None
+        raise
+    finally:
+        handle.cancel()
+        for watcher in watchers:
+            watcher.cancel()
+
+
+def replaying(body: bytes, receive: Receive) -> Receive:
+    """A body that was read, to be read again; then whatever comes."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+def refused(refusal: RefusedError, identity: str) -> Reply:
+    """An error in the one shape."""
+    detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=identity)
+    headers = {"content-type": "application/json"}
+    if refusal.retry_after_s is not None:
+        headers[RETRY_AFTER] = str(int(refusal.retry_after_s + 0.999))
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Reply(refusal.status, ErrorBody(error=detail).model_dump_json().encode(), headers)
+
+
+async def answer(send: Send, reply: Reply, identity: str) -> None:
+    """Send a reply."""
+    headers = {**reply.headers, "content-length": str(len(reply.body)), "x-request-id": identity}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": reply.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": reply.body})

@@ -1,0 +1,122 @@
+"""Tells every node's HAProxy which version answers on which route. Thin shell over Ray."""
+
+import contextlib
+import csv
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from cluster import ingress, labels
+from jobs.errors import DeployError
+from serve import routing
+from serve.routing import Route, Routes
+
+TIMEOUT_S = 30.0
+"""How long a node may take to change its maps."""
+SOCKET_TIMEOUT_S = 5.0
+MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS)
+
+
+def is_there() -> bool:
+    """Whether this cluster's nodes have an HAProxy with our rules, by asking the head."""
+    return bool(_on_nodes(_folder, head_only=True)[0])
+
+
+def read() -> dict[str, Route]:
+    """The routes as the head's HAProxy has them."""
+    stable, canary, weights = _on_nodes(_read, head_only=True)[0]
+    return routing.parse(stable, canary, weights)
+
+
+def write(routes: Routes) -> None:
+    """Change every node's maps, on disk and in the running HAProxy."""
+    tables = [routing.text_of(table) for table in routing.maps(routes)]
+    _on_nodes(_write, tables)
+
+
+def counts(application: str) -> tuple[int, int]:
+    """Requests of an application that the head's HAProxy passed on, and those that failed (5xx)."""
+    requests, failed = _on_nodes(_counts, application, head_only=True)[0]
+    return requests, failed
+
+
+def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list[Any]:
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if head_only:
+        nodes = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
+    task = ray.remote(num_cpus=0)(work)
+    asked = [
+        task.options(label_selector={labels.NODE_ID: node["NodeID"]}).remote(*arguments)
+        for node in nodes
+    ]
+    try:
+        return list(ray.get(asked, timeout=TIMEOUT_S))
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise DeployError(f"a node's HAProxy could not be told of its routes: {reason}") from None
+
+
+def _folder() -> str:
+    return os.environ.get(ingress.FOLDER, "")
+
+
+def _read() -> tuple[str, ...]:
+    folder = Path(_folder())
+    return tuple((folder / name).read_text(encoding="utf-8") for name in MAPS)
+
+
+def _write(tables: list[str]) -> None:
+    """Files first, which the next HAProxy reads; then the running one, each map at once."""
+    folder = Path(_folder())
+    for name, text in zip(MAPS, tables, strict=True):
+        partial = folder / f"{name}.new"
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / name)
+    # a canary's path is there before its weight, and its weight is gone before its path
+    order = (0, 1, 2) if tables[2] else (2, 1, 0)
+    for listening in _sockets(folder):
+        for index in order:
+            path = folder / MAPS[index]
+            version = _say(listening, f"prepare map {path}").rsplit(":", 1)[-1].strip()
+            if not version.isdigit():
+                raise RuntimeError(f"HAProxy did not take a new version of {path.name}: {version}")
+            if tables[index]:
+                _say(listening, f"add map @{version} {path} <<\n{tables[index]}\n")
+            _say(listening, f"commit map @{version} {path}")
+
+
+def _sockets(folder: Path) -> list[Path]:
+    """Of the HAProxys that run on this machine; Ray Serve gives each node's a folder of its own."""
+    found = []
+    for path in folder.rglob(ingress.SOCKET):
+        with contextlib.suppress(OSError):  # one that is gone leaves its socket behind
+            _say(path, "show version")
+            found.append(path)
+    return found
+
+
+def _counts(application: str) -> tuple[int, int]:
+    requests = failed = 0
+    for listening in _sockets(Path(_folder())):
+        lines = _say(listening, "show stat").removeprefix("# ").splitlines()
+        for row in csv.DictReader(lines):
+            if row["svname"] == "BACKEND" and application in row["pxname"]:
+                classes = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in range(1, 6)]
+                requests, failed = requests + sum(classes), failed + classes[-1]
+    return requests, failed
+
+
+def _say(listening: Path, command: str) -> str:
+    with socket.socket(socket.AF_UNIX) as talk:
+        talk.settimeout(SOCKET_TIMEOUT_S)
+        talk.connect(str(listening))
+        talk.sendall(f"{command}\n".encode())
+        talk.shutdown(socket.SHUT_WR)
+        answer = b""
+        while piece := talk.recv(65536):
+            answer += piece
+    return answer.decode()

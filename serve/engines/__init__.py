@@ -1,0 +1,1 @@
+"""Engines: a loaded model that turns tokenised rows into logits. No HTTP and no Ray."""

@@ -1,0 +1,289 @@
+"""Which engine serves a model on this machine: the fastest that answers as torch in fp32 does."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from jobs.spec.serve import EngineName
+from jobs.training import environment
+from jobs.training import gate as gate_rows
+from jobs.training.config import Device
+from serve.engines import onnx_engine, openvino_engine
+from serve.engines.engine import Engine, Logits
+from serve.engines.rows import Row, Tokenizer
+from serve.engines.torch_engine import TorchEngine
+
+ACCURACY_DROP, AGREEMENT = 0.005, 0.99
+"""Most accuracy that an engine may lose, and least share of labels that must stay the same."""
+INVARIANCE = 0.02
+"""Most that the score of a row may change with the rows beside it."""
+TOGETHER, ALONE = 32, 48
+"""Rows that are judged at once, and how many are judged once more by themselves."""
+HOPELESS = 0.6
+"""An engine that is this much slower at the gate than the best so far is not timed further."""
+BUDGETS = (256, 512, 1024)
+"""Padded tokens of a batch, among which the fastest is taken."""
+TIMED_ROWS, TIMED_S = 64, 0.4
+"""Rows that a budget is timed on, and for how long at least."""
+CHOICE_FILE = "choice.json"
+
+CPU_ENGINES: tuple[EngineName, ...] = (
+    "openvino-int8",
+    "openvino-bf16",
+    "openvino-fp32",
+    "onnx-fp32",
+    "torch-bf16",
+    "torch-fp32",
+)
+GPU_ENGINES: tuple[EngineName, ...] = ("torch-bf16", "torch-fp16", "torch-fp32")
+REFERENCE: EngineName = "torch-fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one engine did."""
+
+    engine: EngineName
+    refusal: str = ""
+    """Why it may not serve; empty when it may."""
+    texts_per_s: float = 0.0
+    """Of gate rows, sorted by length; as they come where it was too slow to be timed further."""
+    alone_ms: float | None = None
+    """Median time of one row by itself; None where it was not timed."""
+    batch_tokens: int = BUDGETS[0]
+    """Padded tokens of a batch at which it was fastest."""
+    agreement: float = 1.0
+    """Share of rows with the reference's label."""
+    accuracy: float | None = None
+    """On the gate rows; None where it could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine that serves, and every one it was chosen from."""
+
+    engine: EngineName
+    batch_tokens: int
+    texts_per_s: float
+    trials: tuple[Trial, ...] = ()
+
+
+CHOICE = TypeAdapter(Choice)
+
+
+@dataclass(frozen=True, slots=True)
+class GateRows:
+    """What engines are judged by."""
+
+    rows: tuple[Row, ...]
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Makes engines of one published model on one device, with exported files kept in a folder."""
+
+    model: Path
+    exports: Path
+    tokenizer: Tokenizer
+    device: Device
+    threads: int
+
+    def make(self, name: EngineName, gate: GateRows) -> Engine:
+        """A loaded engine; exports the model first where that was not done."""
+        library, _, precision = name.partition("-")
+        if library == "torch":
+            return TorchEngine(self.model, self.tokenizer, precision, self.device, self.threads)  # type: ignore[arg-type]
+        if library == "onnx":
+            graph = self._exported("model.onnx", self._export_onnx)
+            return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
+        graph = self._exported("model.xml", self._export_openvino)
+        if precision == "int8":
+
+            def quantize(target: Path) -> None:
+                openvino_engine.quantize(graph, self.tokenizer, gate.rows, target)
+
+            graph = self._exported("int8.xml", quantize)
+        return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
+
+    def _export_onnx(self, target: Path) -> None:
+        onnx_engine.export(self.model, self.tokenizer, target)
+
+    def _export_openvino(self, target: Path) -> None:
+        openvino_engine.export(self.model, self.tokenizer, target)
+
+    def _exported(self, name: str, export: Callable[[Path], None]) -> Path:
+        """A file of the exports folder, made in another one first, so that none is half done."""
+        target = self.exports / name
+        if not target.exists():
+            partial = self.exports / f".{os.getpid()}"
+            partial.mkdir(parents=True, exist_ok=True)
+            export(partial / name)
+            for made in sorted(partial.iterdir(), key=lambda path: path.name == name):
+                made.replace(self.exports / made.name)  # weights before the file that names them
+            partial.rmdir()
+        return target
+
+
+def choose(maker: Maker, names: Sequence[EngineName], gate: GateRows) -> Choice:
+    """Try engines in order and take the fastest that passes the gate; remembered for the machine.
+
+    An engine that cannot be made here is refused with the reason. Torch in fp32 always passes.
+    """
+    remembered = _remembered(maker, names)
+    if remembered:
+        return remembered
+    reference = maker.make(REFERENCE, gate)
+    judge = Judge(gate, scores(reference, gate.rows, TOGETHER))
+    trials: list[Trial] = []
+    for name in names:
+        best = max((trial.texts_per_s for trial in trials if not trial.refusal), default=0.0)
+        trials.append(_try(maker, name, judge, reference, best))
+    allowed = [trial for trial in trials if not trial.refusal]
+    if not allowed:
+        allowed = [measure(judge.trial(reference), reference, gate)]
+    chosen = max(allowed, key=lambda trial: trial.texts_per_s)
+    choice = Choice(chosen.engine, chosen.batch_tokens, chosen.texts_per_s, tuple(trials))
+    _remember(maker, names, choice)
+    return choice
+
+
+def _try(
+    maker: Maker, name: EngineName, judge: "Judge", reference: Engine, best_texts_per_s: float
+) -> Trial:
+    try:
+        engine = reference if name == REFERENCE else maker.make(name, judge.gate)
+        trial = judge.trial(engine)
+    except Exception as error:  # noqa: BLE001 - libraries refuse models and machines in many ways
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return Trial(name, refusal=f"cannot be made: {reason}")
+    if trial.refusal or trial.texts_per_s < HOPELESS * best_texts_per_s:
+        return trial
+    return measure(trial, engine, judge.gate)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The gate: labels as the reference's, accuracy kept, scores that neighbours do not change."""
+
+    gate: GateRows
+    reference: Logits
+    """Probabilities as [rows, labels]."""
+
+    def trial(self, engine: Engine) -> Trial:
+        """What the gate says of an engine."""
+        rows = self.gate.rows
+        engine.run(rows[:TOGETHER])
+        begin = time.perf_counter()
+        together = scores(engine, rows, TOGETHER)
+        spent_s = time.perf_counter() - begin
+        alone = scores(engine, rows[:ALONE], 1)
+        labels = self.reference.argmax(axis=1)
+        agreement = float((together.argmax(axis=1) == labels).mean())
+        accuracy, before = self._accuracy(together), self._accuracy(self.reference)
+        spread = float(np.abs(alone - together[: len(alone)]).max())
+        refusal = ""
+        if not np.isfinite(together).all():
+            refusal = "its scores are not numbers"
+        elif agreement < AGREEMENT:
+            refusal = f"it gives {1 - agreement:.1%} of the rows another label than {REFERENCE}"
+        elif before - accuracy > ACCURACY_DROP:
+            refusal = f"its accuracy is {accuracy:.4f}, and {before:.4f} with {REFERENCE}"
+        elif spread > INVARIANCE:
+            refusal = f"the score of a text changes by {spread:.3f} with the texts beside it"
+        return Trial(
+            engine.name,
+            refusal,
+            texts_per_s=len(rows) / spent_s,
+            agreement=agreement,
+            accuracy=accuracy,
+        )
+
+    def _accuracy(self, probabilities: Logits) -> float:
+        return float((probabilities.argmax(axis=1) == np.array(self.gate.labels)).mean())
+
+
+def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
+    """Probabilities as [rows, labels], judged in batches of this many rows as they come."""
+    pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
+    return torch.from_numpy(np.concatenate(pieces)).softmax(dim=-1).numpy()
+
+
+def measure(trial: Trial, engine: Engine, gate: GateRows) -> Trial:
+    """A trial with the engine's speed: the best budget of tokens, and one row by itself."""
+    rows = sorted(gate.rows[:TIMED_ROWS], key=len)
+    rates = {budget: _rate(engine, rows, budget) for budget in BUDGETS}
+    best = max(rates, key=rates.__getitem__)
+    alone = []
+    for row in rows[:: max(1, len(rows) // 20)]:
+        begin = time.perf_counter()
+        engine.run([row])
+        alone.append(time.perf_counter() - begin)
+    return replace(
+        trial,
+        texts_per_s=rates[best],
+        alone_ms=1000 * float(np.median(alone)),
+        batch_tokens=best,
+    )
+
+
+def _rate(engine: Engine, rows: Sequence[Row], budget: int) -> float:
+    """Texts per second in batches of so many padded tokens, after one pass that is not timed."""
+    batches = list(_batches(rows, budget))
+    for batch in batches:
+        engine.run(batch)
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < TIMED_S:
+        for batch in batches:
+            engine.run(batch)
+            count += len(batch)
+    return count / (time.perf_counter() - begin)
+
+
+def _batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+    batch: list[Row] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * len(row) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
+
+
+def read_gate(folder: Path) -> GateRows:
+    """The rows saved beside a model; none where it was saved without."""
+    found = gate_rows.read(folder)
+    return GateRows(
+        tuple(Row(row.ids, row.types) for row in found), tuple(row.label for row in found)
+    )
+
+
+def _key(maker: Maker, names: Sequence[EngineName]) -> dict[str, str]:
+    """What a choice holds for."""
+    found = environment.describe(maker.device)
+    return {**found, "names": ",".join(names), "threads": str(maker.threads)}
+
+
+def _remembered(maker: Maker, names: Sequence[EngineName]) -> Choice | None:
+    try:
+        found = json.loads((maker.exports / CHOICE_FILE).read_bytes())
+        return (
+            CHOICE.validate_python(found["choice"]) if found["for"] == _key(maker, names) else None
+        )
+    except (OSError, ValueError, KeyError, ValidationError):
+        return None
+
+
+def _remember(maker: Maker, names: Sequence[EngineName], choice: Choice) -> None:
+    maker.exports.mkdir(parents=True, exist_ok=True)
+    partial = maker.exports / f".{CHOICE_FILE}-{os.getpid()}"
+    value = {"for": _key(maker, names), "choice": asdict(choice)}
+    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.replace(maker.exports / CHOICE_FILE)

@@ -1,0 +1,22 @@
+"""What every engine does."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from jobs.spec.serve import EngineName
+from serve.engines.rows import Row
+
+Logits = npt.NDArray[np.float32]
+
+
+class Engine(Protocol):
+    """A loaded model on one device."""
+
+    name: EngineName
+
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """Logits as [rows, labels]; a row's do not depend on its neighbours beyond rounding."""
+        ...

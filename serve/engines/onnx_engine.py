@@ -1,0 +1,62 @@
+"""The model under ONNX Runtime on a CPU, in fp32.
+
+Its dynamic int8 is left out: the score of a text then depends on the texts beside it.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from jobs.spec.serve import EngineName
+from serve.engines.engine import Logits
+from serve.engines.openvino_engine import input_names, named
+from serve.engines.rows import Padding, Row, Tokenizer
+from serve.engines.torch_engine import load_classifier, quiet_tracing
+
+WARNINGS = 3
+"""Log severity: errors alone."""
+OPSET = 17
+
+
+class OnnxEngine:
+    """A session with its own threads."""
+
+    name: EngineName = "onnx-fp32"
+
+    def __init__(self, graph: Path, tokenizer: Tokenizer, threads: int) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = WARNINGS
+        self._session = onnxruntime.InferenceSession(
+            str(graph), options, providers=["CPUExecutionProvider"]
+        )
+        self._names = [port.name for port in self._session.get_inputs()]
+        self._padding = Padding(tokenizer.pad_id)
+
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """Logits as [rows, labels]."""
+        (logits,) = self._session.run(None, named(self._padding, rows, self._names))
+        return np.asarray(logits, dtype=np.float32)
+
+
+def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
+    """Write a model folder as an ONNX graph with free batch and width."""
+    model, names = load_classifier(folder), input_names(tokenizer)
+    example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+    free = {0: "rows", 1: "width"}
+    with torch.inference_mode(), quiet_tracing():
+        torch.onnx.export(
+            model,
+            (),
+            str(graph),
+            kwargs=example,
+            input_names=names,
+            output_names=["logits"],
+            dynamic_axes={**dict.fromkeys(names, free), "logits": {0: "rows"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )

@@ -1,0 +1,77 @@
+"""Tokenised rows, and the padded arrays that engines take."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import transformers
+
+Text = tuple[str, ...]
+"""One text, or a pair."""
+Matrix = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One input as token ids."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    """0 in the first text, 1 in the second."""
+    is_cut: bool = False
+    """Whether the input was longer than the model takes."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Tokenizer:
+    """The model's fast tokenizer, without its Python layer: it lets go of the interpreter lock."""
+
+    def __init__(self, folder: Path, max_length: int) -> None:
+        loaded = transformers.AutoTokenizer.from_pretrained(folder)
+        self.pad_id = int(loaded.pad_token_id or 0)
+        self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
+        self._fast = loaded.backend_tokenizer
+        self._fast.enable_truncation(max_length)
+        self._fast.no_padding()
+
+    def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """What rows of token ids read as, without special tokens."""
+        return list(self._fast.decode_batch([list(row) for row in rows]))
+
+    def rows(self, texts: Sequence[Text]) -> list[Row]:
+        """Each text or pair as a row, cut to the model's length."""
+        inputs = [text[0] if len(text) == 1 else text for text in texts]
+        found = self._fast.encode_batch_fast(inputs)
+        return [
+            Row(found_row.ids, found_row.type_ids, bool(found_row.overflowing))
+            for found_row in found
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """How rows are made equally long; fewer shapes suit engines that prepare for each."""
+
+    pad_id: int
+    multiple: int = 1
+    """Widths are multiples of it."""
+    power_of_two_rows: bool = False
+    """Whether the number of rows is filled up to a power of two."""
+
+    def apply(self, rows: Sequence[Row]) -> tuple[Matrix, Matrix, Matrix]:
+        """Ids, attention mask and token types as [rows, width]; filling rows hold one token."""
+        width = -(-max(map(len, rows)) // self.multiple) * self.multiple
+        count = 1 << (len(rows) - 1).bit_length() if self.power_of_two_rows else len(rows)
+        ids = np.full((count, width), self.pad_id, dtype=np.int64)
+        mask = np.zeros((count, width), dtype=np.int64)
+        types = np.zeros((count, width), dtype=np.int64)
+        for number, row in enumerate(rows):
+            ids[number, : len(row)] = row.ids
+            mask[number, : len(row)] = 1
+            types[number, : len(row)] = row.types
+        mask[len(rows) :, 0] = 1  # attention over nothing is not a number
+        return ids, mask, types

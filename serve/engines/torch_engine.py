@@ -1,0 +1,66 @@
+"""The model under torch, on a CPU or a GPU; the numbers that all other engines answer to."""
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from jobs.spec.serve import EngineName
+from jobs.spec.train import Precision
+from jobs.training.config import Device
+from jobs.training.model.precision import autocast
+from serve.engines.engine import Logits
+from serve.engines.rows import Padding, Row, Tokenizer
+
+NAMES: dict[Precision, EngineName] = {
+    "bf16": "torch-bf16",
+    "fp16": "torch-fp16",
+    "fp32": "torch-fp32",
+    "tf32": "torch-fp32",
+}
+
+
+def load_classifier(folder: Path) -> torch.nn.Module:
+    """The published classifier in fp32."""
+    model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, use_safetensors=True
+    )
+    return model.eval()
+
+
+@contextlib.contextmanager
+def quiet_tracing() -> Iterator[None]:
+    """Tracing warns of every branch on a shape; what it makes is compared with the model anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class TorchEngine:
+    """Padded batches; on a CPU with as many threads as the replica has cores."""
+
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, precision: Precision, device: Device, threads: int
+    ) -> None:
+        self.name = NAMES[precision]
+        if device == "cpu":
+            torch.set_num_threads(threads)
+        self._device, self._precision = torch.device(device), precision
+        self._model = load_classifier(folder).to(self._device)
+        self._padding = Padding(tokenizer.pad_id)
+        self._has_types = "token_type_ids" in tokenizer.input_names
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """Logits as [rows, labels]."""
+        ids, mask, types = (
+            torch.from_numpy(array).to(self._device, non_blocking=True)
+            for array in self._padding.apply(rows)
+        )
+        extra = {"token_type_ids": types} if self._has_types else {}
+        with autocast(self._precision, self._device):
+            logits = self._model(input_ids=ids, attention_mask=mask, **extra).logits
+        return logits.float().cpu().numpy()  # type: ignore[no-any-return]

@@ -1,0 +1,137 @@
+"""A new version takes over step by step, watched; or the old one stays."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from jobs.errors import DeployError
+from jobs.spec.serve import RolloutSpec, ServeSpec
+from jobs.training import gate
+from serve import edge, load, routing
+from serve.engines.rows import Tokenizer
+from serve.rollout import Judged, Traffic, compare, reasons_against
+from serve.routing import Route
+from serve.version import ModelVersion
+
+ROUND_S = 5.0
+"""How long both versions are asked by turns before they are compared."""
+ASK_TIMEOUT_S = 60.0
+TEXTS_PER_REQUEST = 32
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two versions."""
+
+    version: ModelVersion
+    application: str
+    url: str
+    """Of the version itself, whatever the public route answers with."""
+
+
+def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: Tell) -> None:
+    """Shift the route from the old version to the new one.
+
+    Raises DeployError with the reasons when the gate stops it; the old version answers everything
+    again by then.
+    """
+    headers, texts = _authorization(spec), load.sentences()
+    judged, samples = _judge(old, new, headers)
+    texts = samples or texts
+    told = f", accuracy {judged.change:+.3f}" if judged else ""
+    _watch(spec, rollout, (old, new), judged, texts, headers, min(ROUND_S, _seconds(rollout)))
+    tell(f"{new.version.id} passes the gate beside {old.version.id}{told}")
+    route = edge.read()[spec.route]
+    try:
+        for weight in rollout.steps:
+            edge.write({**edge.read(), spec.route: routing.tried(route, new.version.id, weight)})
+            tell(f"{new.version.id} answers {weight}% of {spec.route}")
+            if weight < 100 or len(rollout.steps) == 1:
+                _watch(spec, rollout, (old, new), judged, texts, headers, _seconds(rollout))
+    except BaseException:
+        edge.write({**edge.read(), spec.route: routing.rolled_back(route)})
+        tell(f"rolled back: {old.version.id} answers all of {spec.route}")
+        raise
+    edge.write({**edge.read(), spec.route: Route(new.version.id)})
+
+
+def _watch(
+    spec: ServeSpec,
+    rollout: RolloutSpec,
+    sides: tuple[Side, Side],
+    judged: Judged | None,
+    texts: Sequence[str],
+    headers: dict[str, str],
+    seconds: float,
+) -> None:
+    """Ask both versions by turns for so long, and count what everybody else asked."""
+    old, new = sides
+    begin, before = time.monotonic(), [edge.counts(side.application) for side in sides]
+    while True:
+        spans = [_ask_for(side.url, ROUND_S / 2, texts, headers) for side in sides]
+        after = [edge.counts(side.application) for side in sides]
+        seen = [
+            Traffic(now[0] - then[0], now[1] - then[1], span.latency_ms.get("p95"))
+            for now, then, span in zip(after, before, spans, strict=True)
+        ]
+        reasons = reasons_against(rollout.gate, spec.slo, judged, seen[0], seen[1])
+        if reasons:
+            raise DeployError(
+                f"version {new.version.id} does not take over from {old.version.id}:"
+                f" {'; '.join(reasons)}"
+            )
+        left_s = seconds - (time.monotonic() - begin)
+        if left_s <= 0:
+            return
+        time.sleep(min(left_s, ROUND_S))
+
+
+def _ask_for(
+    url: str, seconds: float, texts: Sequence[str], headers: dict[str, str]
+) -> load.LoadResult:
+    plan = load.Plan(url, seconds, concurrency=1, headers=headers, timeout_s=ASK_TIMEOUT_S)
+    return asyncio.run(load.run(plan, texts))
+
+
+def _judge(old: Side, new: Side, headers: dict[str, str]) -> tuple[Judged | None, list[str]]:
+    """Both versions on the evaluation rows of the old one, and the texts of these.
+
+    Rows are kept as tokens, so texts are what these read as. Models of pairs are not compared.
+    """
+    rows = gate.read(Path(old.version.path))
+    if not rows or old.version.is_pair or old.version.labels != new.version.labels:
+        return None, []
+    tokenizer = Tokenizer(Path(old.version.path), old.version.max_length)
+    texts = tokenizer.texts([row.ids for row in rows])
+    right = [old.version.labels[row.label] for row in rows]
+    answers = [_labels(side.url, texts, headers) for side in (old, new)]
+    return compare(answers[0], answers[1], right), texts
+
+
+def _labels(url: str, texts: Sequence[str], headers: dict[str, str]) -> list[str]:
+    found: list[str] = []
+    for first in range(0, len(texts), TEXTS_PER_REQUEST):
+        body = {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])}
+        answer = httpx.post(f"{url}/predict", json=body, headers=headers, timeout=ASK_TIMEOUT_S)
+        if answer.status_code != httpx.codes.OK:
+            raise DeployError(f"{url} answers evaluation rows with status {answer.status_code}")
+        found += [row["label"] for row in answer.json()]
+    return found
+
+
+def _authorization(spec: ServeSpec) -> dict[str, str]:
+    if spec.auth is None:
+        return {}
+    token = os.environ.get(spec.auth.tokens_from, "").replace(",", " ").split()[0]
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _seconds(rollout: RolloutSpec) -> float:
+    return rollout.hold.total_seconds()

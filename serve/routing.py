@@ -1,0 +1,71 @@
+"""Which version answers on which route, and which is on trial: values, and HAProxy's maps."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+PREFIX = "/_v/"
+"""Every version has a path of its own below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Versions behind one public route, by their ids."""
+
+    stable: str
+    canary: str | None = None
+    weight: int = 0
+    """Percent of the requests that the canary answers."""
+
+
+Routes = Mapping[str, Route]
+"""By public route, such as `/reviews`."""
+
+
+def version_path(version: str) -> str:
+    """What stands before the public route in the path of one version."""
+    return f"{PREFIX}{version}"
+
+
+def promoted(route: Route) -> Route:
+    """The canary answers everything."""
+    return Route(route.canary or route.stable)
+
+
+def rolled_back(route: Route) -> Route:
+    """The stable version answers everything."""
+    return Route(route.stable)
+
+
+def tried(route: Route, canary: str, weight: int) -> Route:
+    """A version on trial with a share of the requests."""
+    return replace(route, canary=canary, weight=weight)
+
+
+def maps(routes: Routes) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """HAProxy's three maps, by route with a slash after it: stable, canary, weight."""
+    stable = {f"{name}/": version_path(route.stable) for name, route in routes.items()}
+    trials = {f"{name}/": route for name, route in routes.items() if route.canary and route.weight}
+    canary = {name: version_path(route.canary or "") for name, route in trials.items()}
+    weights = {name: str(route.weight) for name, route in trials.items()}
+    return stable, canary, weights
+
+
+def parse(stable: str, canary: str, weights: str) -> dict[str, Route]:
+    """Routes from the text of the three maps."""
+    tables = [
+        dict(line.split() for line in text.splitlines() if line)
+        for text in (stable, canary, weights)
+    ]
+    return {
+        name.removesuffix("/"): Route(
+            path.removeprefix(PREFIX),
+            tables[1][name].removeprefix(PREFIX) if name in tables[1] else None,
+            int(tables[2].get(name, 0)),
+        )
+        for name, path in tables[0].items()
+    }
+
+
+def text_of(table: Mapping[str, str]) -> str:
+    """A map as HAProxy reads it from a file."""
+    return "".join(f"{key} {value}\n" for key, value in table.items())

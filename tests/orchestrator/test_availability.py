@@ -1,0 +1,89 @@
+"""Waiting for devices on the simulated cluster, and going on elsewhere when they stay busy."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cluster.session import Connection
+from jobs.errors import ClusterError
+from orchestrator.context import Context
+from orchestrator.decisions.plan import Plan, make_plan
+from orchestrator.notices import Remark
+from orchestrator.records.runs import Run
+from tests.builders import any_of, job
+
+if TYPE_CHECKING:  # ray is imported once the cluster is joined
+    from orchestrator.availability import Availability
+
+pytestmark = pytest.mark.ray
+
+LISTED = any_of("T4:4", "L40S:2")
+
+
+@contextlib.contextmanager
+def held(plan: Plan, name: str) -> Iterator[None]:
+    """Somebody else has one device of a placement."""
+    import ray.util
+
+    from orchestrator.stages import devices
+
+    placement = next(p for p in plan.placements if p.name == name)
+    group = ray.util.placement_group(
+        [devices.worker_resources(placement)], bundle_label_selector=[devices.selector(placement)]
+    )
+    assert group.wait(30)
+    try:
+        yield
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def prepared(
+    folder: Path, then: str = "next_best", **resources: object
+) -> tuple["Availability", Plan, list[str]]:
+    """What watches the devices of a job on T4:4 and L40S:2, the plan, and remarks."""
+    from cluster.discovery import discover
+    from orchestrator.availability import Availability
+
+    remarks: list[str] = []
+    spec = job(resources={"wait": {"timeout": "1s", "then": then}, **resources})
+    plan = make_plan(spec, discover(), None)
+    context = Context(
+        spec,
+        Run("r", folder),
+        folder,
+        lambda notice: remarks.append(notice.text) if isinstance(notice, Remark) else None,
+        0,
+    )
+    return Availability(context, plan), plan, remarks
+
+
+def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_path: Path) -> None:
+    available, plan, remarks = prepared(tmp_path, any_of=LISTED)
+    busy, free = plan.placements
+    assert available.first_free([busy, free]) == busy
+    with held(plan, "T4:4"):
+        assert available.first_free([busy, free]) == free
+        assert available.busy == set()
+        assert available.first_free([busy]) is None
+    assert remarks == ["T4:4 stayed busy for 1s; going on with L40S:2"]
+    assert available.first_free([free]) == free
+
+
+def test_a_job_may_fail_instead(ray_cluster: Connection, tmp_path: Path) -> None:
+    available, plan, _ = prepared(tmp_path, then="fail", any_of=LISTED)
+    with held(plan, "T4:4"), pytest.raises(ClusterError, match="T4:4 stayed busy for 1s"):
+        available.first_free(plan.placements[:1])
+
+
+def test_the_first_in_order_that_is_free_is_taken(ray_cluster: Connection, tmp_path: Path) -> None:
+    available, plan, remarks = prepared(tmp_path, ordered=LISTED)
+    assert {p.name for p in available.preferred().placements} == {"T4:4"}
+    with held(plan, "T4:4"):
+        chosen = available.preferred()
+    assert {p.name for p in chosen.placements} == {"L40S:2"}
+    assert remarks[-1] == "L40S:2 is the first in order with free devices"
+    assert all("comes before it" in left.reason for left in chosen.skipped if "T4:4" in left.id)

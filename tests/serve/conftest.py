@@ -1,0 +1,25 @@
+"""A tiny published model that the tests of serving share."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.spec.train import OptimizerSpec
+from jobs.training.loop import train
+from orchestrator.records import registry
+from serve.version import ModelVersion
+from tests.builders import job, training_config
+
+
+@pytest.fixture(scope="session")
+def version(
+    reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
+) -> ModelVersion:
+    """Trained and published, with inputs of at most 32 tokens."""
+    folder = tmp_path_factory.mktemp("published")
+    config = training_config(reviews, tiny_model, epochs=10.0, optimizer=OptimizerSpec(lr=5e-3))
+    reference = train(config, lambda _: None, folder / "checkpoints")
+    spec = job(data__max_length=32)
+    return registry.publish(
+        spec, reference, ("negative", "positive"), run_id="test", storage=folder
+    )

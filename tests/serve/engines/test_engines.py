@@ -1,0 +1,162 @@
+"""Every engine gives what transformers gives, whatever stands beside a text in its batch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from jobs.spec.serve import EngineName
+from serve.engines import choose
+from serve.engines.choose import Choice, GateRows, Judge, Maker, Trial
+from serve.engines.engine import Engine, Logits
+from serve.engines.rows import Padding, Row, Tokenizer
+from serve.version import ModelVersion
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*TracerWarning"),
+]
+
+TEXTS = [("a superb film",), ("dull " * 40,), ("x",), ("a moving and fresh and brilliant film",)]
+BOUNDS: dict[EngineName, float] = {
+    "torch-fp32": 1e-5,
+    "onnx-fp32": 1e-4,
+    "openvino-fp32": 1e-4,
+    "torch-bf16": 0.02,
+    "openvino-bf16": 0.02,
+    "openvino-int8": 0.05,
+}
+"""Most that a probability may differ from transformers' in fp32."""
+
+
+@pytest.fixture(scope="module")
+def maker(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """Makes engines of the tiny model."""
+    folder = Path(version.path)
+    tokenizer = Tokenizer(folder, version.max_length)
+    return Maker(folder, tmp_path_factory.mktemp("exports"), tokenizer, "cpu", 1)
+
+
+@pytest.fixture(scope="module")
+def gate(version: ModelVersion) -> GateRows:
+    """The evaluation rows that were saved beside the model."""
+    return choose.read_gate(Path(version.path))
+
+
+def test_evaluation_rows_are_saved_beside_the_model(gate: GateRows) -> None:
+    assert len(gate.rows) == len(gate.labels) == 50
+    assert set(gate.labels) == {0, 1}
+    assert all(3 <= len(row) <= 32 and row.ids[0] == 101 for row in gate.rows)
+
+
+def test_rows_are_tokenised_as_transformers_does(version: ModelVersion, maker: Maker) -> None:
+    reference = transformers.AutoTokenizer.from_pretrained(version.path)
+    for text, row in zip(TEXTS, maker.tokenizer.rows(TEXTS), strict=True):
+        expected = reference(*text, truncation=True, max_length=32)
+        assert list(row.ids) == expected["input_ids"]
+    pair = ("it rained all day", "the street " * 30)
+    expected = reference(*pair, truncation=True, max_length=32)
+    (row,) = maker.tokenizer.rows([pair])
+    assert (list(row.ids), list(row.types)) == (expected["input_ids"], expected["token_type_ids"])
+    assert row.is_cut
+    assert not maker.tokenizer.rows([("short",)])[0].is_cut
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_scores_equal_those_of_transformers_alone_and_together(
+    name: EngineName, version: ModelVersion, maker: Maker, gate: GateRows
+) -> None:
+    engine = maker.make(name, gate)
+    assert engine.name == name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(version.path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(version.path).eval()
+    rows = maker.tokenizer.rows(TEXTS)
+    together = choose.scores(engine, rows, len(rows))
+    alone = choose.scores(engine, rows, 1)
+    for number, text in enumerate(TEXTS):
+        inputs = tokenizer(*text, truncation=True, max_length=32, return_tensors="pt")
+        with torch.inference_mode():
+            expected = model(**inputs).logits.softmax(dim=-1)[0].numpy()
+        assert np.abs(together[number] - expected).max() < BOUNDS[name]
+        assert np.abs(alone[number] - together[number]).max() < BOUNDS[name]
+
+
+def test_padding_rounds_width_and_rows_and_masks_what_it_adds() -> None:
+    padding = Padding(pad_id=9, multiple=8, power_of_two_rows=True)
+    rows = [Row([1, 2, 3], [0, 0, 1]), Row([4] * 9, [0] * 9), Row([5], [0])]
+    ids, mask, types = padding.apply(rows)
+    assert ids.shape == mask.shape == types.shape == (4, 16)
+    assert mask.sum(axis=1).tolist() == [3, 9, 1, 1]
+    assert ids[0].tolist() == [1, 2, 3, *[9] * 13]
+    assert types[0, :4].tolist() == [0, 0, 1, 0]
+
+
+class Fake:
+    """An engine with made-up logits, which may depend on its batch."""
+
+    name: EngineName = "onnx-fp32"
+
+    def __init__(self, wrong: int = 0, drift: float = 0.0) -> None:
+        self._wrong, self._drift = wrong, drift
+
+    def run(self, rows: list[Row]) -> Logits:
+        """The label is the first id, but for rows whose second id is below `wrong`."""
+        signs = [
+            (1 if row.ids[0] else -1) * (-1 if row.ids[1] < self._wrong else 1) for row in rows
+        ]
+        scores = [[0.0, 3.0 * sign + self._drift * len(rows)] for sign in signs]
+        return np.array(scores, dtype=np.float32)
+
+
+GATE = GateRows(
+    tuple(Row([number % 2, number], [0, 0]) for number in range(400)),
+    tuple(number % 2 for number in range(400)),
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "refusal"),
+    [
+        (Fake(), ""),
+        (Fake(wrong=1), ""),
+        (Fake(wrong=3), "its accuracy is 0.9925, and 1.0000"),
+        (Fake(wrong=10), "another label"),
+        (Fake(drift=0.05), "changes by"),
+        (Fake(drift=float("nan")), "not numbers"),
+    ],
+)
+def test_the_gate_refuses_engines_that_answer_otherwise(engine: Engine, refusal: str) -> None:
+    judge = Judge(GATE, choose.scores(Fake(), GATE.rows, 32))
+    trial = judge.trial(engine)
+    assert (refusal in trial.refusal) if refusal else (trial.refusal == "")
+
+
+def test_the_fastest_that_passes_is_chosen_and_remembered(
+    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: tuple[EngineName, ...] = ("openvino-int8", "onnx-fp32", "torch-fp32")
+    found = choose.choose(maker, names, gate)
+    assert [trial.engine for trial in found.trials] == list(names)
+    allowed = [trial for trial in found.trials if not trial.refusal]
+    best = max(allowed, key=lambda trial: trial.texts_per_s)
+    assert (found.engine, found.batch_tokens) == (best.engine, best.batch_tokens)
+    assert all(trial.texts_per_s > 0 for trial in allowed)
+    assert best.alone_ms is not None
+
+    def refuse(*_: object) -> Trial:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(choose, "measure", refuse)
+    assert choose.choose(maker, names, gate) == found
+
+
+def test_an_engine_that_cannot_be_made_is_told_and_left_out(
+    maker: Maker, gate: GateRows, tmp_path: Path
+) -> None:
+    broken = Maker(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    found: Choice = choose.choose(broken, ("onnx-fp32", "torch-fp32"), gate)
+    assert found.engine == "torch-fp32"
+    assert found.trials[0].refusal.startswith("cannot be made: ")

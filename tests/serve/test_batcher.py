@@ -1,0 +1,202 @@
+"""Batches: formed when the engine is free, the oldest always in, nothing lost."""
+
+import asyncio
+import itertools
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from jobs.spec.serve import EngineName
+from serve.batcher import Batcher, DeadlineError, Limits, ModelError, QueueFullError, pick
+from serve.engines.engine import Logits
+from serve.engines.rows import Row, Text
+
+
+class Words:
+    """A tokenizer of one token for each word; `!` cannot be tokenised."""
+
+    def rows(self, texts: Sequence[Text]) -> list[Row]:
+        """Lengths of the words as ids."""
+        if any("!" in part for text in texts for part in text):
+            raise ValueError("no such word")
+        return [Row([len(word) for word in text[0].split()], []) for text in texts]
+
+
+class Summing:
+    """An engine whose score is the sum of a row's ids; slow, and watched."""
+
+    name: EngineName = "torch-fp32"
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds, self.batches = seconds, list[list[int]]()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """Sums as [rows, 1]."""
+        self.gate.wait(10)
+        time.sleep(self.seconds)
+        self.batches.append([len(row) for row in rows])
+        return np.array([[sum(row.ids)] for row in rows], dtype=np.float32)
+
+
+class Failing(Summing):
+    """Raises, or gives what is no number."""
+
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """By the first row."""
+        if rows[0].ids[0] == 1:
+            raise RuntimeError("out of order")
+        return np.full((len(rows), 1), np.nan, dtype=np.float32)
+
+
+def batcher(engine: Summing, **limits: float) -> Batcher:
+    return Batcher(engine, Words(), Limits(**limits))  # type: ignore[arg-type]
+
+
+def test_the_oldest_goes_in_with_its_neighbours_in_length() -> None:
+    lengths = [5, 50, 6, 4, 51, 5]
+    assert sorted(pick(lengths, Limits(batch_tokens=24), by_age=False)) == [0, 2, 3, 5]
+    assert sorted(pick(lengths, Limits(batch_tokens=15), by_age=False)) == [0, 3, 5]
+    assert pick(lengths, Limits(batch_tokens=1), by_age=False) == [0]
+    assert pick(lengths, Limits(batch_tokens=1000, batch_rows=2), by_age=False) != [0]
+    assert pick(lengths, Limits(batch_tokens=200), by_age=True) == [0, 1, 2, 3]
+
+
+def test_every_pick_keeps_its_limits_and_holds_the_oldest() -> None:
+    draw = random.Random(1)
+    for _ in range(2000):
+        lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 40))]
+        limits = Limits(batch_tokens=draw.randint(1, 300), batch_rows=draw.randint(1, 16))
+        for by_age in (False, True):
+            chosen = pick(lengths, limits, by_age=by_age)
+            assert 0 in chosen
+            assert len(set(chosen)) == len(chosen) <= limits.batch_rows
+            width = max(lengths[index] for index in chosen)
+            assert len(chosen) == 1 or len(chosen) * width <= limits.batch_tokens
+
+
+def test_everybody_gets_their_own_answer_in_batches() -> None:
+    engine = Summing(0.002)
+
+    async def ask_all() -> list[float]:
+        asked = batcher(engine, batch_tokens=64, batch_rows=8)
+        texts = [" ".join(["ab"] * (1 + number % 9)) for number in range(200)]
+        answers = await asyncio.gather(*(asked.ask([(text,)], 10) for text in texts))
+        asked.close()
+        return [float(answer.logits[0, 0]) for answer in answers]
+
+    assert asyncio.run(ask_all()) == [2.0 * (1 + number % 9) for number in range(200)]
+    assert sum(map(len, engine.batches)) == 200
+    assert len(engine.batches) < 100
+    assert all(len(batch) == 1 or len(batch) * max(batch) <= 64 for batch in engine.batches)
+
+
+def test_a_lone_text_does_not_wait() -> None:
+    async def ask() -> float:
+        asked = batcher(Summing())
+        await asked.ask([("warm up",)], 10)
+        begin = time.perf_counter()
+        for _ in range(20):
+            await asked.ask([("a b c",)], 10)
+        asked.close()
+        return (time.perf_counter() - begin) / 20
+
+    assert asyncio.run(ask()) < 0.02
+
+
+def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
+    async def ask() -> list[float]:
+        asked = batcher(Summing(), batch_rows=4)
+        answer = await asked.ask([("x " * count,) for count in range(1, 31)], 10)
+        asked.close()
+        return [float(value) for value in answer.logits[:, 0]]
+
+    assert asyncio.run(ask()) == [float(count) for count in range(1, 31)]
+
+
+def test_a_full_queue_refuses_and_says_how_long() -> None:
+    async def ask() -> float:
+        engine = Summing(0.05)
+        asked = batcher(engine, queue_tokens=40, batch_tokens=8)
+        await asked.ask([("one two three",)], 10)
+        waiting = [asyncio.ensure_future(asked.ask([("some words " * 3,)], 10)) for _ in range(4)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError) as caught:
+            await asked.ask([("some words " * 3,)], 10)
+        await asyncio.gather(*waiting)
+        assert asked.load.requests == 0
+        assert asked.load.tokens == pytest.approx(0, abs=1e-6)
+        asked.close()
+        return caught.value.retry_after_s
+
+    assert asyncio.run(ask()) > 0
+
+
+def test_a_request_too_late_or_given_up_never_reaches_the_engine() -> None:
+    async def ask() -> None:
+        engine = Summing()
+        engine.gate.clear()
+        asked = batcher(engine, batch_rows=1)
+        first = asyncio.ensure_future(asked.ask([("a",)], 10))
+        await asyncio.sleep(0.05)
+        cancelled = asyncio.ensure_future(asked.ask([("a b",)], 10))
+        with pytest.raises(DeadlineError):
+            await asked.ask([("a b c",)], 0.05)
+        cancelled.cancel()
+        last = asyncio.ensure_future(asked.ask([("a b c d",)], 10))
+        await asyncio.sleep(0)
+        engine.gate.set()
+        await asyncio.gather(first, last)
+        asked.close()
+        assert engine.batches == [[1], [4]]
+
+    asyncio.run(ask())
+
+
+def test_failures_reach_those_who_asked_and_the_engine_goes_on() -> None:
+    async def ask() -> None:
+        asked = batcher(Failing())
+        with pytest.raises(RuntimeError, match="out of order"):
+            await asked.ask([("a",)], 10)
+        with pytest.raises(ModelError, match="not numbers"):
+            await asked.ask([("ab",)], 10)
+        with pytest.raises(ValueError, match="no such word"):
+            await asked.ask([("!",)], 10)
+        with pytest.raises(ModelError):
+            await asked.ask([("ab",)], 10)
+        asked.close()
+
+    asyncio.run(ask())
+
+
+def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
+    """Short texts keep coming; a long one among them still gets its turn at once."""
+
+    async def ask() -> int:
+        engine = Summing(0.002)
+        asked = batcher(engine, batch_tokens=8, batch_rows=4)
+        numbers = itertools.count()
+        stop = asyncio.Event()
+
+        async def client() -> None:
+            while not stop.is_set():
+                await asked.ask([("a b",)], 10)
+                next(numbers)
+
+        clients = [asyncio.ensure_future(client()) for _ in range(32)]
+        await asyncio.sleep(0.05)
+        before = len(engine.batches)
+        await asked.ask([("long " * 40,)], 10)
+        waited = len(engine.batches) - before
+        stop.set()
+        await asyncio.gather(*clients)
+        asked.close()
+        return waited
+
+    # 32 older ones in batches of four go first, and none that came later
+    assert asyncio.run(ask()) <= 12

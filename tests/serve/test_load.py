@@ -1,0 +1,119 @@
+"""The load generator tells the truth about a server, also about one that stalls."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from jobs.errors import DeployError
+from orchestrator.cli.load import broken_promises
+from serve import load
+from serve.load import LoadResult, Plan
+from tests.builders import eventually
+
+
+class Stalling:
+    """Answers at once, but for one second in which everything waits."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.fail_every = 0
+        self.count = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        await receive()
+        status = 200
+        if scope["path"] == "/predict":
+            self.count += 1
+            self.began = self.began or time.monotonic()
+            since = time.monotonic() - self.began
+            if 0.5 < since < 1.5:
+                await asyncio.sleep(1.5 - since)
+            if self.fail_every and self.count % self.fail_every == 0:
+                status = 503
+        headers = [(b"x-model-version", b"v1"), (b"x-batch-size", b"2")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+@pytest.fixture
+def app() -> Stalling:
+    return Stalling()
+
+
+@pytest.fixture
+def url(app: Stalling) -> Iterator[str]:
+    """The application on a real socket."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert eventually(lambda: server.started, within_s=10)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_an_open_loop_sees_a_stall_that_a_closed_one_hides(url: str, app: Stalling) -> None:
+    opened = asyncio.run(load.run(Plan(url, 3.0, rate=100), ["a", "b"]))
+    assert 200 < opened.requests < 400
+    assert opened.latency_ms["p90"] > 500
+    assert opened.latency_ms["p50"] < 300
+    app.began = None
+    closed = asyncio.run(load.run(Plan(url, 3.0, concurrency=1), ["a", "b"]))
+    assert closed.latency_ms["p99"] < 500
+    assert closed.latency_ms["max"] > 900
+
+
+def test_failures_versions_and_texts_are_counted(url: str, app: Stalling) -> None:
+    app.fail_every = 4
+    plan = Plan(url, 0.4, concurrency=4, texts_per_request=8)
+    found = asyncio.run(load.run(plan, load.sentences()))
+    assert set(found.statuses) == {"200", "503"}
+    assert found.error_rate == pytest.approx(0.25, abs=0.05)
+    assert found.versions == {"v1": found.statuses["200"]}
+    assert found.texts_per_s == pytest.approx(8 * found.statuses["200"] / found.seconds)
+    assert found.batch_rows == 2
+    assert sum(count for _, count in found.histogram) == found.statuses["200"]
+
+
+def test_an_endpoint_that_is_not_there_ends_in_words() -> None:
+    with pytest.raises(DeployError, match=r"127\.0\.0\.1:9/x cannot be reached"):
+        asyncio.run(load.run(Plan("http://127.0.0.1:9/x", 0.1), ["a"]))
+
+
+def result(**fields: Any) -> LoadResult:
+    values: dict[str, Any] = {
+        "requests": 100,
+        "seconds": 1.0,
+        "statuses": {"200": 98, "503": 2},
+        "texts_per_s": 98.0,
+        "latency_ms": {"p50": 5.0, "p95": 40.0},
+        "histogram": (),
+        "versions": {},
+        "batch_rows": 1.0,
+    }
+    return LoadResult(**{**values, **fields})
+
+
+@pytest.mark.parametrize(
+    ("p95", "errors", "broken"),
+    [
+        ("50ms", "<5%", []),
+        ("30ms", None, ["p95 is 40.0 ms, over 30 ms"]),
+        (None, "<=1%", ["2.00% of the requests failed, which is not <=1%"]),
+    ],
+)
+def test_promises_are_checked(p95: str | None, errors: str | None, broken: list[str]) -> None:
+    assert broken_promises(result(), p95, errors) == broken
+
+
+def test_the_sentences_are_many_and_of_different_lengths() -> None:
+    lengths = [len(sentence.split()) for sentence in load.sentences()]
+    assert len(lengths) >= 50
+    assert min(lengths) <= 3
+    assert max(lengths) >= 20

@@ -1,0 +1,72 @@
+"""A worse or slower version is stopped, a good one is not, and chance decides nothing."""
+
+import random
+from typing import Any
+
+import pytest
+
+from jobs.spec.serve import RolloutSpec, SloSpec
+from serve import routing
+from serve.rollout import Judged, Traffic, compare, reasons_against
+from serve.routing import Route
+
+GATE = RolloutSpec().gate
+GOOD = Traffic(1000, 0, 10.0)
+
+
+def against(judged: Judged | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
+    """Reasons against a version beside a good one."""
+    promise = SloSpec.model_validate(slo) if slo else None
+    return reasons_against(GATE, promise, judged, GOOD, new)
+
+
+def test_a_version_like_the_old_one_goes_on() -> None:
+    assert against(Judged(256, 250, 3, 3)) == ()
+    assert against(Judged(256, 256, 0, 0), Traffic(0, 0, None)) == ()
+
+
+def test_labels_flipped_on_a_tenth_are_seen() -> None:
+    draw = random.Random(1)
+    right = [draw.choice("ab") for _ in range(256)]
+    old = [x if draw.random() < 0.9 else "b" for x in right]
+    new = [x if draw.random() < 0.9 else ("a" if x == "b" else "b") for x in old]
+    (reason,) = against(compare(old, new, right))
+    assert "its accuracy is -0." in reason
+
+
+def test_a_difference_that_may_be_chance_is_let_through() -> None:
+    judged = Judged(256, 246, only_old_right=6, only_new_right=2)
+    assert judged.change < -0.01
+    assert judged.is_chance
+    assert against(judged) == ()
+
+
+@pytest.mark.parametrize(
+    ("new", "slo", "words"),
+    [
+        (Traffic(1000, 0, 60.0), {}, "6.0 times the old one's 10.0 ms"),
+        (Traffic(1000, 0, 11.9), {}, None),
+        (Traffic(1000, 0, 14.0), {"p95_latency": "12ms"}, "over the slo of 12 ms"),
+        (Traffic(1000, 30, 10.0), {}, "3.00% of its requests fail, and 0.00%"),
+        (Traffic(1000, 30, 10.0), {"error_rate": "<5%"}, None),
+        (Traffic(1000, 60, 10.0), {"error_rate": "<5%"}, "6.00% of its requests fail, which is"),
+        (Traffic(10, 1, 10.0), {}, None),
+    ],
+)
+def test_slow_and_failing_versions_are_stopped(
+    new: Traffic, slo: dict[str, str], words: str | None
+) -> None:
+    found = against(None, new, **slo)
+    assert (words in found[0]) if words else found == ()
+
+
+def test_routes_become_maps_and_back() -> None:
+    routes = {"/a": Route("one"), "/b/c": routing.tried(Route("two"), "three", 25)}
+    stable, canary, weights = routing.maps(routes)
+    assert stable == {"/a/": "/_v/one", "/b/c/": "/_v/two"}
+    assert (canary, weights) == ({"/b/c/": "/_v/three"}, {"/b/c/": "25"})
+    texts = [routing.text_of(table) for table in (stable, canary, weights)]
+    assert routing.parse(*texts) == routes
+    assert routing.parse("", "", "") == {}
+    assert routing.promoted(routes["/b/c"]) == Route("three")
+    assert routing.rolled_back(routes["/b/c"]) == Route("two")

@@ -1,0 +1,350 @@
+"""The endpoint over HTTP, with the real application and a tiny real model behind it."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import transformers
+import uvicorn
+
+from jobs.errors import CheckpointError, DeployError
+from jobs.spec.serve import ServeSpec
+from serve import door, surface
+from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
+from serve.server import Server, ServerConfig, configure
+from serve.version import ModelVersion
+from tests.builders import eventually
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+TOKEN = "a token of somebody"
+JSON = {"content-type": "application/json"}
+Ask = Callable[..., httpx.Response]
+
+
+@pytest.fixture(scope="module")
+def server(version: ModelVersion) -> Iterator[Server]:
+    """A server of the tiny model."""
+    made = Server(ServerConfig(version, engine="torch-fp32"))
+    yield made
+    made.batcher.close()
+
+
+@pytest.fixture
+def ask(server: Server) -> Iterator[Ask]:
+    """Sends a request through the whole application."""
+    surface.install(server)
+    yield _asker()
+    surface._current.clear()
+
+
+def _asker() -> Ask:
+    def send(method: str, path: str, **options: Any) -> httpx.Response:
+        async def go() -> httpx.Response:
+            transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(go())
+
+    return send
+
+
+def test_one_text_and_lists_and_more_labels(ask: Ask) -> None:
+    one = ask("POST", "/predict", json={"inputs": "a superb film"})
+    assert one.status_code == 200
+    assert one.json()["label"] == "positive"
+    assert one.headers["x-model-version"]
+    assert float(one.headers["x-infer-ms"]) > 0
+    several = ask("POST", "/predict", json={"inputs": ["a superb film", "a dull film"], "top_k": 5})
+    assert [[found["label"] for found in row] for row in several.json()] == [
+        ["positive", "negative"],
+        ["negative", "positive"],
+    ]
+    assert several.json()[0][0]["score"] == pytest.approx(one.json()["score"], abs=1e-5)
+    assert sum(found["score"] for found in several.json()[0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_long_inputs_are_cut_and_told_or_refused(ask: Ask) -> None:
+    long = {"inputs": "dull " * 100}
+    assert ask("POST", "/predict", json=long).headers["x-truncated"] == "true"
+    refused = ask("POST", "/predict", json={**long, "truncate": False})
+    assert refused.status_code == 422
+    assert "more than the 32 tokens" in refused.json()["error"]["message"]
+
+
+def test_the_whole_evaluation_set_scores_as_transformers_does(
+    ask: Ask, version: ModelVersion, reviews: Path
+) -> None:
+    lines = (reviews / "eval.csv").read_text(encoding="utf-8").splitlines()[1:]
+    texts = [line.rsplit(",", 1)[0] for line in lines]
+    answers = ask("POST", "/predict", json={"inputs": texts}).json()
+    pipeline = transformers.pipeline("text-classification", version.path, device="cpu")
+    for answer, expected in zip(answers, pipeline(texts), strict=True):
+        assert answer["label"] == expected["label"]
+        assert answer["score"] == pytest.approx(expected["score"], abs=1e-3)
+
+
+HOSTILE: list[tuple[bytes, int]] = [
+    (b"", 400),
+    (b"{", 400),
+    (b"null", 422),
+    (b"[]", 422),
+    (b"3", 422),
+    (b'"text"', 422),
+    (b"{}", 422),
+    (b'{"inputs": null}', 422),
+    (b'{"inputs": 3}', 422),
+    (b'{"inputs": NaN}', 422),
+    (b'{"inputs": []}', 422),
+    (b'{"inputs": [[]]}', 422),
+    (b'{"inputs": {"text": "a"}}', 422),
+    (b'{"inputs": {"text": "a", "text_pair": "b"}}', 422),
+    (b'{"inputs": "a", "extra": 1}', 422),
+    (b'{"inputs": "a", "top_k": 0}', 422),
+    (b'{"inputs": "a", "top_k": "many"}', 422),
+    (b'{"inputs": "\\ud800"}', 400),
+    (b'{"inputs": "\xff\xfe"}', 400),
+    (b"[" * 100_000, 400),
+    (b'{"inputs": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400),
+    (json.dumps({"inputs": "x" * (MAX_CHARACTERS + 1)}).encode(), 422),
+    (json.dumps({"inputs": ["x"] * (MAX_TEXTS + 1)}).encode(), 422),
+    (b'{"inputs": "' + b"x" * MAX_BODY_BYTES + b'"}', 413),
+    (b'{"inputs": ""}', 200),
+    (b'{"inputs": "\\u0000"}', 200),
+    (json.dumps({"inputs": "\ufdfa" * 1000}).encode(), 200),
+    (json.dumps({"inputs": "👩‍👩‍👧‍👦\u202e\u200d" * 200}).encode(), 200),
+]
+
+
+@pytest.mark.parametrize(("body", "status"), HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_bodies_end_in_one_shape_without_the_input(
+    ask: Ask, body: bytes, status: int
+) -> None:
+    answer = ask("POST", "/predict", content=body, headers=JSON)
+    assert answer.status_code == status, answer.text
+    if status != 200:
+        error = answer.json()["error"]
+        assert set(error) == {"code", "message", "request_id"}
+        assert error["request_id"] == answer.headers["x-request-id"]
+        assert len(answer.content) < 400
+        assert "xxxx" not in answer.text
+
+
+def test_what_is_not_json_or_not_post_is_refused(ask: Ask) -> None:
+    form = ask("POST", "/predict", data={"inputs": "a"})
+    assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
+    assert ask("GET", "/predict").status_code == 405
+    assert ask("GET", "/nowhere").json()["error"]["code"] == "not_found"
+    assert ask("DELETE", "/health").status_code == 405
+    headers = {**JSON, "x-request-timeout-seconds": "soon"}
+    assert ask("POST", "/predict", content=b'{"inputs": "a"}', headers=headers).status_code == 400
+    many = {f"x-{number}": "1" for number in range(100)}
+    assert ask("GET", "/health", headers=many).status_code == 431
+
+
+def test_a_request_s_id_is_kept_when_it_is_one(ask: Ask) -> None:
+    kept = ask("GET", "/nowhere", headers={"x-request-id": "order-66"})
+    assert kept.json()["error"]["request_id"] == "order-66"
+    made = ask("POST", "/predict", content=b"", headers={**JSON, "x-request-id": "a b\tc"})
+    assert made.headers["x-request-id"] != "a b\tc"
+
+
+def test_the_inference_protocol(ask: Ask, version: ModelVersion) -> None:
+    name = version.name
+    tensor = {
+        "name": "text",
+        "shape": [2],
+        "datatype": "BYTES",
+        "data": ["a superb film", "a dull film"],
+    }
+    answer = ask("POST", f"/v2/models/{name}/infer", json={"id": "7", "inputs": [tensor]}).json()
+    outputs = {output["name"]: output for output in answer["outputs"]}
+    assert (answer["id"], answer["model_version"]) == ("7", version.id)
+    assert outputs["label"]["data"] == ["positive", "negative"]
+    assert outputs["scores"]["shape"] == [2, 2]
+    metadata = ask("GET", f"/v2/models/{name}").json()
+    assert metadata["inputs"] == [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    assert ask("GET", "/v2/health/ready").json() == {"ready": True}
+    assert ask("GET", f"/v2/models/{name}/ready").json()["ready"]
+    assert ask("GET", "/v2/models/other").status_code == 404
+    for wrong in (
+        {**tensor, "name": "picture"},
+        {**tensor, "datatype": "FP32"},
+        {**tensor, "shape": [3]},
+        {**tensor, "data": [1, 2]},
+    ):
+        refused = ask("POST", f"/v2/models/{name}/infer", json={"inputs": [wrong]})
+        assert refused.status_code == 422
+
+
+def test_only_those_with_a_token_may_ask(version: ModelVersion, server: Server, ask: Ask) -> None:
+    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+    guarded = server.config
+    server.config = replace(guarded, token_hashes=("0" * 64, digest))
+    try:
+        body = {"inputs": "a superb film"}
+        for header in (None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
+            headers = {} if header is None else {"authorization": header}
+            refused = ask("POST", "/predict", json=body, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert ask("GET", "/metrics", headers=headers).status_code == 401
+            assert ask("GET", "/health", headers=headers).status_code == 200
+        allowed = {"authorization": f"Bearer {TOKEN}"}
+        assert ask("POST", "/predict", json=body, headers=allowed).status_code == 200
+        assert ask("GET", "/metrics", headers=allowed).status_code == 200
+    finally:
+        server.config = guarded
+
+
+def test_tokens_come_from_the_environment(
+    version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ServeSpec.model_validate({"route": "/a", "auth": {"tokens_from": "WINNOW_TEST_TOKENS"}})
+    with pytest.raises(DeployError, match="WINNOW_TEST_TOKENS, which is not set"):
+        configure(version, spec, "", is_gpu=False)
+    monkeypatch.setenv("WINNOW_TEST_TOKENS", "one, two")
+    hashes = configure(version, spec, "", is_gpu=False).token_hashes
+    assert hashes == tuple(hashlib.sha256(word.encode()).hexdigest() for word in ("one", "two"))
+
+
+def test_metrics_count_what_happened(ask: Ask) -> None:
+    ask("POST", "/predict", json={"inputs": ["a", "b", "c"]})
+    ask("POST", "/predict", content=b"{", headers=JSON)
+    text = ask("GET", "/metrics").text
+    assert 'winnow_serve_requests_total{path="/predict",status="200"}' in text
+    assert 'winnow_serve_requests_total{path="/predict",status="400"}' in text
+    for name in ("texts_total", "batches_total", "batch_tokens_total", "request_seconds_bucket"):
+        assert f"winnow_serve_{name}" in text
+
+
+def test_a_replica_that_is_still_loading_says_so() -> None:
+    ask = _asker()
+    for path in ("/health", "/v2/health/ready", "/metrics"):
+        answer = ask("GET", path)
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+    assert ask("GET", "/v2/health/live").json() == {"live": True}
+
+
+def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(version.path, copy)
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was altered"):
+        Server(ServerConfig(replace(version, path=str(copy)), engine="torch-fp32"))
+
+
+@pytest.fixture
+def live(server: Server) -> Iterator[str]:
+    """The application on a real socket."""
+    surface.install(server)
+    running = uvicorn.Server(
+        uvicorn.Config(surface.application, port=0, log_level="warning", lifespan="off")
+    )
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    assert eventually(lambda: running.started, within_s=10)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}"
+    running.should_exit = True
+    thread.join(10)
+    surface._current.clear()
+
+
+def test_a_client_that_sends_its_body_too_slowly_is_told(
+    live: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
+
+    async def drip() -> httpx.Response:
+        async def body() -> Any:
+            yield b'{"inputs": '
+            await asyncio.sleep(1)
+            yield b'"a"}'
+
+        async with httpx.AsyncClient() as client:
+            return await client.post(f"{live}/predict", content=body(), headers=JSON)
+
+    assert asyncio.run(drip()).status_code == 408
+
+
+def test_texts_of_a_client_that_left_are_not_run(
+    live: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "LOOK_S", 0.01)
+    held, ran = threading.Event(), list[int]()
+    run = server.batcher.engine.run
+
+    def hold(rows: Any) -> Any:
+        held.wait(5)
+        ran.append(len(rows))
+        return run(rows)
+
+    monkeypatch.setattr(server.batcher.engine, "run", hold)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient() as client:
+            first = asyncio.ensure_future(
+                client.post(f"{live}/predict", json={"inputs": "a"}, timeout=10)
+            )
+            await asyncio.sleep(0.2)
+            with pytest.raises(httpx.ReadTimeout):
+                await client.post(f"{live}/predict", json={"inputs": ["b"] * 7}, timeout=0.3)
+            assert await _soon(lambda: server.batcher.load.requests == 1)
+            held.set()
+            assert (await first).status_code == 200
+
+    asyncio.run(leave())
+    assert ran == [1]
+
+
+async def _soon(is_so: Callable[[], bool]) -> bool:
+    for _ in range(100):
+        if is_so():
+            return True
+        await asyncio.sleep(0.02)
+    return False
+
+
+def test_the_playground_answers_in_a_real_browser(live: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs chromium")
+    found = subprocess.run(
+        [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            f"{live}/#text=a superb film",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "positive</span>" in found
+    assert "ms in the engine" in found
+
+
+def test_the_openapi_document_describes_what_is_there(ask: Ask) -> None:
+    paths = ask("GET", "/openapi.json").json()["paths"]
+    assert {"/predict", "/health", "/metrics", "/v2/models/{name}/infer"} <= set(paths)
+    assert "413" in paths["/predict"]["post"]["responses"]
