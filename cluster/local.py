@@ -21,7 +21,7 @@ from jobs.spec.quantities import AcceleratorRequest
 
 START_TIMEOUT_S = 90.0
 """How long the head and its simulated nodes may take to come up."""
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
 """How long they get to stop by themselves."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
 """Ray's usual ports, taken when they are free."""
