@@ -4,10 +4,12 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,8 +27,8 @@ STOP_TIMEOUT_S = 10.0
 """How long they get to stop by themselves."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
 """Ray's usual ports, taken when they are free."""
-INGRESS = "haproxy"
-"""Folder of the cluster's HAProxy below `home()`."""
+SHORT_TEMPORARY = "/tmp"
+"""Where HAProxy's files are: the path of its socket has 97 characters at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class LocalCluster:
     serve_port: int
     simulated: tuple[str, ...] = ()
     """The simulated placements it was started with."""
+    ingress: str = ""
+    """Folder of its HAProxy."""
 
     @property
     def dashboard_url(self) -> str:
@@ -88,11 +92,13 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
     dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
     log = home() / "cluster.log"
-    process = _start_keeper(nodes, dashboard_port, log)
+    folder = Path(tempfile.mkdtemp(prefix="winnow-", dir=SHORT_TEMPORARY))
+    process = _start_keeper(nodes, dashboard_port, folder, log)
     try:
         address = _wait_for_address(process, log)
     except BaseException:  # an interrupted start must leave nothing behind
         process.terminate()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     cluster = LocalCluster(
         pid=process.pid,
@@ -101,6 +107,7 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
         dashboard_port=dashboard_port,
         serve_port=serve_port,
         simulated=tuple(str(node) for node in nodes),
+        ingress=str(folder),
     )
     _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
     return cluster
@@ -114,17 +121,19 @@ def stop() -> bool:
         return False
     family = [process, *process.children(recursive=True)]
     _signal(process, signal.SIGTERM)
-    for proxy in _proxies():  # Ray Serve leaves them behind, with the port in their hands
+    for proxy in _proxies(cluster):  # Ray Serve leaves them behind, with the port in their hands
         _signal(proxy, signal.SIGTERM)
     _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
     for survivor in left:
         _signal(survivor, signal.SIGKILL)
+    if cluster and cluster.ingress:
+        shutil.rmtree(cluster.ingress, ignore_errors=True)
     _state_file().unlink(missing_ok=True)
     return True
 
 
 def _start_keeper(
-    nodes: Sequence[AcceleratorRequest], dashboard_port: int, log: Path
+    nodes: Sequence[AcceleratorRequest], dashboard_port: int, folder: Path, log: Path
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cluster.keeper", "--address-file", str(_address_file())]
     command += ["--dashboard-port", str(dashboard_port)]
@@ -135,7 +144,7 @@ def _start_keeper(
             env={
                 **os.environ,
                 **environment(),
-                **ingress.environment(home() / INGRESS, _free_port),
+                **ingress.environment(folder, _free_port),
                 "PATH": _path_with_this_python(),
             },
             stdin=subprocess.DEVNULL,
@@ -145,9 +154,11 @@ def _start_keeper(
         )
 
 
-def _proxies() -> list[psutil.Process]:
-    """HAProxys of this cluster, whoever their parent is by now: told by their configuration."""
-    own = str(home() / INGRESS)
+def _proxies(cluster: LocalCluster | None) -> list[psutil.Process]:
+    """HAProxys of a cluster, whoever their parent is by now: told by their configuration."""
+    own = cluster.ingress if cluster else ""
+    if not own:
+        return []
     found = psutil.process_iter(["cmdline"])
     return [p for p in found if any(word.startswith(own) for word in p.info["cmdline"] or ())]
 
