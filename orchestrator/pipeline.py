@@ -117,6 +117,7 @@ def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) ->
         tell=lambda text: context.notify(Remark(text)),
     )
     context.run.write("endpoint", endpoint)
+    registry.note_deployed(context.storage, model)
     context.notify(StageFinished("deploy", f"{endpoint.url}/predict answers with {model.id}"))
     return endpoint
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from serve.routing import Route, Routes
 TIMEOUT_S = 30.0
 """How long a node may take to change its maps."""
 SOCKET_TIMEOUT_S = 5.0
+ATTEMPTS, PAUSE_S = 10, 0.5
+"""How often a running HAProxy is told, and how long between."""
 MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS)
 
 
@@ -76,17 +79,28 @@ def _write(tables: list[str]) -> None:
         partial = folder / f"{name}.new"
         partial.write_text(text, encoding="utf-8")
         partial.replace(folder / name)
+    for attempt in range(ATTEMPTS):
+        try:
+            for listening in _sockets(folder):
+                _commit(listening, folder, tables)
+            return
+        except OSError:  # Ray Serve is just replacing it by a new one
+            if attempt + 1 == ATTEMPTS:
+                raise
+            time.sleep(PAUSE_S)
+
+
+def _commit(listening: Path, folder: Path, tables: list[str]) -> None:
     # a canary's path is there before its weight, and its weight is gone before its path
     order = (0, 1, 2) if tables[2] else (2, 1, 0)
-    for listening in _sockets(folder):
-        for index in order:
-            path = folder / MAPS[index]
-            version = _say(listening, f"prepare map {path}").rsplit(":", 1)[-1].strip()
-            if not version.isdigit():
-                raise RuntimeError(f"HAProxy did not take a new version of {path.name}: {version}")
-            if tables[index]:
-                _say(listening, f"add map @{version} {path} <<\n{tables[index]}\n")
-            _say(listening, f"commit map @{version} {path}")
+    for index in order:
+        path = folder / MAPS[index]
+        version = _say(listening, f"prepare map {path}").rsplit(":", 1)[-1].strip()
+        if not version.isdigit():
+            raise OSError(f"HAProxy did not take a new version of {path.name}: {version}")
+        if tables[index]:
+            _say(listening, f"add map @{version} {path} <<\n{tables[index]}\n")
+        _say(listening, f"commit map @{version} {path}")
 
 
 def _sockets(folder: Path) -> list[Path]:

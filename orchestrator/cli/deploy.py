@@ -47,6 +47,7 @@ def deploy(
             find=functools.partial(registry.read, storage_of(spec)),
             tell=lambda text: None if as_json else out().print(text, markup=False),
         )
+        registry.note_deployed(storage_of(spec), model)
         if as_json:
             print_json(endpoint)
         else:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from cluster import local
 from jobs.errors import RunError
 from orchestrator.cli import deploy as deploying
 from orchestrator.cli.options import (
@@ -93,31 +92,14 @@ def rollback(
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the version published before the one that answers answer again, at once."""
+    """Let the version that answered before the present one answer again, at once."""
     spec = load_job(job, settings)
-    storage = storage_of(spec)
-    versions = [found.id for found, _ in registry.every(storage) if found.name == spec.name]
-    current = _answering(spec.serve.route if spec.serve else "", address) or next(
-        iter(versions), ""
-    )
-    older = versions[versions.index(current) + 1 :] if current in versions else []
+    answered = registry.deployed(storage_of(spec), spec.name)
+    older = [identity for identity in answered if identity != answered[-1]]
     if not older:
-        raise RunError(f"{spec.name} has no version published before {current or 'any'}")
+        raise RunError(f"no other version of {spec.name} has answered before; name one to promote")
     at_once = [*(settings or []), "serve.rollout=null"]
-    deploying.deploy(job, older[0], at_once, address, as_json)
-
-
-def _answering(route: str, address: str | None) -> str | None:
-    """Id of the version that answers on a route."""
-    if address is None and local.running() is None:
-        return None
-    from cluster import session
-
-    with session.connect(address=address, start=False):
-        from serve import deployment
-
-        found = deployment.routes().get(route)
-        return found.stable if found else None
+    deploying.deploy(job, older[-1], at_once, address, as_json)
 
 
 def _choice(version: ModelVersion) -> str | None:

@@ -14,6 +14,8 @@ from jobs.training.events import CheckpointRef
 from orchestrator.records import runs
 from serve.version import ModelVersion
 
+DEPLOYED = "deployed.txt"
+"""File beside the versions of a model: ids in the order in which they came to answer."""
 LATEST = "latest"
 """File beside the versions of a model with the id of the newest."""
 
@@ -97,6 +99,19 @@ def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
         return ModelVersion(**{**values, "labels": tuple(values["labels"])})
     except (KeyError, TypeError):
         raise CheckpointError(f"{folder / chosen} has a manifest of another format") from None
+
+
+def note_deployed(storage: Path, version: ModelVersion) -> None:
+    """Remember that a version answers from now on."""
+    if deployed(storage, version.name)[-1:] != [version.id]:
+        with (storage / "models" / version.name / DEPLOYED).open("a", encoding="utf-8") as handle:
+            handle.write(f"{version.id}\n")
+
+
+def deployed(storage: Path, name: str) -> list[str]:
+    """Ids of the versions that answered, the newest last."""
+    path = storage / "models" / name / DEPLOYED
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
 def every(storage: Path) -> tuple[tuple[ModelVersion, datetime], ...]:
