@@ -190,17 +190,22 @@ def other(name: str, python: str, version: ModelVersion, engine: str) -> Iterato
         wait_for(server, process, log)
         yield server
     finally:
-        family = [process, *psutil.Process(process.pid).children(recursive=True)]
-        for member in family:
+        family = psutil.Process(process.pid).children(recursive=True) if is_up(process) else []
+        for member in (*family, process):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 member.terminate()
         process.wait(20)
 
 
+def is_up(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether a process has not ended."""
+    return process.poll() is None
+
+
 def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until it answers."""
     deadline = time.monotonic() + READY_S
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and is_up(process):
         with contextlib.suppress(httpx.HTTPError):
             answer = httpx.post(f"{server.url}/predict", json={"inputs": "a fine film"}, timeout=5)
             if answer.status_code == httpx.codes.OK:

@@ -46,7 +46,7 @@ class ModelError(Exception):
 class Limits:
     """What one batch and the queue hold."""
 
-    batch_tokens: int = 1024
+    batch_tokens: int = 512
     """Padded tokens of a batch; the oldest row goes in even when it alone has more."""
     batch_rows: int = 64
     queue_tokens: int = 262_144

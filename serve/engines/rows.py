@@ -54,24 +54,21 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How rows are made equally long; fewer shapes suit engines that prepare for each."""
+    """How rows are made equally long."""
 
     pad_id: int
     multiple: int = 1
     """Widths are multiples of it."""
-    power_of_two_rows: bool = False
-    """Whether the number of rows is filled up to a power of two."""
 
     def apply(self, rows: Sequence[Row]) -> tuple[Matrix, Matrix, Matrix]:
-        """Ids, attention mask and token types as [rows, width]; filling rows hold one token."""
+        """Ids, attention mask and token types as [rows, width]."""
         width = -(-max(map(len, rows)) // self.multiple) * self.multiple
-        count = 1 << (len(rows) - 1).bit_length() if self.power_of_two_rows else len(rows)
-        ids = np.full((count, width), self.pad_id, dtype=np.int64)
-        mask = np.zeros((count, width), dtype=np.int64)
-        types = np.zeros((count, width), dtype=np.int64)
+        shape = len(rows), width
+        ids = np.full(shape, self.pad_id, dtype=np.int64)
+        mask = np.zeros(shape, dtype=np.int64)
+        types = np.zeros(shape, dtype=np.int64)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row.ids
             mask[number, : len(row)] = 1
             types[number, : len(row)] = row.types
-        mask[len(rows) :, 0] = 1  # attention over nothing is not a number
         return ids, mask, types

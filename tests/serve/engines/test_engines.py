@@ -83,12 +83,12 @@ def test_scores_equal_those_of_transformers_alone_and_together(
         assert np.abs(alone[number] - together[number]).max() < BOUNDS[name]
 
 
-def test_padding_rounds_width_and_rows_and_masks_what_it_adds() -> None:
-    padding = Padding(pad_id=9, multiple=8, power_of_two_rows=True)
+def test_padding_rounds_the_width_and_masks_what_it_adds() -> None:
+    padding = Padding(pad_id=9, multiple=8)
     rows = [Row([1, 2, 3], [0, 0, 1]), Row([4] * 9, [0] * 9), Row([5], [0])]
     ids, mask, types = padding.apply(rows)
-    assert ids.shape == mask.shape == types.shape == (4, 16)
-    assert mask.sum(axis=1).tolist() == [3, 9, 1, 1]
+    assert ids.shape == mask.shape == types.shape == (3, 16)
+    assert mask.sum(axis=1).tolist() == [3, 9, 1]
     assert ids[0].tolist() == [1, 2, 3, *[9] * 13]
     assert types[0, :4].tolist() == [0, 0, 1, 0]
 
