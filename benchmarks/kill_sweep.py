@@ -61,8 +61,8 @@ def fire(
     moments: list[dict[str, Any]] = []
     while len(moments) < kills:
         driver = command(job, storage, resume=any(storage.glob("runs/*")))
-        # starting is part of each attempt, so early moments are as likely as late ones
-        moment_s = draw.uniform(5.0, 0.6 * whole_s)
+        # starting takes a third of a calm sweep; later moments hit what is recorded by then
+        moment_s = draw.uniform(0.2 * whole_s, whole_s)
         try:
             if driver.wait(timeout=moment_s) == 0:
                 break

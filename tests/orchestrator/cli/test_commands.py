@@ -125,3 +125,54 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
     assert "no local cluster is up" in winnow(folder, "status").stdout
     assert json.loads(winnow(folder, "status", "--json").stdout)["runs"] == []
     assert "no local cluster was up" in winnow(folder, "down").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("serve", "sentiment"), "no version of sentiment is published in .winnow; run the job"),
+        (
+            ("serve", "sentiment", "--host", "0.0.0.0"),
+            "--host 0.0.0.0 opens the endpoint to the network; name accepted tokens",
+        ),
+        (("load", "http://127.0.0.1:9/none"), "http://127.0.0.1:9/none cannot be reached"),
+        (
+            ("load", "http://127.0.0.1:9/none", "--token-from", "NOT_SET"),
+            "--token-from names NOT_SET, which is not set",
+        ),
+        (("load", "http://127.0.0.1:9/none", "--texts", "nodes.txt"), "nodes.txt cannot be read"),
+        (("models", "show", "sentiment"), "no version of sentiment is published"),
+        (("models", "rollback", "job.yaml"), "no other version of reviews has answered before"),
+    ],
+)
+def test_serving_commands_say_what_is_missing(
+    folder: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = winnow(folder, *words)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_storage_without_models_lists_none(folder: Path) -> None:
+    assert "no model is published" in winnow(folder, "models", "list").stdout
+    assert json.loads(winnow(folder, "models", "list", "--json").stdout) == []
+
+
+def test_prices_that_cannot_be_fetched_leave_the_known_ones(folder: Path) -> None:
+    keys = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": str(folder / "none")}
+    keys["AWS_SHARED_CREDENTIALS_FILE"] = str(folder / "none")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "hardware", "--refresh-prices"],
+        cwd=folder,
+        env={**bare, **keys, "WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Unable to locate credentials" in done.stderr
+    assert "A100-80GB" in done.stdout
+    assert not (folder / "home" / "prices.json").exists()
