@@ -1,9 +1,11 @@
-"""Kill a sweep's driver at random moments, resume it each time, and compare with one left alone.
+"""Kill sweeps' drivers at random moments, resume each, and compare with one left alone.
 
     python benchmarks/kill_sweep.py JOB.yaml [--kills 10] [--seed 1] [--out FILE]
 
 The job's quality fields should be lists, so that every trial is known beforehand. Prints and writes
-the moments, whether the winner is the same, and how often each probe and trial was recorded.
+for each kill: the moment, what was recorded by then, whether the winner is the same, and which
+probes and trials ran twice. The job's sweep.probe.confirm should be 0: what is timed twice on
+purpose would count.
 """
 
 import argparse
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as folder:
         calm = Path(folder) / "calm"
         begin = time.monotonic()
@@ -37,14 +40,19 @@ def main() -> int:
             raise SystemExit("the sweep fails even when it is left alone")
         whole_s = time.monotonic() - begin
         print(f"left alone: {whole_s:.0f} s", file=sys.stderr, flush=True)
-        hit = Path(folder) / "hit"
-        moments = fire(arguments.job, hit, whole_s, arguments.kills, random.Random(arguments.seed))
-        result = compare(calm, hit) | {"whole_s": whole_s, "kills": moments}
+        rounds = []
+        for number in range(arguments.kills):
+            hit = Path(folder) / f"hit-{number}"
+            moment = fire(arguments.job, hit, draw.uniform(0.2, 0.95) * whole_s)
+            rounds.append(moment | compare(calm, hit))
+            print(rounds[-1], file=sys.stderr, flush=True)
+    result = {"whole_s": whole_s, "rounds": rounds}
     now = datetime.now(UTC)
     out = arguments.out or ROOT / "benchmarks/results" / f"kill-{now:%Y%m%d-%H%M%S}.json"
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=2))
-    return 0 if result["same_winner"] and not result["repeated_trials"] else 1
+    good = (r["same_winner"] and not r["repeated"] and not r["missing_trials"] for r in rounds)
+    return 0 if all(good) else 1
 
 
 def command(job: Path, storage: Path, *, resume: bool) -> "subprocess.Popen[bytes]":
@@ -54,27 +62,18 @@ def command(job: Path, storage: Path, *, resume: bool) -> "subprocess.Popen[byte
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def fire(
-    job: Path, storage: Path, whole_s: float, kills: int, draw: random.Random
-) -> list[dict[str, Any]]:
-    """SIGKILL the driver at moments spread over what a calm sweep takes; then let it end."""
-    moments: list[dict[str, Any]] = []
-    while len(moments) < kills:
-        driver = command(job, storage, resume=any(storage.glob("runs/*")))
-        # starting takes a third of a calm sweep; later moments hit what is recorded by then
-        moment_s = draw.uniform(0.2 * whole_s, whole_s)
-        try:
-            if driver.wait(timeout=moment_s) == 0:
-                break
-        except subprocess.TimeoutExpired:
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
-        moments.append({"after_s": round(moment_s, 1), **recorded(storage)})
-        print(moments[-1], file=sys.stderr, flush=True)
-    while not any(storage.glob("runs/*/winner.json")):
-        if command(job, storage, resume=True).wait() != 0:
-            raise SystemExit("the sweep does not end when it is resumed")
-    return moments
+def fire(job: Path, storage: Path, moment_s: float) -> dict[str, Any]:
+    """SIGKILL the driver at a moment, unless it is done by then; resume it to its end."""
+    driver = command(job, storage, resume=False)
+    try:
+        driver.wait(timeout=moment_s)
+    except subprocess.TimeoutExpired:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    before = recorded(storage)
+    if driver.returncode != 0 and command(job, storage, resume=True).wait() != 0:
+        raise SystemExit("the sweep does not end when it is resumed")
+    return {"killed": driver.returncode != 0, "after_s": round(moment_s, 1), "recorded": before}
 
 
 def recorded(storage: Path) -> dict[str, int]:
@@ -99,12 +98,13 @@ def compare(calm: Path, hit: Path) -> dict[str, Any]:
     winners = [json.loads(next(f.glob("runs/*/winner.json")).read_bytes()) for f in (calm, hit)]
     chosen = [(w["candidate"]["placement"]["sku"], w["params"]) for w in winners]
     names = [json.dumps(trial["params"], sort_keys=True) for trial in lines(hit, "trials")]
+    probes = [probe["candidate"] for probe in lines(hit, "measurements")]
     expected = {json.dumps(trial["params"], sort_keys=True) for trial in lines(calm, "trials")}
     return {
         "same_winner": chosen[0] == chosen[1],
         "winner": chosen,
         "candidates": [w["candidate"]["micro_batch_size"] for w in winners],
-        "repeated_trials": {name: n for name, n in Counter(names).items() if n > 1},
+        "repeated": {name: n for name, n in Counter(names + probes).items() if n > 1},
         "missing_trials": sorted(expected - set(names)),
         "runs": len(list(hit.glob("runs/*"))),
     }
