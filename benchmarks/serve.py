@@ -175,7 +175,7 @@ def other(name: str, python: str, version: ModelVersion, engine: str) -> Iterato
     environment = {
         **os.environ,
         "PEER_MODEL": version.path,
-        "PEER_EXPORTS": str(Path(version.path).parent / ".exports" / version.id),
+        "PEER_EXPORTS": version.exports,
         "PEER_LABELS": ",".join(version.labels),
         "PEER_MAX_LENGTH": str(version.max_length),
         "PEER_ENGINE": engine,
@@ -220,7 +220,7 @@ def ceiling_of(version: ModelVersion, engine: str) -> float:
         "import json, sys, time; from pathlib import Path; from serve.engines import choose;"
         "from serve.engines.rows import Tokenizer; from serve.load import sentences;"
         f"t = Tokenizer(Path({version.path!r}), {version.max_length});"
-        f"e = Path({version.path!r}).parent / '.exports' / {version.id!r};"
+        f"e = Path({version.exports!r});"
         f"m = choose.Maker(Path({version.path!r}), e, t, 'cpu', 1).make({engine!r},"
         " choose.GateRows((), ()));"
         "rows = sorted(t.rows([(s,) for s in sentences()]) * 4, key=len); best = 0\n"

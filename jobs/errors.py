@@ -64,3 +64,8 @@ class RunError(WinnowError):
 
 class DeployError(WinnowError):
     """An endpoint that did not become healthy or does not answer."""
+
+
+def first_line(error: object) -> str:
+    """What an error of a library says, in one line; its kind where it says nothing."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -40,16 +40,14 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     devices = Availability(context, plan)
     plan = devices.preferred()
     if context.spec.sweep is None:
-        winner = select.select_unmeasured(plan)
-        while not devices.await_free(winner.candidate):
-            winner = select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
+        winner = _choose(context, plan, devices)
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
     trials = _try(context, plan, speeds, devices)
-    winner = _select(context, plan, speeds, trials, devices)
+    winner = _choose(context, plan, devices, speeds, trials)
     if _confirm(context, plan, speeds, winner):
-        winner = _select(context, plan, speeds, trials, devices)
+        winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
     run.write("winner", winner)
@@ -71,7 +69,8 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     trials = context.run.read_all("trials", TrialResult)
     devices = Availability(context, plan)
     if not context.run.read("fit", FitResult) and not devices.await_free(recorded.candidate):
-        recorded = _instead(context, plan, speeds, trials, devices)
+        found = speeds if context.spec.sweep else None
+        recorded = _choose(context, plan, devices, found, trials)
         context.run.write("winner", recorded)
     return Sweep(
         measurements=speeds.measurements,
@@ -83,33 +82,22 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     )
 
 
-def _select(
+def _choose(
     context: Context,
     plan: Plan,
-    speeds: "Speeds",
-    trials: tuple[TrialResult, ...],
     devices: Availability,
+    speeds: "Speeds | None" = None,
+    trials: tuple[TrialResult, ...] = (),
 ) -> Winner:
-    """The best whose devices can be had."""
+    """The best whose devices can be had; without measurements, by price alone."""
     while True:
-        able = devices.able(speeds.predictions)
-        rows = max(measured.eval_rows for measured in speeds.measurements)
-        winner = select.select(context.spec, plan, able, trials, rows)
+        if speeds is None:
+            winner = select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
+        else:
+            able, rows = devices.able(speeds.predictions), speeds.eval_rows
+            winner = select.select(context.spec, plan, able, trials, rows)
         if devices.await_free(winner.candidate):
             return winner
-
-
-def _instead(
-    context: Context,
-    plan: Plan,
-    speeds: "Speeds",
-    trials: tuple[TrialResult, ...],
-    devices: Availability,
-) -> Winner:
-    """Another winner, where the recorded one's devices stayed busy."""
-    if context.spec.sweep is None:
-        return select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
-    return _select(context, plan, speeds, trials, devices)
 
 
 def describe(winner: Winner) -> str:
@@ -214,6 +202,11 @@ class Speeds:
         """One for each candidate, in the order of the plan."""
         found = (self.measured.get(candidate.id) for candidate in self._plan.candidates)
         return tuple(predict.settle(several) for several in found if several)
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows that metrics are judged by."""
+        return max(measured.eval_rows for measured in self.measurements)
 
     @property
     def every(self) -> tuple[Measurement, ...]:

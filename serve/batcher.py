@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jobs.training.config import CHARACTERS_PER_TOKEN
 from serve.engines.engine import Engine, Logits
 from serve.engines.rows import Row, Text, Tokenizer
 
@@ -20,8 +21,6 @@ PIECE_CHARACTERS = 65_536
 """Most text that is tokenised between two batches, so that a huge request holds nobody up."""
 PATIENCE = 2.0
 """Batch times after which the oldest row's company is chosen by age instead of length."""
-CHARACTERS_PER_TOKEN = 4.0
-"""Of English; what waits untokenised is guessed by it."""
 SMOOTHING = 0.1
 """Weight of the newest batch in the average rate and time."""
 

@@ -19,7 +19,7 @@ import ray.serve.schema
 
 from cluster import catalogue, labels
 from cluster.inventory import Inventory, Node
-from jobs.errors import DeployError, InfeasibleError
+from jobs.errors import DeployError, InfeasibleError, first_line
 from jobs.spec.serve import ServeSpec
 from serve import edge, release
 from serve.application import Replica
@@ -77,18 +77,19 @@ def deploy(
     ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port))
     base = f"http://{HOST}:{port}"
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id)
-    if not edge.is_there():
+    routes = edge.read()
+    if routes is None:
         _run(version.name, version, spec, nodes, spec.route)
         _wait_until_answering(version.name, endpoint.url, version.id)
         return endpoint
-    _check_route(version, spec.route)
-    old = edge.read().get(spec.route)
+    old = routes.get(spec.route)
+    _check_route(version, spec.route, old)
     new_side = _side(version, spec.route, base)
     _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
         _wait_until_answering(new_side.application, new_side.url, version.id)
         if old is None or old.stable == version.id or spec.rollout is None:
-            edge.write({**edge.read(), spec.route: Route(version.id)})
+            edge.write({spec.route: Route(version.id)})
         else:
             old_side = _side(find(version.name, old.stable), spec.route, base)
             release.release(spec, spec.rollout, old_side, new_side, tell)
@@ -106,9 +107,10 @@ def remove(name: str) -> bool:
     found = _versions(name)
     if not found:
         return False
-    if edge.is_there():
-        ids = {application.partition(SEPARATOR)[2] for application in found}
-        edge.write({r: to for r, to in edge.read().items() if to.stable not in ids})
+    ids = {application.partition(SEPARATOR)[2] for application in found}
+    own = [route for route, to in (edge.read() or {}).items() if to.stable in ids]
+    if own:
+        edge.write(dict.fromkeys(own))
     for application in found:
         ray.serve.delete(application)
     return True
@@ -126,7 +128,7 @@ def applications() -> dict[str, str]:
 
 def routes() -> dict[str, Route]:
     """Which version answers on which route; empty without HAProxy."""
-    return edge.read() if edge.is_there() else {}
+    return edge.read() or {}
 
 
 def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[Node, ...]:
@@ -146,9 +148,8 @@ def _side(version: ModelVersion, route: str, base: str) -> Side:
     return Side(version, application, f"{base}{version_path(version.id)}{route}")
 
 
-def _check_route(version: ModelVersion, route: str) -> None:
+def _check_route(version: ModelVersion, route: str, owner: Route | None) -> None:
     """A route belongs to one model."""
-    owner = edge.read().get(route)
     own = {name.partition(SEPARATOR)[2] for name in _versions(version.name)}
     if owner and owner.stable not in own and owner.stable != version.id:
         names = [n for n in ray.serve.status().applications if n.endswith(owner.stable)]
@@ -182,7 +183,7 @@ def _run(
     try:
         ray.serve.run_many([target], wait_for_applications_running=False)
     except (ValueError, RuntimeError, ray.serve.exceptions.RayServeException) as error:
-        raise DeployError(f"{version.name} cannot be deployed: {_first_line(error)}") from None
+        raise DeployError(f"{version.name} cannot be deployed: {first_line(error)}") from None
 
 
 def _application(
@@ -222,7 +223,7 @@ def _wait_until_answering(application: str, url: str, version: str) -> None:
     while time.monotonic() < deadline:
         found = ray.serve.status().applications.get(application)
         if found and found.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{application} did not start: {_first_line(found.message)}")
+            raise DeployError(f"{application} did not start: {first_line(found.message)}")
         is_running = found is not None and found.status.value == "RUNNING"
         if is_running and _answering_version(url) == version:
             return
@@ -239,7 +240,3 @@ def _answering_version(url: str) -> str | None:
         return str(answer.json()["version"]) if answer.status_code == httpx.codes.OK else None
     except (httpx.HTTPError, ValueError, KeyError):
         return None
-
-
-def _first_line(error: object) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), "no reason given")

@@ -5,6 +5,7 @@ import csv
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import ray.exceptions
 from cluster import ingress, labels
 from jobs.errors import DeployError
 from serve import routing
-from serve.routing import Route, Routes
+from serve.routing import Route
 
 TIMEOUT_S = 30.0
 """How long a node may take to change its maps."""
@@ -24,21 +25,17 @@ ATTEMPTS, PAUSE_S = 10, 0.5
 MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS)
 
 
-def is_there() -> bool:
-    """Whether this cluster's nodes have an HAProxy with our rules, by asking the head."""
-    return bool(_on_nodes(_folder, head_only=True)[0])
+def read() -> dict[str, Route] | None:
+    """The routes as the head's HAProxy has them; None where there is none with our rules."""
+    texts = _on_nodes(_read, head_only=True)[0]
+    return None if texts is None else routing.parse(*texts)
 
 
-def read() -> dict[str, Route]:
-    """The routes as the head's HAProxy has them."""
-    stable, canary, weights = _on_nodes(_read, head_only=True)[0]
-    return routing.parse(stable, canary, weights)
-
-
-def write(routes: Routes) -> None:
-    """Change every node's maps, on disk and in the running HAProxy."""
-    tables = [routing.text_of(table) for table in routing.maps(routes)]
-    _on_nodes(_write, tables)
+def write(changes: Mapping[str, Route | None]) -> None:
+    """Change routes on every node, on disk and in the running HAProxy; None takes one away."""
+    found = {**(read() or {}), **changes}
+    kept = {name: route for name, route in found.items() if route}
+    _on_nodes(_write, [routing.text_of(table) for table in routing.maps(kept)])
 
 
 def counts(application: str) -> tuple[int, int]:
@@ -67,7 +64,9 @@ def _folder() -> str:
     return os.environ.get(ingress.FOLDER, "")
 
 
-def _read() -> tuple[str, ...]:
+def _read() -> tuple[str, ...] | None:
+    if not _folder():
+        return None
     folder = Path(_folder())
     return tuple((folder / name).read_text(encoding="utf-8") for name in MAPS)
 

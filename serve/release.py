@@ -1,7 +1,6 @@
 """A new version takes over step by step, watched; or the old one stays."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from serve import edge, load, routing
 from serve.engines.rows import Tokenizer
 from serve.rollout import Judged, Traffic, compare, reasons_against
 from serve.routing import Route
+from serve.server import accepted_tokens
 from serve.version import ModelVersion
 
 ROUND_S = 5.0
@@ -42,24 +42,34 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
     Raises DeployError with the reasons when the gate stops it; the old version answers everything
     again by then.
     """
-    headers, texts = _authorization(spec), load.sentences()
+    headers, hold_s = _authorization(spec), rollout.hold.total_seconds()
     judged, samples = _judge(old, new, headers)
-    texts = samples or texts
+    texts = samples or load.sentences()
     told = f", accuracy {judged.change:+.3f}" if judged else ""
-    _watch(spec, rollout, (old, new), judged, texts, headers, min(ROUND_S, _seconds(rollout)))
+    _watch(
+        spec,
+        rollout,
+        (old, new),
+        judged,
+        texts,
+        headers,
+        min(ROUND_S, hold_s),
+    )
     tell(f"{new.version.id} passes the gate beside {old.version.id}{told}")
-    route = edge.read()[spec.route]
+    route = Route(old.version.id)
     try:
         for weight in rollout.steps:
-            edge.write({**edge.read(), spec.route: routing.tried(route, new.version.id, weight)})
+            edge.write({spec.route: routing.tried(route, new.version.id, weight)})
             tell(f"{new.version.id} answers {weight}% of {spec.route}")
             if weight < 100 or len(rollout.steps) == 1:
-                _watch(spec, rollout, (old, new), judged, texts, headers, _seconds(rollout))
+                _watch(
+                    spec, rollout, (old, new), judged, texts, headers, rollout.hold.total_seconds()
+                )
     except BaseException:
-        edge.write({**edge.read(), spec.route: routing.rolled_back(route)})
+        edge.write({spec.route: routing.rolled_back(route)})
         tell(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
-    edge.write({**edge.read(), spec.route: Route(new.version.id)})
+    edge.write({spec.route: Route(new.version.id)})
 
 
 def _watch(
@@ -127,11 +137,5 @@ def _labels(url: str, texts: Sequence[str], headers: dict[str, str]) -> list[str
 
 
 def _authorization(spec: ServeSpec) -> dict[str, str]:
-    if spec.auth is None:
-        return {}
-    token = os.environ.get(spec.auth.tokens_from, "").replace(",", " ").split()[0]
-    return {"Authorization": f"Bearer {token}"}
-
-
-def _seconds(rollout: RolloutSpec) -> float:
-    return rollout.hold.total_seconds()
+    tokens = accepted_tokens(spec)
+    return {"Authorization": f"Bearer {tokens[0]}"} if tokens else {}

@@ -26,11 +26,6 @@ def version_path(version: str) -> str:
     return f"{PREFIX}{version}"
 
 
-def promoted(route: Route) -> Route:
-    """The canary answers everything."""
-    return Route(route.canary or route.stable)
-
-
 def rolled_back(route: Route) -> Route:
     """The stable version answers everything."""
     return Route(route.stable)

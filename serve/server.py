@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import prometheus_client
@@ -21,7 +22,7 @@ from serve.api import ModelInfo, PredictRequest, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Limits, ModelError, QueueFullError
 from serve.engines import choose
 from serve.engines.choose import Choice, Maker
-from serve.engines.engine import Engine, Logits
+from serve.engines.engine import Engine, Logits, softmax
 from serve.engines.rows import Text, Tokenizer
 from serve.version import ModelVersion
 
@@ -66,21 +67,26 @@ def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: boo
         queue_tokens=spec.limits.queue_tokens,
         idle_wait_s=spec.batching.max_wait.total_seconds(),
         timeout_s=spec.limits.timeout.total_seconds(),
-        token_hashes=_token_hashes(spec),
+        token_hashes=tuple(digest(token) for token in accepted_tokens(spec)),
     )
 
 
-def _token_hashes(spec: ServeSpec) -> tuple[str, ...]:
-    """Digests of the accepted tokens; the tokens themselves stay in this process."""
+def accepted_tokens(spec: ServeSpec) -> list[str]:
+    """Bearer tokens from the environment, none for an open endpoint; they stay in this process."""
     if spec.auth is None:
-        return ()
+        return []
     tokens = os.environ.get(spec.auth.tokens_from, "").replace(",", " ").split()
     if not tokens:
         raise DeployError(
             f"serve.auth.tokens_from names {spec.auth.tokens_from}, which is not set or empty;"
             " put the accepted tokens into it, with spaces or commas between"
         )
-    return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens)
+    return tokens
+
+
+def digest(token: str) -> str:
+    """What replicas know of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,35 +112,35 @@ class Metrics:
 
     def __init__(self, name: str, version: str) -> None:
         self.registry = prometheus_client.CollectorRegistry()
-        fixed = {"registry": self.registry, "namespace": "winnow_serve"}
-        info = prometheus_client.Info("model", "Which model answers.", **fixed)  # type: ignore[arg-type]
+        fixed: dict[str, Any] = {"registry": self.registry, "namespace": "winnow_serve"}
+        info = prometheus_client.Info("model", "Which model answers.", **fixed)
         info.info({"name": name, "version": version})
         self.requests = prometheus_client.Counter(
             "requests",
             "Requests by path and status.",
             ("path", "status"),
-            **fixed,  # type: ignore[arg-type]
+            **fixed,
         )
         self.latency = prometheus_client.Histogram(
             "request_seconds",
             "From the whole body to the answer.",
             buckets=BUCKETS_S,
-            **fixed,  # type: ignore[arg-type]
+            **fixed,
         )
-        self.texts = prometheus_client.Counter("texts", "Texts answered.", **fixed)  # type: ignore[arg-type]
-        self.batches = prometheus_client.Counter("batches", "Batches run.", **fixed)  # type: ignore[arg-type]
-        self.batch_rows = prometheus_client.Counter("batch_rows", "Rows of batches.", **fixed)  # type: ignore[arg-type]
-        self.batch_tokens = prometheus_client.Counter("batch_tokens", "Tokens of batches.", **fixed)  # type: ignore[arg-type]
+        self.texts = prometheus_client.Counter("texts", "Texts answered.", **fixed)
+        self.batches = prometheus_client.Counter("batches", "Batches run.", **fixed)
+        self.batch_rows = prometheus_client.Counter("batch_rows", "Rows of batches.", **fixed)
+        self.batch_tokens = prometheus_client.Counter("batch_tokens", "Tokens of batches.", **fixed)
         self.engine_seconds = prometheus_client.Counter(
             "engine_seconds",
             "Time the engine worked.",
-            **fixed,  # type: ignore[arg-type]
+            **fixed,
         )
-        self.queue_tokens = prometheus_client.Gauge("queue_tokens", "Tokens that wait.", **fixed)  # type: ignore[arg-type]
+        self.queue_tokens = prometheus_client.Gauge("queue_tokens", "Tokens that wait.", **fixed)
         self.backlog = prometheus_client.Gauge(
             "backlog_seconds",
             "Until all that waits is answered.",
-            **fixed,  # type: ignore[arg-type]
+            **fixed,
         )
 
     def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
@@ -189,9 +195,9 @@ class Server:
         if not self.config.token_hashes:
             return True
         scheme, _, token = authorization.partition(" ")
-        digest = hashlib.sha256(token.strip().encode()).hexdigest()
+        offered = digest(token.strip())
         # every comparison is made, so that time tells nothing
-        found = [hmac.compare_digest(digest, known) for known in self.config.token_hashes]
+        found = [hmac.compare_digest(offered, known) for known in self.config.token_hashes]
         return scheme.lower() == "bearer" and any(found)
 
     async def predict(self, body: bytes, timeout_s: float) -> Reply:
@@ -232,8 +238,7 @@ class Server:
             raise RefusedError(500, "model_failed", str(error)) from None
         self.metrics.latency.observe(time.perf_counter() - begin)
         self.metrics.texts.inc(len(texts))
-        shifted = np.exp(answer.logits - answer.logits.max(axis=1, keepdims=True))
-        return Classified(shifted / shifted.sum(axis=1, keepdims=True), answer)
+        return Classified(softmax(answer.logits), answer)
 
     def _label(self, probabilities: Logits, request: PredictRequest) -> list[object]:
         names = self._labels
@@ -261,8 +266,7 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]
     """The engine to serve with, loaded: the one asked for, or the fastest that passes the gate."""
     version = config.version
     folder = Path(version.path)
-    exports = folder.parent / ".exports" / version.id
-    maker = Maker(folder, exports, tokenizer, config.device, config.threads)
+    maker = Maker(folder, Path(version.exports), tokenizer, config.device, config.threads)
     gate = choose.read_gate(folder)
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:

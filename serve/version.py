@@ -1,6 +1,10 @@
 """A published model version: a folder that transformers loads, with a manifest beside it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+CHOICE_FILE = "choice.json"
+"""Among a version's exports: the engine that was chosen for it, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +22,8 @@ class ModelVersion:
     """Longest input in tokens."""
     metrics: dict[str, float] = field(default_factory=dict)
     """What the model scored on the evaluation rows when it was trained."""
+
+    @property
+    def exports(self) -> str:
+        """Folder beside the version for what engines make of it."""
+        return str(Path(self.path).parent / ".exports" / self.id)

@@ -4,9 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from serve.engines.choose import GateRows, Maker
+from serve.engines.engine import softmax
 from serve.engines.rows import Tokenizer
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
@@ -25,8 +24,7 @@ class Peer:
         """A label and its score for each text."""
         rows = self.tokenizer.rows([(text,) for text in texts])
         logits = self.engine.run(rows)
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-        scores = shifted / shifted.sum(axis=1, keepdims=True)
+        scores = softmax(logits)
         return [
             {"label": LABELS[int(best)], "score": float(row[best])}
             for row, best in zip(scores, scores.argmax(axis=1), strict=True)

@@ -21,6 +21,8 @@ Device = Literal["cpu", "cuda"]
 
 MAX_CAPTURED_PASSES = 16
 """More passes of accumulation keep the device busy without a graph, and take long to capture."""
+CHARACTERS_PER_TOKEN = 4.0
+"""Of English text in WordPiece, where nothing is tokenised yet."""
 EVAL_BATCH: dict[Task, int] = {"text-classification": 128, "causal-lm": 16}
 """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from jobs.errors import first_line
 from jobs.spec.quantities import Cadence
 from jobs.training import checkpoint, state
 from jobs.training.checkpoint import Checkpoints
@@ -78,7 +79,7 @@ def train(config: TrainingConfig, report: Report, checkpoints: Path | None = Non
             return run(build_session(config, corpus, world), tell, checkpoints)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                report(OutOfMemory("", _first_line(error)))
+                report(OutOfMemory("", first_line(error)))
             raise
 
 
@@ -208,10 +209,6 @@ def _finish(
     if not folder:
         return CheckpointRef("", total, metrics)
     return checkpoint.latest(folder) or CheckpointRef("", total, metrics)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _silent(_: Event) -> None:

@@ -24,20 +24,26 @@ def write(folder: Path, details: dict[str, Any]) -> dict[str, str]:
     return files
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder, its files not looked at; CheckpointError without a readable one."""
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{folder} has no readable {MANIFEST}, so it is not whole") from None
+    return manifest
+
+
 def verify(folder: Path) -> dict[str, Any]:
     """The manifest of a folder whose files are all there and unaltered, else CheckpointError."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        expected: dict[str, str] = manifest["files"]
-    except (OSError, ValueError, KeyError):
-        raise CheckpointError(f"{folder} has no readable {MANIFEST}, so it is not whole") from None
-    for name, digest in expected.items():
+    manifest = read(folder)
+    for name, digest in manifest["files"].items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing")
         if sha256(path) != digest:
             raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's")
-    return manifest  # type: ignore[no-any-return]
+    return manifest
 
 
 def sha256(path: Path) -> str:

@@ -22,7 +22,7 @@ from orchestrator.cli.options import (
     table,
 )
 from orchestrator.records import registry
-from serve.version import ModelVersion
+from serve.version import CHOICE_FILE, ModelVersion
 
 app = typer.Typer(help="Published model versions.", no_args_is_help=True)
 
@@ -103,7 +103,7 @@ def rollback(
 
 
 def _choice(version: ModelVersion) -> str | None:
-    path = Path(version.path).parent / ".exports" / version.id / "choice.json"
+    path = Path(version.exports) / CHOICE_FILE
     try:
         return str(json.loads(path.read_bytes())["choice"]["engine"])
     except (OSError, ValueError, KeyError):

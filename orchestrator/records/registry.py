@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
@@ -92,13 +93,7 @@ def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
         ) from None
     if not (folder / chosen).is_dir():
         raise RunError(f"{name} has no version {chosen!r} in {storage}")
-    details = manifest.verify(folder / chosen)
-    try:
-        values = details["version"]
-        values |= {"id": chosen, "path": str((folder / chosen).resolve())}
-        return ModelVersion(**{**values, "labels": tuple(values["labels"])})
-    except (KeyError, TypeError):
-        raise CheckpointError(f"{folder / chosen} has a manifest of another format") from None
+    return _version(folder / chosen, manifest.verify(folder / chosen))
 
 
 def note_deployed(storage: Path, version: ModelVersion) -> None:
@@ -115,18 +110,26 @@ def deployed(storage: Path, name: str) -> list[str]:
 
 
 def every(storage: Path) -> tuple[tuple[ModelVersion, datetime], ...]:
-    """Every published version with when it was, newest first; broken ones are left out."""
+    """Every published version with when it was, newest first, its files not verified."""
     found = []
     for path in (storage / "models").glob("*/*/manifest.json"):
         folder = path.parent
         if folder.name.startswith("."):
             continue
         try:
-            version = read(storage, folder.parent.name, folder.name)
-        except (CheckpointError, RunError):
+            version = _version(folder, manifest.read(folder))
+        except CheckpointError:
             continue
         found.append((version, datetime.fromtimestamp(path.stat().st_mtime, UTC)))
     return tuple(sorted(found, key=lambda pair: pair[1], reverse=True))
+
+
+def _version(folder: Path, details: dict[str, Any]) -> ModelVersion:
+    try:
+        values = {**details["version"], "id": folder.name, "path": str(folder.resolve())}
+        return ModelVersion(**{**values, "labels": tuple(values["labels"])})
+    except (KeyError, TypeError):
+        raise CheckpointError(f"{folder} has a manifest of another format") from None
 
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:

@@ -8,17 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from pydantic import TypeAdapter, ValidationError
 
+from jobs.errors import first_line
 from jobs.spec.serve import EngineName
 from jobs.training import environment
 from jobs.training import gate as gate_rows
 from jobs.training.config import Device
 from serve.engines import onnx_engine, openvino_engine
-from serve.engines.engine import Engine, Logits
+from serve.engines.engine import Engine, Logits, softmax
 from serve.engines.rows import Row, Tokenizer
 from serve.engines.torch_engine import TorchEngine
+from serve.version import CHOICE_FILE
 
 ACCURACY_DROP, AGREEMENT = 0.005, 0.99
 """Most accuracy that an engine may lose, and least share of labels that must stay the same."""
@@ -32,7 +33,6 @@ BUDGETS = (256, 512, 1024)
 """Padded tokens of a batch, among which the fastest is taken."""
 TIMED_ROWS, TIMED_S = 64, 0.4
 """Rows that a budget is timed on, and for how long at least."""
-CHOICE_FILE = "choice.json"
 
 CPU_ENGINES: tuple[EngineName, ...] = (
     "openvino-int8",
@@ -162,7 +162,7 @@ def _try(
         engine = reference if name == REFERENCE else maker.make(name, judge.gate)
         trial = judge.trial(engine)
     except Exception as error:  # noqa: BLE001 - libraries refuse models and machines in many ways
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        reason = first_line(error)
         return Trial(name, refusal=f"cannot be made: {reason}")
     if trial.refusal or trial.texts_per_s < HOPELESS * best_texts_per_s:
         return trial
@@ -213,7 +213,7 @@ class Judge:
 def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
     """Probabilities as [rows, labels], judged in batches of this many rows as they come."""
     pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
-    return torch.from_numpy(np.concatenate(pieces)).softmax(dim=-1).numpy()
+    return softmax(np.concatenate(pieces))
 
 
 def measure(trial: Trial, engine: Engine, gate: GateRows) -> Trial:

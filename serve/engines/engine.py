@@ -12,6 +12,13 @@ from serve.engines.rows import Row
 Logits = npt.NDArray[np.float32]
 
 
+def softmax(logits: Logits) -> Logits:
+    """Probabilities as [rows, labels]."""
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    found: Logits = raised / raised.sum(axis=1, keepdims=True)
+    return found
+
+
 class Engine(Protocol):
     """A loaded model on one device."""
 

@@ -68,5 +68,4 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "") == {}
-    assert routing.promoted(routes["/b/c"]) == Route("three")
     assert routing.rolled_back(routes["/b/c"]) == Route("two")

@@ -12,14 +12,13 @@ import pyarrow.parquet
 
 from jobs.errors import ModelError
 from jobs.spec import JobSpec
+from jobs.training.config import CHARACTERS_PER_TOKEN
 from jobs.training.model import location as model_location
 
 LARGEST_FILE = 256 * 2**20
 """Bytes that planning reads at most; longer files are taken to hold rows of any length."""
 TOKENISED = 64
 """Rows with the most characters whose tokens are counted."""
-CHARACTERS_PER_TOKEN = 4.0
-"""Of English text in WordPiece, where the tokenizer is not on this machine."""
 
 
 def longest_row(spec: JobSpec) -> int | None:
