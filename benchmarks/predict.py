@@ -1,10 +1,11 @@
 """How well full runs are predicted: probe every candidate of some jobs, then train each in full.
 
-    python benchmarks/predict.py JOB.yaml … [--longest 120] [--out FILE]
+    python benchmarks/predict.py JOB.yaml … [--longest 120] [--confirm N] [--out FILE]
 
 Each job has a sweep. All its candidates are probed, none given up early. Then every candidate is
-timed again in fresh processes and trained, as `winnow run` does with the winner, but for those
-predicted to take longer than `--longest` seconds. Prints a row for
+timed again in fresh processes right before it is trained, as `winnow run` does with the winner; or
+only the N fastest of each placement, after the probes. Those predicted to take longer than
+`--longest` seconds are not trained. Prints a row for
 each fit and the summary of `winnow accuracy`, whether the best predicted candidate is the best
 trained one, and writes JSON to benchmarks/results/ or `--out` after every fit.
 """
@@ -36,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", type=Path, nargs="+")
     parser.add_argument("--longest", type=float, default=120.0, help="seconds of a fit")
+    parser.add_argument("--confirm", type=int, help="how many to time again; each, if left out")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     quiet_libraries()
@@ -46,7 +48,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, session.connect() as cluster:
         for path in arguments.jobs:
             spec = load_job(path, None)
-            measure_job(spec, Path(folder), cluster.serve_port, arguments.longest, result)
+            measure_job(spec, Path(folder), cluster.serve_port, arguments, result)
     result.show()
     return 0
 
@@ -100,7 +102,7 @@ def measure_job(
     spec: JobSpec,
     folder: Path,
     serve_port: int,
-    longest_s: float,
+    arguments: argparse.Namespace,
     result: Result,
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
@@ -115,10 +117,16 @@ def measure_job(
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
     speeds = sweep.probe(context, plan, Availability(context, plan), is_thorough=True)
     fits: dict[str, Any] = {}
-    for candidate in [plan.candidate(found.candidate) for found in speeds.predictions]:
-        again(context, speeds, candidate)
+    by_time = sorted(speeds.predictions, key=lambda found: found.time_s.mean)
+    candidates = [plan.candidate(found.candidate) for found in by_time]
+    for placement in {candidate.placement.name for candidate in candidates}:
+        here = [c for c in candidates if c.placement.name == placement]
+        again(context, speeds, here[: arguments.confirm or 0])
+    for candidate in candidates:
+        if arguments.confirm is None:
+            again(context, speeds, [candidate])
         prediction = next(p for p in speeds.predictions if p.candidate == candidate.id)
-        if prediction.time_s.mean > longest_s:
+        if prediction.time_s.mean > arguments.longest:
             name = f"{spec.name} {prediction.candidate}"
             result.left_out[name] = f"predicted to take {prediction.time_s.mean:.0f} s"
             continue
@@ -130,12 +138,12 @@ def measure_job(
     result.choices += choices(spec, plan, speeds.predictions, fits)
 
 
-def again(context: Any, speeds: Any, candidate: Any) -> None:
-    """Time a candidate in fresh processes."""
+def again(context: Any, speeds: Any, candidates: Any) -> None:
+    """Time candidates in fresh processes, one group for each placement."""
     from orchestrator.stages import speed
 
     findings = speed.Findings(speeds.take, speeds.take_launch)
-    speed.measure_again(context.spec, [candidate], context.run.folder, findings)
+    speed.measure_again(context.spec, candidates, context.run.folder, findings)
 
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:
@@ -186,11 +194,11 @@ def choices(
     """The best candidate by prediction and by what its fit took, for both objectives."""
     found = []
     by_id = {p.candidate: p for p in predictions}
-    for objective in ("time", "cost"):
+    prices = {name: plan.candidate(name).placement.price_usd_per_hour for name in by_id}
+    for objective in ("time", "cost") if all(prices.values()) else ("time",):
 
         def cost(name: str, seconds: float, objective: str = objective) -> float:
-            price = plan.candidate(name).placement.price_usd_per_hour or 0.0
-            return seconds if objective == "time" else seconds * price
+            return seconds * (1.0 if objective == "time" else prices[name] or 0.0)
 
         predicted = {name: cost(name, by_id[name].time_s.mean) for name in by_id}
         actual = {name: cost(name, receipt.actual_time_s) for name, receipt in fits.items()}
@@ -219,9 +227,14 @@ def tell(notice: Notice) -> None:
     """Progress on stderr, without the steps of fits."""
     match notice:
         case Progress("probe", _, _, text) | Remark(text):
-            print(f"  {text}", file=sys.stderr, flush=True)
+            say(f"  {text}")
         case StageStarted(stage, text) | StageFinished(stage, text):
-            print(f"{datetime.now(UTC):%H:%M:%S} {stage} {text}", file=sys.stderr, flush=True)
+            say(f"{stage} {text}")
+
+
+def say(text: str) -> None:
+    """A line on stderr with the time."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ a copy of the weights take 2 each."""
 FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 """Weights that an adapter leaves alone, and whole weights while a shard is gathered."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
-ACTIVATIONS, FEED_FORWARD, GATED = 7.5, 2.0, 4.0
+ACTIVATIONS, GATED_ACTIVATIONS = 5.5, 7.5
+FEED_FORWARD, GATED_FEED_FORWARD = 2.0, 4.0
 """Elements kept for the backward pass per token and layer: of attention and norms in hidden units,
 and of the feed-forward layer in units of its width, twice as many where it is gated.
 
@@ -21,13 +22,15 @@ Korthikanti et al., Reducing Activation Recomputation in Large Transformer Model
 4.1, attention scores not stored; dropout masks of a byte each come on top."""
 MASKS = 3
 """Dropout masks, a byte per token, layer and hidden unit each."""
+WIDE_NORMS = 2
+"""Layer norms give fp32 in 16-bit training too: elements per token, layer and hidden unit."""
 LOGITS, JUDGED_LOGITS = 5, 8
 """fp32 copies of an output layer's scores that training and judging hold at once, as measured."""
-CONTEXT_GIB: dict[Device, float] = {"cuda": 0.6, "cpu": 0.9}
+CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
 """CUDA context and libraries, or the Python process with torch loaded."""
 WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.7, "cpu": 0.0}
 """Matrix libraries' workspaces, the data on the device, and what judging takes of a small model."""
-SYNC_GIB: dict[Device, float] = {"cuda": 0.2, "cpu": 0.0}
+SYNC_GIB: dict[Device, float] = {"cuda": 0.8, "cpu": 0.0}
 """NCCL's buffers, and what is exchanged in 16 bits."""
 LOW_SHARE, HIGH_SHARE = 0.8, 1.3
 """How far activations may lie from the formula, which ignores the allocator and fused kernels."""
@@ -121,9 +124,13 @@ def _state(shape: ModelShape, precision: Precision, spread: Spread, pools: int) 
 
 def _bytes_per_token(shape: ModelShape, precision: Precision, spread: Spread) -> float:
     element = ELEMENT_BYTES[precision]
-    width = shape.intermediate * (GATED if shape.is_gated else FEED_FORWARD)
-    elements = ACTIVATIONS * shape.hidden + width
-    layer = elements * element + (0 if shape.is_gated else MASKS * shape.hidden)
+    if shape.is_gated:
+        elements = GATED_ACTIVATIONS * shape.hidden + GATED_FEED_FORWARD * shape.intermediate
+        layer = elements * element
+    else:
+        elements = ACTIVATIONS * shape.hidden + FEED_FORWARD * shape.intermediate
+        wide = 4 * WIDE_NORMS if element < 4 else 0
+        layer = elements * element + (MASKS + wide) * shape.hidden
     share = CHECKPOINTED_SHARE if spread.gradient_checkpointing else 1.0
     return shape.layers * layer * share
 

@@ -37,7 +37,7 @@ def final_precision(config: TrainingConfig, world: World) -> Precision:
 def evaluate(
     session: Session, number_format: Precision, *, limit: int | None = None
 ) -> dict[str, float]:
-    """Metrics of the task and the mean loss over the evaluation rows, or the first `limit`."""
+    """Metrics of the task and the mean loss over the evaluation rows, or a sample of `limit`."""
     judge = _language if session.config.model.task == "causal-lm" else _classification
     session.model.eval()
     try:
@@ -88,16 +88,22 @@ def _language(session: Session, number_format: Precision, limit: int | None) -> 
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
-    """Tokens, padding among them, of an evaluation of all rows or the first `limit`."""
-    lengths = session.corpus.eval.lengths[:limit]
+    """Tokens, padding among them, of an evaluation of all rows or a sample of `limit`."""
+    lengths = session.corpus.eval.lengths
     rows = _rounds(session, limit)
     return sum(everyone.size * _width(everyone, lengths) for everyone in rows)
 
 
 def _rounds(session: Session, limit: int | None) -> Indices:
-    """Rows of each forward pass, (rounds, workers, rows), of like length, FILLER where none is."""
+    """Rows of each forward pass, (rounds, workers, rows), of like length, FILLER where none is.
+
+    The longest come first: what they took of a GPU's memory is then enough for all others, where
+    growing batches would each take more besides. A sample has the longest row and all lengths.
+    """
     size, workers = EVAL_BATCH[session.config.model.task], session.world.size
-    order = np.argsort(session.corpus.eval.lengths[:limit], kind="stable")
+    order = np.argsort(-session.corpus.eval.lengths, kind="stable")
+    if limit is not None and limit < len(order):
+        order = order[np.linspace(0, len(order) - 1, limit).astype(np.int64)]
     rounds = math.ceil(len(order) / (size * workers))
     padded = np.full(rounds * workers * size, FILLER)
     padded[: len(order)] = order
@@ -114,11 +120,10 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
     Every worker gets as many, because sharded weights are gathered by all of them together.
     """
     world, tokens = session.world, session.corpus.eval
-    lengths = tokens.lengths[:limit]
     rows = _rounds(session, limit)
     for everyone in rows:
         own = everyone[world.rank]
-        width = _width(everyone, lengths)
+        width = _width(everyone, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
         index = torch.from_numpy(np.where(own == FILLER, 0, own)).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)

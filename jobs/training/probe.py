@@ -174,6 +174,7 @@ def _forget(world: World) -> None:
     """What the candidate before this one held is not this one's."""
     gc.collect()
     if world.device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was captured on
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(world.device)
 
@@ -197,6 +198,8 @@ def _overheads(
     for precision in (own, final):
         if precision not in group.judged:
             group.judged[precision] = _judging(session, precision)
+        elif group.world.device.type == "cuda":
+            evaluate(session, precision, limit=EVAL_ROWS)  # for the memory that it takes
     first_s = sum(group.judged[precision][0] for precision in {own, final})
     if group.save is None:
         group.save = _saving(session, request.scratch)

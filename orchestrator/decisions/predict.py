@@ -194,7 +194,7 @@ def _predict(
         setup=max(o.setup_s for o in beside) + own.capture_s + max(o.first_use_s for o in beside),
         steps=stepping_s,
         evaluations=earlier * own.eval_s + own.final_eval_s,
-        checkpoints=_checkpoints(spec, measured, stepping_s) * own.save_s + own.final_save_s,
+        checkpoints=_checkpoints_s(spec, measured, own, stepping_s),
         end=own.metering_s + _median(o.end_s for o in launches if o.end_s is not None),
     )
     half_s = math.hypot(
@@ -268,9 +268,14 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median(found) if found else 0.0
 
 
-def _checkpoints(spec: JobSpec, measured: Measurement, stepping_s: float) -> int:
-    """Checkpoints before the last one."""
-    return max(0, _times_due(spec.train.checkpoint.every, spec, measured, stepping_s) - 1)
+def _checkpoints_s(
+    spec: JobSpec, measured: Measurement, own: Overheads, stepping_s: float
+) -> float:
+    """What saving holds up; each save first waits until the one before it is written."""
+    count = _times_due(spec.train.checkpoint.every, spec, measured, stepping_s)
+    write_s = own.final_save_s - own.save_s
+    waiting_s = max(0.0, write_s - stepping_s / count)
+    return (count - 1) * (own.save_s + waiting_s) + own.final_save_s
 
 
 def _evaluations(spec: JobSpec, measured: Measurement, steps: int) -> int:

@@ -1,6 +1,7 @@
 """Trained weights end to end: one AdamW kernel, gradients exchanged in a few large pieces."""
 
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,9 @@ class FlatAdamW:
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
         """Update every weight."""
         self._step.add_(1 - refused)
-        correction = self._corrections.index_select(0, self._step.long()[None])[0]
+        # a probe may outlast a short run
+        row = self._step.long()[None].clamp(max=len(self._corrections) - 1)
+        correction = self._corrections.index_select(0, row)[0]
         numbers = torch.stack([lr, divisor, refused, correction[0], correction[1]])
         for group in self.groups:
             kernels.adamw(
@@ -120,10 +123,14 @@ class Exchange:
         self._is_armed = False
 
     def _arrival(self, index: int) -> Any:
+        # no garbage collection finds a cycle that leads through a hook: all weights would stay
+        found = weakref.ref(self)
+
         def arrived(_: torch.Tensor) -> None:
-            if self._is_armed:
-                self._missing[index] -= 1
-                self._send_ready()
+            exchange = found()
+            if exchange is not None and exchange._is_armed:
+                exchange._missing[index] -= 1
+                exchange._send_ready()
 
         return arrived
 

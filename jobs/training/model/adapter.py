@@ -1,11 +1,13 @@
-"""Low-rank adapters (LoRA) through peft."""
+"""Low-rank adapters (LoRA) through peft, which takes seconds to import: only where one is used."""
 
-from typing import Any
-
-import peft
+import sys
+from typing import TYPE_CHECKING, Any
 
 from jobs.errors import ModelError
 from jobs.spec.model import LoraSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import peft
 
 TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
 
@@ -15,6 +17,8 @@ def add_adapter(model: Any, spec: ModelSpec) -> Any:
     lora = spec.adapter
     if lora is None:
         return model
+    import peft
+
     try:
         return peft.get_peft_model(model, _config(lora, spec))
     except ValueError as error:
@@ -25,20 +29,27 @@ def add_adapter(model: Any, spec: ModelSpec) -> Any:
 
 def has_adapter(model: Any) -> bool:
     """Whether only an adapter is trained."""
-    return isinstance(model, peft.PeftModel)
+    module = sys.modules.get("peft")  # whoever made an adapter has imported it
+    return module is not None and isinstance(model, module.PeftModel)
 
 
 def adapter_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
     """The part of a model's weights that is the adapter, under the names that peft saves."""
+    import peft
+
     return dict(peft.get_peft_model_state_dict(model, state_dict=state))
 
 
 def load_adapter_state(model: Any, state: dict[str, Any]) -> None:
     """Put saved adapter weights into the model."""
+    import peft
+
     peft.set_peft_model_state_dict(model, state)
 
 
-def _config(lora: LoraSpec, spec: ModelSpec) -> peft.LoraConfig:
+def _config(lora: LoraSpec, spec: ModelSpec) -> "peft.LoraConfig":
+    import peft
+
     names = lora.target_modules
     return peft.LoraConfig(
         task_type=TASK_TYPES[spec.task],

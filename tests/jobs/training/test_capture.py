@@ -1,5 +1,6 @@
 """On a GPU: captured steps are the eager ones, and every part of the fast path adds nothing."""
 
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,16 @@ def test_flat_weights_learn_what_pytorch_s_optimizer_learns(
     flat = losses(session(reviews, precision="fp32"))
     monkeypatch.setattr(kernels, "available", False)
     assert losses(session(reviews, precision="fp32")) == pytest.approx(flat, abs=1e-4)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("capture", [True, False])
+def test_steps_may_go_on_beyond_the_run_s_last(reviews: Path, *, capture: bool) -> None:
+    """As a probe's do, when the run is short."""
+    built = session(reviews, epochs=1.0, capture=capture)
+    for _ in range(3):
+        assert all(math.isfinite(loss) for loss in losses(built))
 
 
 @pytest.mark.gpu
