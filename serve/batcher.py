@@ -5,22 +5,23 @@ for it meanwhile. Measured against first-in-first-out batches of 32 in benchmark
 """
 
 import asyncio
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
-from serve.engines.engine import Engine, Logits
+from serve.engines.engine import Logits
 from serve.engines.rows import Row, Text, Tokenizer
 
 PIECE_CHARACTERS = 65_536
 """Most text that is tokenised between two batches, so that a huge request holds nobody up."""
-PATIENCE = 2.0
-"""Batch times after which the oldest row's company is chosen by age instead of length."""
+PATIENCE = 8.0
+"""Batch times after which the oldest row's company is chosen by age instead of length. Fewer, and a
+full queue is always worked off by age: a third slower with 64 clients, see benchmarks/LOG.md."""
 SMOOTHING = 0.1
 """Weight of the newest batch in the average rate and time."""
 
@@ -56,10 +57,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Logits of a request's texts, and how they came about."""
+    """Scores of a request's texts, and how they came about."""
 
-    logits: Logits
-    """[texts, labels]"""
+    scores: list[list[float]]
+    """Of each text, one for each label."""
     is_cut: bool
     """Whether some text was longer than the model takes."""
     batch_rows: int
@@ -75,12 +76,9 @@ class _Request:
     texts: Sequence[Text]
     future: "asyncio.Future[Answer]"
     began: float
-    deadline: float
-    logits: list[Logits | None] = field(default_factory=list)
+    scores: list[list[float]] = field(default_factory=list)
     left: int = 0
     is_cut: bool = False
-    tokens: float = 0.0
-    """What it counts for in the queue."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,16 +143,19 @@ class Batcher:
 
     def __init__(
         self,
-        engine: Engine,
+        run: Callable[[Sequence[Row]], Logits],
         tokenizer: Tokenizer,
         limits: Limits,
         on_batch: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """`on_batch` is told rows, tokens and seconds of each batch, from the engine's thread."""
-        self.engine, self.limits = engine, limits
-        self._tokenizer, self._on_batch = tokenizer, on_batch
-        self._arrived: deque[tuple[_Request, int]] = deque()
-        self._wake, self._is_closed = threading.Event(), False
+        """`run` gives the scores of rows as [rows, labels].
+
+        `on_batch` is told rows, tokens and seconds of each batch, from the engine's thread.
+        """
+        self.limits = limits
+        self.score, self._tokenizer, self._on_batch = run, tokenizer, on_batch
+        self._arrived: queue.SimpleQueue[tuple[_Request, int] | None] = queue.SimpleQueue()
+        self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
         self._tokens_per_s: float | None = None
         self._batch_s = 0.0
@@ -167,7 +168,7 @@ class Batcher:
         return Load(self._requests, max(0.0, self._waiting_tokens), self._tokens_per_s)
 
     async def ask(self, texts: Sequence[Text], timeout_s: float) -> Answer:
-        """Logits of some texts.
+        """Scores of some texts.
 
         Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
         that is cancelled takes its texts out of the queue.
@@ -176,19 +177,18 @@ class Batcher:
         waiting = self._waiting_tokens
         if waiting and waiting + guess > self.limits.queue_tokens:
             raise QueueFullError(self.load.backlog_s)
-        now = time.monotonic()
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        request = _Request(texts, future, now, now + timeout_s)
-        request.logits, request.left, request.tokens = [None] * len(texts), len(texts), guess
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        future: asyncio.Future[Answer] = loop.create_future()
+        request = _Request(texts, future, now)
+        request.scores, request.left = [[]] * len(texts), len(texts)
         self._count(1, guess)
+        late = loop.call_later(timeout_s, _refuse, future, DeadlineError())
         try:
-            self._arrived.extend((request, index) for index in range(len(texts)))
-            self._wake.set()
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            raise DeadlineError from None
+            for index in range(len(texts)):
+                self._arrived.put((request, index))
+            return await future
         finally:
+            late.cancel()
             future.cancel()  # takes what is left of it out of the queue; nothing when it is done
             self._count(-1, -guess)
 
@@ -200,30 +200,27 @@ class Batcher:
     def close(self) -> None:
         """End the thread after the batch that is running."""
         self._is_closed = True
-        self._wake.set()
+        self._arrived.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         pending: list[_Item] = []
         while not self._is_closed:
-            if not pending and not self._arrived:
-                self._wake.wait()
-                time.sleep(self.limits.idle_wait_s)
-            self._wake.clear()
-            pending += self._tokenise()
+            pending += self._tokenise(is_idle=not pending)
             pending = [item for item in pending if not item.request.future.done()]
             if pending:
                 pending = self._step(pending)
 
-    def _tokenise(self) -> list[_Item]:
-        """Rows of the texts that came, as many as one piece takes."""
+    def _tokenise(self, *, is_idle: bool) -> list[_Item]:
+        """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
         taken: list[tuple[_Request, int]] = []
         characters = 0
-        while self._arrived and characters < PIECE_CHARACTERS:
-            request, index = self._arrived.popleft()
+        while characters < PIECE_CHARACTERS and (arrived := self._next(may_wait=is_idle)):
+            request, index = arrived
             if not request.future.done():
-                taken.append((request, index))
+                taken.append(arrived)
                 characters += sum(len(part) for part in request.texts[index])
+            is_idle = False
         if not taken:
             return []
         try:
@@ -235,6 +232,15 @@ class Batcher:
             return []
         return [_Item(r, index, row) for (r, index), row in zip(taken, rows, strict=True)]
 
+    def _next(self, *, may_wait: bool) -> tuple[_Request, int] | None:
+        """The text that came first, if there is one; None to wake up for the end."""
+        if not may_wait and self._arrived.empty():
+            return None
+        arrived = self._arrived.get()
+        if may_wait:
+            time.sleep(self.limits.idle_wait_s)
+        return arrived
+
     def _step(self, pending: list[_Item]) -> list[_Item]:
         """Run one batch; what is left."""
         begin = time.monotonic()
@@ -243,18 +249,19 @@ class Batcher:
         chosen = pick(lengths, self.limits, by_age=is_late)
         batch = [pending[index] for index in chosen]
         error: Exception | None = None
-        logits: Logits | None = None
+        scores: list[list[float]] = []
         try:
-            logits = self.engine.run([item.row for item in batch])
-            if not np.isfinite(logits).all():
+            found = self.score([item.row for item in batch])
+            scores = found.tolist()
+            if not np.isfinite(found).all():
                 error = ModelError("the model's scores are not numbers")
-        except Exception as found:  # noqa: BLE001 - told to those who asked; the thread goes on
-            error = found
+        except Exception as failure:  # noqa: BLE001 - told to those who asked; the thread goes on
+            error = failure
         spent_s, tokens = time.monotonic() - begin, sum(lengths[index] for index in chosen)
         self._learn(tokens, spent_s)
         if self._on_batch:
             self._on_batch(len(batch), tokens, spent_s)
-        done = _Done(logits, error, begin, spent_s, len(batch))
+        done = _Done(scores, error, begin, spent_s, len(batch))
         numbered = list(enumerate(batch))
         for loop in {item.request.future.get_loop() for item in batch}:
             own = [(n, item) for n, item in numbered if item.request.future.get_loop() is loop]
@@ -279,7 +286,7 @@ def _refuse(future: "asyncio.Future[Answer]", error: Exception) -> None:
 class _Done:
     """A batch that was run."""
 
-    logits: Logits | None
+    scores: list[list[float]]
     error: Exception | None
     begin: float
     infer_s: float
@@ -292,15 +299,14 @@ def _deliver(items: Sequence[tuple[int, _Item]], done: _Done) -> None:
         request = item.request
         if request.future.done():
             continue
-        if done.error is not None or done.logits is None:
-            request.future.set_exception(done.error or ModelError("no scores"))
+        if done.error is not None:
+            request.future.set_exception(done.error)
             continue
-        request.logits[item.index] = done.logits[number]
+        request.scores[item.index] = done.scores[number]
         request.is_cut |= item.row.is_cut
         request.left -= 1
         if not request.left:
-            stacked = np.stack([row for row in request.logits if row is not None])
             waited_s = done.begin - request.began
             request.future.set_result(
-                Answer(stacked, request.is_cut, done.rows, waited_s, done.infer_s)
+                Answer(request.scores, request.is_cut, done.rows, waited_s, done.infer_s)
             )

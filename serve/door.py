@@ -5,6 +5,7 @@ to the application behind it, with its body read and bounded.
 """
 
 import asyncio
+import itertools
 import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -30,6 +31,8 @@ OPEN_PATHS = frozenset(
 """What needs no token: whether it lives, and how to use it."""
 PREDICT = "/predict"
 KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
+"""Requests without an id get one of these, at the price of no system call."""
 RETRY_AFTER = "retry-after"
 
 
@@ -48,7 +51,7 @@ class Door:
         path = relative(scope["path"], server.config.route)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         identity = headers.get(b"x-request-id", "")
-        identity = identity if KNOWN_ID.fullmatch(identity) else secrets.token_hex(8)
+        identity = identity if KNOWN_ID.fullmatch(identity) else f"{PROCESS}{next(NUMBERS):08x}"
         try:
             check(scope, path, headers, server)
             if path == PREDICT and scope["method"] == "POST":
@@ -67,7 +70,7 @@ class Door:
             return  # nobody is there to be answered
         except Exception:  # noqa: BLE001 - the last line: no trace reaches a client
             reply = refused(RefusedError(500, "internal", "something went wrong here"), identity)
-        server.metrics.requests.labels(path if path == PREDICT else "other", reply.status).inc()
+        server.metrics.count(path if path == PREDICT else "other", reply.status)
         await answer(send, reply, identity)
 
 

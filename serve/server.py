@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import prometheus_client
 import pydantic_core
 
@@ -18,11 +17,11 @@ from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training import manifest
 from jobs.training.config import Device
-from serve.api import ModelInfo, PredictRequest, RefusedError, as_texts, parse
+from serve.api import ModelInfo, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Limits, ModelError, QueueFullError
 from serve.engines import choose
 from serve.engines.choose import Choice, Maker
-from serve.engines.engine import Engine, Logits, softmax
+from serve.engines.engine import Engine, softmax
 from serve.engines.rows import Text, Tokenizer
 from serve.version import ModelVersion
 
@@ -98,15 +97,6 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Classified:
-    """Probabilities of some texts, and how they came about."""
-
-    probabilities: Logits
-    """[texts, labels]"""
-    answer: Answer
-
-
 class Metrics:
     """Counters of one replica, for Prometheus."""
 
@@ -121,6 +111,7 @@ class Metrics:
             ("path", "status"),
             **fixed,
         )
+        self._counted: dict[tuple[str, int], prometheus_client.Counter] = {}
         self.latency = prometheus_client.Histogram(
             "request_seconds",
             "From the whole body to the answer.",
@@ -142,6 +133,13 @@ class Metrics:
             "Until all that waits is answered.",
             **fixed,
         )
+
+    def count(self, path: str, status: int) -> None:
+        """Count a request; the lookup by labels is slow."""
+        key = path, status
+        if key not in self._counted:
+            self._counted[key] = self.requests.labels(*key)
+        self._counted[key].inc()
 
     def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
         """Count a batch."""
@@ -173,7 +171,9 @@ class Server:
         limits = Limits(
             self.choice.batch_tokens, config.batch_rows, config.queue_tokens, config.idle_wait_s
         )
-        self.batcher = Batcher(engine, tokenizer, limits, self.metrics.on_batch)
+        self.batcher = Batcher(
+            lambda rows: softmax(engine.run(rows)), tokenizer, limits, self.metrics.on_batch
+        )
         self._headers = {"content-type": "application/json", "x-model-version": version.id}
 
     @property
@@ -204,13 +204,12 @@ class Server:
         """Answer a predict request; raises RefusedError."""
         request = parse(body)
         texts = as_texts(request.inputs, is_pair=self.config.version.is_pair)
-        found = await self.classify(texts, timeout_s)
-        if found.answer.is_cut and not request.truncate:
+        answer = await self.classify(texts, timeout_s)
+        if answer.is_cut and not request.truncate:
             length = self.config.version.max_length
             message = f"an input has more than the {length} tokens that the model takes"
             raise RefusedError(422, "too_long", message)
-        labelled = self._label(found.probabilities, request)
-        answer = found.answer
+        labelled = [self._label(scores, request.top_k) for scores in answer.scores]
         headers = {
             **self._headers,
             "x-batch-size": str(answer.batch_rows),
@@ -222,7 +221,7 @@ class Server:
         value = labelled if isinstance(request.inputs, list) else labelled[0]
         return Reply(200, pydantic_core.to_json(value), headers)
 
-    async def classify(self, texts: Sequence[Text], timeout_s: float) -> Classified:
+    async def classify(self, texts: Sequence[Text], timeout_s: float) -> Answer:
         """Probabilities of texts; raises RefusedError when there is no room or no time."""
         begin = time.perf_counter()
         try:
@@ -238,21 +237,15 @@ class Server:
             raise RefusedError(500, "model_failed", str(error)) from None
         self.metrics.latency.observe(time.perf_counter() - begin)
         self.metrics.texts.inc(len(texts))
-        return Classified(softmax(answer.logits), answer)
+        return answer
 
-    def _label(self, probabilities: Logits, request: PredictRequest) -> list[object]:
-        names = self._labels
-        if request.top_k is None:
-            best = probabilities.argmax(axis=1).tolist()
-            scores = probabilities.max(axis=1).tolist()
-            return [
-                {"label": names[i], "score": score} for i, score in zip(best, scores, strict=True)
-            ]
-        order = np.argsort(-probabilities, axis=1, kind="stable")[:, : request.top_k]
-        return [
-            [{"label": names[i], "score": float(row[i])} for i in chosen]
-            for row, chosen in zip(probabilities, order.tolist(), strict=True)
-        ]
+    def _label(self, scores: Sequence[float], top_k: int | None) -> object:
+        """The best label, or a list of the best; few labels are faster without numpy."""
+        if top_k is None:
+            best = max(range(len(scores)), key=scores.__getitem__)
+            return {"label": self._labels[best], "score": scores[best]}
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]
+        return [{"label": self._labels[index], "score": scores[index]} for index in order]
 
     def scrape(self) -> bytes:
         """Metrics in Prometheus' format."""

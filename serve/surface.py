@@ -6,7 +6,6 @@ from typing import Any
 import fastapi
 import fastapi.exceptions
 import fastapi.responses
-import numpy as np
 import starlette.exceptions
 
 from serve.api import (
@@ -178,11 +177,10 @@ async def infer(name: str, body: InferRequest, request: fastapi.Request) -> Infe
     server = named(name)
     version = server.config.version
     texts = texts_of(body, is_pair=version.is_pair)
-    found = (await server.classify(texts, _timeout(request))).probabilities
-    best = found.argmax(axis=1)
-    labels = [version.labels[index] for index in best]
-    scores = [float(score) for score in found.max(axis=1)]
-    every = np.asarray(found, dtype=float).ravel().tolist()
+    found = (await server.classify(texts, _timeout(request))).scores
+    scores = [max(row) for row in found]
+    labels = [version.labels[row.index(score)] for row, score in zip(found, scores, strict=True)]
+    every = [score for row in found for score in row]
     count = len(texts)
     return InferResponse(
         id=body.id,

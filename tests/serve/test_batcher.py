@@ -55,7 +55,7 @@ class Failing(Summing):
 
 
 def batcher(engine: Summing, **limits: float) -> Batcher:
-    return Batcher(engine, Words(), Limits(**limits))  # type: ignore[arg-type]
+    return Batcher(engine.run, Words(), Limits(**limits))  # type: ignore[arg-type]
 
 
 def test_the_oldest_goes_in_with_its_neighbours_in_length() -> None:
@@ -88,7 +88,7 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
         texts = [" ".join(["ab"] * (1 + number % 9)) for number in range(200)]
         answers = await asyncio.gather(*(asked.ask([(text,)], 10) for text in texts))
         asked.close()
-        return [float(answer.logits[0, 0]) for answer in answers]
+        return [answer.scores[0][0] for answer in answers]
 
     assert asyncio.run(ask_all()) == [2.0 * (1 + number % 9) for number in range(200)]
     assert sum(map(len, engine.batches)) == 200
@@ -114,7 +114,7 @@ def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
         asked = batcher(Summing(), batch_rows=4)
         answer = await asked.ask([("x " * count,) for count in range(1, 31)], 10)
         asked.close()
-        return [float(value) for value in answer.logits[:, 0]]
+        return [scores[0] for scores in answer.scores]
 
     assert asyncio.run(ask()) == [float(count) for count in range(1, 31)]
 

@@ -287,14 +287,14 @@ def test_texts_of_a_client_that_left_are_not_run(
 ) -> None:
     monkeypatch.setattr(door, "LOOK_S", 0.01)
     held, ran = threading.Event(), list[int]()
-    run = server.batcher.engine.run
+    run = server.batcher.score
 
     def hold(rows: Any) -> Any:
         held.wait(5)
         ran.append(len(rows))
         return run(rows)
 
-    monkeypatch.setattr(server.batcher.engine, "run", hold)
+    monkeypatch.setattr(server.batcher, "score", hold)
 
     async def leave() -> None:
         async with httpx.AsyncClient() as client:
