@@ -83,6 +83,8 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(METRICS_PORT)),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # our replicas count requests themselves
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        # a replica that dies takes its requests along; asking again changes nothing
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": DRAIN_S,
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 9 s, not 26
     }

@@ -1,5 +1,6 @@
 """The HTTP surface of a text classifier: what comes in, what goes out, and the errors."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -46,9 +47,9 @@ class PredictRequest(BaseModel):
         | Annotated[list[TextField | Pair], Field(min_length=1, max_length=MAX_TEXTS)]
     )
     """A text, a pair of texts, or a list of them."""
-    top_k: Annotated[int, Field(ge=1, le=1000)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
     """So many labels for each input, best first, as a list; left out, the best label alone."""
-    truncate: bool = True
+    truncate: Annotated[bool, Field(strict=True)] = True
     """Whether inputs longer than the model takes are cut; if not, they are refused."""
 
 
@@ -89,11 +90,17 @@ class RefusedError(Exception):
     """An answer other than 200, with its reason in words."""
 
     def __init__(
-        self, status: int, code: str, message: str, *, retry_after_s: float | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
 
 
 class Tensor(BaseModel):

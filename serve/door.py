@@ -29,7 +29,7 @@ OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
 """What needs no token: whether it lives, and how to use it."""
-PREDICT = "/predict"
+PREDICT, INFER = "/predict", "/infer"
 KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """Requests without an id get one of these, at the price of no system call."""
@@ -85,10 +85,11 @@ def check(scope: Scope, path: str, headers: dict[bytes, str], server: Server) ->
     if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise RefusedError(431, "headers_too_large", "the headers are too many or too long")
     if path == PREDICT and scope["method"] not in ("POST", "OPTIONS"):
-        raise RefusedError(405, "method_not_allowed", "predictions are asked for by POST")
+        message = "predictions are asked for by POST"
+        raise RefusedError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS and not server.admits(headers.get(b"authorization", "")):
         raise RefusedError(401, "unauthorized", "send an accepted token as Authorization: Bearer …")
-    if scope["method"] == "POST":
+    if scope["method"] == "POST" and (path == PREDICT or path.endswith(INFER)):
         kind = headers.get(b"content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise RefusedError(415, "unsupported_media_type", "send Content-Type: application/json")
@@ -177,7 +178,7 @@ def replaying(body: bytes, receive: Receive) -> Receive:
 def refused(refusal: RefusedError, identity: str) -> Reply:
     """An error in the one shape."""
     detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=identity)
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", **refusal.headers}
     if refusal.retry_after_s is not None:
         headers[RETRY_AFTER] = str(int(refusal.retry_after_s + 0.999))
     if refusal.status == 401:

@@ -75,7 +75,7 @@ def _write(tables: list[str]) -> None:
     """Files first, which the next HAProxy reads; then the running one, each map at once."""
     folder = Path(_folder())
     for name, text in zip(MAPS, tables, strict=True):
-        partial = folder / f"{name}.new"
+        partial = folder / f"{name}.{os.getpid()}.new"  # nodes of one machine share the folder
         partial.write_text(text, encoding="utf-8")
         partial.replace(folder / name)
     for attempt in range(ATTEMPTS):

@@ -84,7 +84,10 @@ async def refuse_http(
 ) -> fastapi.Response:
     """Unknown paths and methods."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
-    return await refuse(request, RefusedError(error.status_code, code, str(error.detail)))
+    detail = str(error.detail)
+    return await refuse(
+        request, RefusedError(error.status_code, code, detail, headers=error.headers)
+    )
 
 
 @api.exception_handler(Exception)

@@ -1,0 +1,247 @@
+"""Whether requests are lost while an endpoint is updated, rolled back, and parts of it are killed.
+
+    python benchmarks/serve_faults.py NAME [--storage .winnow] [--engine openvino-bf16]
+        [--requests 100000] [--clients 16] [--replicas 2] [--out FILE]
+
+NAME needs two published versions. Clients of a process of their own ask without a pause, on a local
+cluster of our own; meanwhile, spread over the requests: a rolling update of the limits, a canary
+in two steps to the newest version, a rollback to the one before, a replica killed, and Ray Serve's
+controller killed. Every answer's status and version is written down with when it was asked for.
+Prints what failed and what answered with the wrong version after a switch; the exit code tells.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+import aiohttp  # noqa: E402 - the script runs from a clone, installed or not
+import numpy as np  # noqa: E402
+import psutil  # noqa: E402
+
+from cluster import local, session  # noqa: E402
+from jobs.spec.serve import ServeSpec  # noqa: E402
+from orchestrator.cli.options import quiet_libraries  # noqa: E402
+from orchestrator.records import registry  # noqa: E402
+from serve.load import sentences  # noqa: E402
+from serve.version import ModelVersion  # noqa: E402
+
+ROUTE = "/faults"
+SETTLE_S = 10.0
+"""How long an endpoint may answer before the next thing happens to it, at least."""
+GONE = "none"
+"""Status of a request without an answer."""
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--storage", type=Path, default=Path(".winnow"))
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--ask", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Serve, ask, disturb, count."""
+    arguments = parse()
+    if arguments.ask:
+        asyncio.run(ask(arguments.ask, arguments.clients))
+        return 0
+    quiet_libraries()
+    os.environ["PYTHONPATH"] = str(ROOT)
+    storage: Path = arguments.storage.resolve()
+    newest = [version for version, _ in registry.every(storage) if version.name == arguments.name]
+    if len(newest) < 2:
+        raise SystemExit(f"{arguments.name} needs two published versions in {storage}")
+    with tempfile.TemporaryDirectory(dir="/tmp") as home:
+        os.environ["WINNOW_HOME"] = home
+        try:
+            with session.connect() as cluster:
+                result = disturb(newest[1], newest[0], arguments, Path(home), cluster.serve_port)
+        finally:
+            local.stop()
+    now = datetime.now(UTC)
+    out = arguments.out or ROOT / f"benchmarks/results/serve-faults-{now:%Y%m%d-%H%M%S}.json"
+    out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=2))
+    print(f"written to {out}")
+    return int(bool(result["failed"] or result["wrong_version"]))
+
+
+def disturb(
+    old: ModelVersion, new: ModelVersion, arguments: Any, home: Path, port: int
+) -> dict[str, Any]:
+    """One thing after another, while clients ask."""
+    from cluster import discovery
+    from serve import deployment
+
+    found = {version.id: version for version in (old, new)}
+
+    def deploy(version: ModelVersion, **fields: Any) -> None:
+        copies = {"min": arguments.replicas, "max": arguments.replicas}
+        values = {"route": ROUTE, "engine": arguments.engine, "replicas": copies, **fields}
+        deployment.deploy(
+            version,
+            ServeSpec.model_validate(values),
+            discovery.discover(),
+            port=port,
+            find=lambda _, identity: found[identity],
+            tell=say,
+        )
+
+    rollout = {"steps": [20, 100], "hold": "5s", "gate": ["agreement>=0"]}
+    events: list[tuple[str, Callable[[], object], ModelVersion]] = [
+        ("rolling update", lambda: deploy(old, batching={"max_batch_size": 32}), old),
+        ("canary", lambda: deploy(new, rollout=rollout), new),
+        ("rollback", lambda: deploy(old), old),
+        ("replica killed", lambda: kill("ray::ServeReplica"), old),
+        ("controller killed", lambda: kill("ray::ServeController"), old),
+    ]
+    deploy(old)
+    answers, happened = home / "answers", list[dict[str, Any]]()
+    with clients(f"http://127.0.0.1:{port}{ROUTE}", arguments, answers) as process:
+        for number, (name, act, version) in enumerate(events, start=1):
+            wait_for(answers, process, arguments.requests * number // (len(events) + 1))
+            say(name)
+            begin = time.time()
+            act()
+            end = time.time()
+            happened.append({"event": name, "begin": begin, "end": end, "version": version.id})
+            say(f"{name} took {end - begin:.1f} s")
+            time.sleep(SETTLE_S)
+        wait_for(answers, process, arguments.requests)
+        process.terminate()
+        process.wait(60)
+    return count(answers, happened, old.id, {old.id, new.id}) | {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        "replicas": arguments.replicas,
+        "clients": arguments.clients,
+    }
+
+
+def count(
+    answers: Path, happened: list[dict[str, Any]], first: str, known: set[str]
+) -> dict[str, Any]:
+    """Failures, and wrong versions among what was asked for after a switch had ended."""
+    rows = [line.split() for line in answers.read_text(encoding="utf-8").splitlines()]
+    begins = np.array([float(row[0]) for row in rows])
+    order = np.argsort(begins)
+    failed: list[dict[str, Any]] = []
+    wrong = 0
+    for index in order:
+        _, seconds, status, version = rows[index]
+        at = begins[index]
+        started = [event for event in happened if event["begin"] <= at]
+        ended = [event for event in happened if event["end"] <= at]
+        if status != "200":
+            when = started[-1]["event"] if started else "before"
+            failed.append({"status": status, "after": when, "seconds": float(seconds)})
+        elif len(started) == len(ended):  # nothing is being switched
+            wrong += version != (ended[-1]["version"] if ended else first)
+        else:
+            wrong += version not in known
+    took = np.array([float(row[1]) for row in rows])
+    return {
+        "requests": len(rows),
+        "failed": len(failed),
+        "failed_after": Counter(row["after"] for row in failed),
+        "statuses": Counter(row[2] for row in rows),
+        "wrong_version": int(wrong),
+        "versions": Counter(row[3] for row in rows),
+        "seconds": {name: float(np.quantile(took, q)) for name, q in QUANTILES.items()},
+        "events": [{"event": e["event"], "took_s": e["end"] - e["begin"]} for e in happened],
+    }
+
+
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
+
+
+def kill(title: str) -> None:
+    """SIGKILL for one process of our cluster by its title."""
+    running = local.running()
+    assert running is not None
+    for process in psutil.Process(running.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "".join(process.cmdline()[:1]).startswith(title):
+                process.send_signal(signal.SIGKILL)
+                return
+    raise SystemExit(f"no process {title} is there to be killed")
+
+
+@contextlib.contextmanager
+def clients(url: str, arguments: Any, answers: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that asks until it is told to end."""
+    words = [sys.executable, __file__, arguments.name, "--ask", url]
+    words += ["--clients", str(arguments.clients)]
+    answers.touch()
+    with answers.open("wb") as output:
+        process = subprocess.Popen(words, stdout=output)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(answers: Path, process: "subprocess.Popen[bytes]", lines: int) -> None:
+    """Until so many requests were answered."""
+    while process.poll() is None:
+        with answers.open("rb") as handle:
+            if sum(1 for _ in handle) >= lines:
+                return
+        time.sleep(1)
+
+
+async def ask(url: str, concurrency: int) -> None:
+    """Ask until told to end; a line for each request: when, seconds, status, version."""
+    texts, ending = sentences(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
+    timeout = aiohttp.ClientTimeout(total=60)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+
+        async def loop() -> None:
+            while not ending.is_set():
+                at, begin = time.time(), time.perf_counter()
+                status, version = GONE, GONE
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                    body = {"inputs": random.choice(texts)}
+                    async with client.post(f"{url}/predict", json=body) as answer:
+                        await answer.read()
+                        status = str(answer.status)
+                        version = answer.headers.get("x-model-version", GONE)
+                print(f"{at:.6f} {time.perf_counter() - begin:.6f} {status} {version}")
+
+        await asyncio.gather(*(loop() for _ in range(concurrency)))
+
+
+def say(text: str) -> None:
+    """A line on stderr with the time."""
+    print(f"{datetime.now(UTC):%H:%M:%S} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

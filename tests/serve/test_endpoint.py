@@ -1,0 +1,183 @@
+"""An endpoint on a real cluster: bad versions are stopped, replicas come and go."""
+
+import asyncio
+import contextlib
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import transformers
+
+from cluster.session import Connection
+from jobs.errors import DeployError
+from jobs.spec.serve import ServeSpec
+from jobs.training import gate, manifest
+from jobs.training.events import CheckpointRef
+from orchestrator.records import registry
+from serve.load import LoadResult, Plan, run
+from serve.version import ModelVersion
+from tests.builders import eventually, job
+
+pytestmark = pytest.mark.ray
+
+Deploy = Callable[..., str]
+"""Deploys a version with fields of the serve section; the endpoint's URL."""
+
+
+@pytest.fixture
+def deploy(ray_cluster: Connection, version: ModelVersion) -> Iterator[Deploy]:
+    """To a route of its own, which is taken away afterwards."""
+    from cluster import discovery
+    from serve import deployment
+
+    known: dict[str, ModelVersion] = {}
+
+    def act(wanted: ModelVersion, **fields: Any) -> str:
+        known[wanted.id] = wanted
+        return deployment.deploy(
+            wanted,
+            ServeSpec.model_validate({"route": "/tested", "engine": "torch-fp32", **fields}),
+            discovery.discover(),
+            port=ray_cluster.serve_port,
+            find=lambda _, identity: known[identity],
+        ).url
+
+    yield act
+    deployment.remove(version.name)
+
+
+def variant(
+    version: ModelVersion, folder: Path, change: Callable[[Any], Any] = lambda model: model
+) -> ModelVersion:
+    """Another version: the same model with something changed."""
+    place = folder / "checkpoint"
+    model = place / manifest.MODEL_DIR
+    ours = shutil.ignore_patterns(manifest.MANIFEST, "README.md", "model.safetensors")
+    shutil.copytree(version.path, model, ignore=ours)
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(version.path)
+    change(loaded).save_pretrained(model)
+    reference = CheckpointRef(str(place), 1, version.metrics)
+    manifest.write(place, asdict(reference))
+    spec = job(name=version.name, data__max_length=version.max_length)
+    return registry.publish(spec, reference, version.labels, run_id="variant", storage=folder)
+
+
+def mistaking(version: ModelVersion) -> Callable[[Any], Any]:
+    """Take one word for its opposite, which gives a tenth of the rows the other label."""
+    rows = gate.read(Path(version.path))
+    of_label = [Counter(id for r in rows if r.label == label for id in r.ids) for label in (0, 1)]
+    only = [(count, id) for id, count in of_label[0].items() if id not in of_label[1]]
+    count, word = min(only, key=lambda found: abs(found[0] - len(rows) / 10))
+    assert 0.08 <= count / len(rows) <= 0.16
+    opposite = next(id for id in of_label[1] if id not in of_label[0])
+
+    def change(model: Any) -> Any:
+        weight = model.get_input_embeddings().weight
+        with torch.no_grad():
+            weight[word] = weight[opposite]
+        return model
+
+    return change
+
+
+def slower(model: Any) -> Any:
+    """Hundreds of layers more, which normalise what is normal: 50 ms and more."""
+    config = model.config
+    first = config.num_hidden_layers
+    config.num_hidden_layers = first + 400
+    deep = transformers.AutoModelForSequenceClassification.from_config(config)
+    deep.load_state_dict(model.state_dict(), strict=False)
+    with torch.no_grad():
+        for layer in deep.bert.encoder.layer[first:]:
+            for part in (layer.attention.output, layer.output):
+                part.dense.weight.zero_()
+                part.dense.bias.zero_()
+    return deep
+
+
+def touched(model: Any) -> Any:
+    """Another version that gives the same labels."""
+    with torch.no_grad():
+        model.classifier.bias += 1e-4
+    return model
+
+
+@contextlib.contextmanager
+def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
+    """Clients that ask without a pause, second by second, until the end; what came back."""
+    results, ending = list[LoadResult](), threading.Event()
+
+    def go() -> None:
+        while not ending.is_set():
+            plan = Plan(url, seconds=1, concurrency=clients, timeout_s=60)
+            results.append(asyncio.run(run(plan, ["a superb film", "a dull film indeed"])))
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        yield results
+    finally:
+        ending.set()
+        thread.join()
+
+
+def running(version: ModelVersion) -> int:
+    """Replicas that run."""
+    import ray.serve
+
+    application = ray.serve.status().applications[f"{version.name}--{version.id}"]
+    (found,) = application.deployments.values()
+    return int(found.replica_states.get("RUNNING", 0))
+
+
+def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
+    deploy: Deploy, version: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earns its time: the gate with real versions, real traffic and HAProxy's own counts."""
+    from serve import release
+
+    monkeypatch.setattr(release, "ROUND_S", 2.0)
+    rollout = {"steps": [50, 100], "hold": "2s"}
+    worse = variant(version, tmp_path / "worse", mistaking(version))
+    slow = variant(version, tmp_path / "slow", slower)
+    fine = variant(version, tmp_path / "fine", touched)
+    url = deploy(version)
+    with asked(url, 2) as results:
+        with pytest.raises(DeployError, match=r"its accuracy is -0\.1"):
+            deploy(worse, rollout=rollout)
+        with pytest.raises(DeployError, match="its p95 latency is"):
+            deploy(slow, rollout={**rollout, "gate": ["latency<=1.5"]})
+        stopped = len(results)
+        assert httpx.get(f"{url}/health").json()["version"] == version.id
+        deploy(fine, rollout={**rollout, "gate": ["accuracy>=-0.01"]})
+    assert all(result.error_rate == 0 for result in results)
+    assert {name for result in results[:stopped] for name in result.versions} == {version.id}
+    assert set(results[-1].versions) <= {version.id, fine.id}
+    assert httpx.get(f"{url}/health").json()["version"] == fine.id
+
+
+def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
+    deploy: Deploy, version: ModelVersion
+) -> None:
+    """Earns its time: 1, 4, 1, then 0 and 1, on a node with four simulated devices."""
+    scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "2s"}
+    fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling}
+    url = deploy(version, **fields, replicas={"min": 1, "max": 4})
+    assert running(version) == 1
+    with asked(url, 16) as many:
+        assert eventually(lambda: running(version) == 4, within_s=90)
+    with asked(url, 1) as few:
+        assert eventually(lambda: running(version) == 1, within_s=90)
+    deploy(version, **fields, replicas={"min": 0, "max": 1})
+    assert eventually(lambda: running(version) == 0, within_s=60)
+    woken = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
+    assert (woken.status_code, woken.json()["label"]) == (200, "positive")
+    assert running(version) == 1
+    assert all(result.error_rate == 0 for result in [*many, *few])
