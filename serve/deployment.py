@@ -38,6 +38,8 @@ MAX_ONGOING = 4096
 """Requests in one replica that Ray Serve lets through; the replica bounds its queue in tokens."""
 METRICS_INTERVAL_S = 2.0
 """How often replicas tell what waits."""
+LOOK_BACK_S = 30.0
+"""Longest time over which demand is averaged."""
 DRAIN_S = 3.0
 """How long the old version stays after the last request was sent to it."""
 SEPARATOR = "--"
@@ -211,6 +213,9 @@ def _application(
             upscale_delay_s=scaling.upscale_delay.total_seconds(),
             downscale_delay_s=scaling.downscale_delay.total_seconds(),
             metrics_interval_s=METRICS_INTERVAL_S,
+            look_back_period_s=max(
+                2 * METRICS_INTERVAL_S, min(LOOK_BACK_S, scaling.upscale_delay.total_seconds())
+            ),
             policy=ray.serve.config.AutoscalingPolicy(policy_function=policy),
         ),
     )

@@ -128,13 +128,13 @@ def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
         thread.join()
 
 
-def running(version: ModelVersion) -> int:
-    """Replicas that run."""
+def replicas(version: ModelVersion) -> dict[str, int]:
+    """How many are in each state."""
     import ray.serve
 
     application = ray.serve.status().applications[f"{version.name}--{version.id}"]
     (found,) = application.deployments.values()
-    return int(found.replica_states.get("RUNNING", 0))
+    return {str(state): count for state, count in found.replica_states.items() if count}
 
 
 def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
@@ -168,16 +168,17 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
 ) -> None:
     """Earns its time: 1, 4, 1, then 0 and 1, on a node with four simulated devices."""
     scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "2s"}
-    fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling}
+    slow = {"max_wait": "50ms"}
+    fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
     url = deploy(version, **fields, replicas={"min": 1, "max": 4})
-    assert running(version) == 1
+    assert replicas(version) == {"RUNNING": 1}
     with asked(url, 16) as many:
-        assert eventually(lambda: running(version) == 4, within_s=90)
+        assert eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=90)
     with asked(url, 1) as few:
-        assert eventually(lambda: running(version) == 1, within_s=90)
+        assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=90)
     deploy(version, **fields, replicas={"min": 0, "max": 1})
-    assert eventually(lambda: running(version) == 0, within_s=60)
+    assert eventually(lambda: replicas(version) == {}, within_s=60)
     woken = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
-    assert running(version) == 1
+    assert replicas(version) == {"RUNNING": 1}
     assert all(result.error_rate == 0 for result in [*many, *few])
