@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test check format schema
+.PHONY: install quickstart test check format schema serve-bench
 
 install: $(VENV)/.installed
 
@@ -37,3 +37,19 @@ format: install
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
 	$(BIN)/winnow schema --markdown > docs/job-file.md
+
+# each peer in an environment of its own, over the packages of ours; wrk comes from the system
+PEERS := litserve mosec bentoml
+mosec_needs := defspec offapi
+
+serve-bench: install $(PEERS:%=build/peers/%/.installed)
+	test -d .winnow/models/movie-sentiment || $(BIN)/winnow train examples/quickstart.yaml
+	$(BIN)/python benchmarks/serve.py movie-sentiment --peer fastapi=$(BIN)/python \
+	  $(foreach peer,$(PEERS),--peer $(peer)=build/peers/$(peer)/bin/python)
+
+build/peers/%/.installed: $(VENV)/.installed
+	$(PYTHON) -m venv build/peers/$*
+	build/peers/$*/bin/python -m pip install --quiet $* $($*_needs)
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	  > $$(build/peers/$*/bin/python -c "import site; print(site.getsitepackages()[0])")/ours.pth
+	@touch $@

@@ -4,10 +4,11 @@
         [--rounds 3] [--concurrency 1 8 32 64] [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
-and each peer that is named with a Python that has it (litserve, mosec, fastapi). All of them are
-up, one is asked at a time, by turns. `wrk` sends the sentences of `winnow load`. Prints for each
-server and concurrency the median of the rounds: texts/s, p50, p99, CPU microseconds per request of
-all its processes, and its texts per CPU second as a share of what the engine reaches by itself.
+and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml). All of
+them are up, one is asked at a time, by turns. `wrk` sends the sentences of `winnow load`. Prints
+for each server and concurrency the median of the rounds: texts/s, p50, p99, CPU microseconds per
+request of all its processes, and its texts per CPU second as a share of what the engine reaches by
+itself. `make serve-bench` makes all that it needs first.
 """
 
 import argparse
@@ -41,7 +42,9 @@ from orchestrator.records import registry  # noqa: E402
 from serve.load import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
-PEERS = ("litserve", "mosec", "fastapi")
+PEERS = ("litserve", "mosec", "fastapi", "bentoml")
+TAKE_LISTS = ("bentoml",)
+"""Peers that batch only requests of lists."""
 READY_S = 120.0
 PAUSE_S = 1.0
 
@@ -126,9 +129,11 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         home = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
         os.environ["WINNOW_HOME"] = home
         stack.callback(local.stop)
-        script = Path(home) / "ask.lua"
-        bodies = ", ".join(json.dumps(json.dumps({"inputs": text})) for text in sentences())
-        script.write_text(LUA.format(bodies=bodies), encoding="utf-8")
+        texts: list[Any] = sentences()
+        scripts = {False: texts, True: [[text] for text in texts]}
+        for in_lists, inputs in scripts.items():
+            bodies = ", ".join(json.dumps(json.dumps({"inputs": value})) for value in inputs)
+            script_of(home, in_lists=in_lists).write_text(LUA.format(bodies=bodies), "utf-8")
         servers = [stack.enter_context(ours(version, arguments.engine))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
         servers += [
@@ -140,10 +145,16 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         for _ in range(arguments.rounds):
             for concurrency in arguments.concurrency:
                 for server in servers:
+                    script = script_of(home, in_lists=server.name in TAKE_LISTS)
                     rows.append(measure(server, concurrency, arguments.seconds, script))
                     print(asdict(rows[-1]), file=sys.stderr, flush=True)
                     time.sleep(PAUSE_S)
     return engine, ceiling, rows
+
+
+def script_of(home: str, *, in_lists: bool) -> Path:
+    """What wrk sends: texts, or lists of one."""
+    return Path(home) / ("lists.lua" if in_lists else "texts.lua")
 
 
 @contextlib.contextmanager
@@ -207,7 +218,8 @@ def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> N
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and is_up(process):
         with contextlib.suppress(httpx.HTTPError):
-            answer = httpx.post(f"{server.url}/predict", json={"inputs": "a fine film"}, timeout=5)
+            value = ["a fine film"] if server.name in TAKE_LISTS else "a fine film"
+            answer = httpx.post(f"{server.url}/predict", json={"inputs": value}, timeout=5)
             if answer.status_code == httpx.codes.OK:
                 return
         time.sleep(0.5)

@@ -1,8 +1,10 @@
 """The sweep: probe every candidate, try what changes learning, choose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster import discovery
+from cluster.placement import Placement
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search, select
@@ -44,9 +46,9 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
-    trials = _try(context, plan, speeds, devices)
+    trials = () if speeds.must_end("trials") else _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
-    if _confirm(context, plan, speeds, winner):
+    if not speeds.must_end("timing again", trials) and _confirm(context, plan, speeds, winner):
         winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
@@ -123,7 +125,12 @@ def probe(
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         give_up_s = None if is_thorough else speeds.give_up_s
-        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s, devices.first_free)
+
+        def first_free(placements: Sequence[Placement]) -> Placement | None:
+            names = ", ".join(placement.name for placement in placements)
+            return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
+
+        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s, first_free)
         speed.measure(context.spec, todo, context.run.folder, findings)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
@@ -235,6 +242,16 @@ class Speeds:
         """Record what starting a group took."""
         self.launches.append(launch)
         self._context.run.append("launches", launch)
+
+    def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
+        """Whether the budget leaves too little for more of the sweep; told when it does."""
+        context = self._context
+        cost = budget.sweep_cost_usd(self._plan, self.every, self.launches, trials)
+        spent = budget.Spent(context.clock() - context.began, cost)
+        is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
+        if is_over:
+            context.notify(Remark(f"no {what}: the budget is kept for the full run"))
+        return is_over
 
     def give_up_s(self, candidate: Candidate) -> float | None:
         """Mean step time from which on a candidate is worse than what is known."""

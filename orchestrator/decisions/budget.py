@@ -9,6 +9,9 @@ from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.predict import Launch, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 
+RESERVE = 1.2
+"""A sweep goes on while more is left than this times what the least demanding known run needs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:
@@ -37,6 +40,21 @@ def sweep_cost_usd(
         for placement, seconds in used
         if placement is not None
     )
+
+
+def ends_sweep(budget: BudgetSpec | None, spent: Spent, found: Sequence[Prediction]) -> bool:
+    """Whether searching on would use up what a known full run needs."""
+    if budget is None or not found:
+        return False
+    costs = [p.cost_usd.mean for p in found if p.cost_usd is not None]
+    seconds = min(p.time_s.mean for p in found)
+    is_late = budget.max_duration is not None and (
+        budget.max_duration.total_seconds() - spent.seconds < RESERVE * seconds
+    )
+    is_dear = budget.max_cost is not None and (
+        bool(costs) and budget.max_cost - spent.usd < RESERVE * min(costs)
+    )
+    return is_late or is_dear
 
 
 def seconds_left(

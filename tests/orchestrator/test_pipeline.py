@@ -94,7 +94,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
             probe={"warmup": "10ms", "duration": "100ms", "confirm": 1},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
-        serve={"route": "/tiny"},
+        serve={"route": "/tiny", "engine": "openvino-fp32"},  # choosing one takes a minute
         resources={"any_of": any_of("cpu:1", "cpu:2")},
     )
     code, out, err = finish(winnow("run", str(path), "--json"))
@@ -130,11 +130,11 @@ def test_a_terminated_run_goes_on_where_it_was(
         tmp_path,
         reviews,
         train={
-            "epochs": 10,
+            "epochs": 6,
             "global_batch_size": 16,
             "micro_batch_size": 8,
             "precision": "fp32",
-            "eval": {"every": "10epochs"},
+            "eval": {"every": "6epochs"},
             "checkpoint": {"every": "5steps"},
         },
     )

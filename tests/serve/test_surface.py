@@ -140,6 +140,47 @@ def test_hostile_bodies_end_in_one_shape_without_the_input(
         assert "xxxx" not in answer.text
 
 
+def worse() -> Iterator[tuple[str, bytes]]:
+    """Paths and bodies that nobody should send."""
+    valid = b'{"inputs": ["a", "b"], "top_k": 2, "truncate": true}'
+    for cut in range(len(valid)):
+        yield "/predict", valid[:cut]
+        yield "/predict", valid[:cut] + bytes([valid[cut] ^ 0x80]) + valid[cut + 1 :]
+    values = ["null", "true", "-1", "1e400", "NaN", "Infinity", '""', "{}", "[]", "[[]]", "[{}]"]
+    values += ['"\\u0000"', '"\\udfff"', '"\ufeff"', "9" * 5000, '{"text": []}', "[null, 1]"]
+    for value in values:
+        for field in ("inputs", "top_k", "truncate", "__proto__"):
+            yield "/predict", f'{{"inputs": "a", "{field}": {value}}}'.encode()
+        yield "/predict", f'{{"inputs": [{value}]}}'.encode()
+        for field in ("name", "shape", "datatype", "data", "parameters"):
+            tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+            body = json.dumps({"inputs": [{**tensor, field: "HERE"}]}).replace('"HERE"', value)
+            yield "/v2/models/reviews/infer", body.encode()
+    yield "/predict", b'{"inputs": "' + b"x" * 10 * 2**20 + b'"}'
+    yield "/predict", json.dumps({"inputs": ["\ufdfa" * MAX_CHARACTERS] * 40}).encode()
+    for encoding in ("utf-16", "utf-32", "utf-7", "utf-8-sig"):
+        yield "/predict", '{"inputs": "a"}'.encode(encoding)
+    for depth in (10, 100, 1000, 100_000):
+        yield "/predict", b'{"inputs": ' * depth + b"1" + b"}" * depth
+    huge = [2**63, -(2**63), 10**30, 0]
+    for size in huge:
+        tensor = {"name": "text", "shape": [size, size], "datatype": "BYTES", "data": ["a"]}
+        yield "/v2/models/reviews/infer", json.dumps({"inputs": [tensor]}).encode()
+
+
+def test_hundreds_of_hostile_bodies_end_in_no_error_of_ours(ask: Ask) -> None:
+    bodies = list(dict.fromkeys(worse()))
+    assert len(bodies) >= 200
+    statuses = set()
+    for path, body in bodies:
+        answer = ask("POST", path, content=body, headers=JSON)
+        statuses.add(answer.status_code)
+        assert answer.status_code < 500, (path, body[:200], answer.text)
+        if answer.status_code != 200:
+            assert set(answer.json()["error"]) == {"code", "message", "request_id"}, body[:200]
+    assert statuses == {200, 400, 413, 422}
+
+
 def test_what_is_not_json_or_not_post_is_refused(ask: Ask) -> None:
     form = ask("POST", "/predict", data={"inputs": "a"})
     assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")

@@ -69,3 +69,24 @@ def test_training_stops_early_enough_to_be_judged_and_saved() -> None:
     assert budget.stop_after_s(60.0, predicted(118.0, 100.0)) == pytest.approx(60 - 10 - 8)
     assert budget.stop_after_s(60.0, None) == 60.0
     assert budget.stop_after_s(5.0, predicted(118.0, 100.0)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "spent", "ends"),
+    [
+        (BudgetSpec(max_duration="10m"), Spent(470.0), False),
+        (BudgetSpec(max_duration="10m"), Spent(490.0), True),
+        (BudgetSpec(max_cost=1.0), Spent(1e6, 0.87), False),
+        (BudgetSpec(max_cost=1.0), Spent(0.0, 0.9), True),
+        (None, Spent(1e9, 1e9), False),
+    ],
+)
+def test_a_sweep_ends_before_it_uses_up_what_a_known_run_needs(
+    limits: BudgetSpec | None, spent: Spent, *, ends: bool
+) -> None:
+    known = [
+        prediction(ID, time_s=100.0, cost_usd=0.1),
+        prediction("T4:2/8/fp16", time_s=300.0, cost_usd=0.3),
+    ]
+    assert budget.ends_sweep(limits, spent, known) is ends
+    assert budget.ends_sweep(limits, spent, []) is False
