@@ -43,8 +43,9 @@ PEERS := litserve mosec bentoml
 mosec_needs := defspec offapi
 
 serve-bench: install $(PEERS:%=build/peers/%/.installed)
+	$(BIN)/python examples/prepare_reviews.py
 	test -d .winnow/models/movie-sentiment || $(BIN)/winnow train examples/quickstart.yaml
-	$(BIN)/python benchmarks/serve.py movie-sentiment --peer fastapi=$(BIN)/python \
+	$(BIN)/python benchmarks/serve.py movie-sentiment $(BENCH) --peer fastapi=$(BIN)/python \
 	  $(foreach peer,$(PEERS),--peer $(peer)=build/peers/$(peer)/bin/python)
 
 build/peers/%/.installed: $(VENV)/.installed

@@ -22,5 +22,5 @@ if __name__ == "__main__":
     port = sys.argv[1]
     sys.argv = [sys.argv[0], "--port", port, "--address", "127.0.0.1", "--log-level", "warning"]
     server = mosec.Server()
-    server.append_worker(Worker, num=1, max_batch_size=64, max_wait_time=5)
+    server.append_worker(Worker, num=1, max_batch_size=64, max_wait_time=5, route="/predict")
     server.run()
