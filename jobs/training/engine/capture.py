@@ -51,7 +51,7 @@ def refusal(config: TrainingConfig, world: World, passes: int, *, on_device: boo
         (config.gradient_checkpointing, "gradient checkpointing saves random states on the host"),
         (
             passes > MAX_CAPTURED_PASSES,
-            f"{passes} passes of accumulation fill the device by themselves",
+            f"{passes} passes of accumulation take too long to capture",
         ),
         (not on_device, "the data do not fit on the device"),
     )

@@ -74,6 +74,22 @@ def test_a_full_run_is_the_sum_of_its_phases() -> None:
     assert found.cost_usd.mean == pytest.approx(phases.total * 0.001)
 
 
+def test_a_save_waits_until_the_one_before_it_is_written() -> None:
+    spec = job(
+        train__epochs=2,
+        train__precision="fp16",
+        train__micro_batch_size=16,
+        train__checkpoint__every="5steps",
+        resources__any_of=any_of("T4:1"),
+    )
+    candidates = plan_of(spec, inventory(T4=1)).candidates
+    slow = overheads(save_s=0.5, final_save_s=4.5)  # 4 s to write, every 2.5 s of steps
+
+    (found,) = predict.predict_all(spec, candidates, [measurement(ID, overheads=slow)], ())
+    assert found.phases is not None
+    assert found.phases.checkpoints == 3 * (0.5 + 1.5) + 4.5
+
+
 def test_what_only_the_first_of_a_group_pays_every_full_run_pays() -> None:
     first = measurement(ID, overheads=overheads(setup_s=4.0, first_use_s=1.0))
     second = measurement("T4:1/32/fp16", overheads=overheads(setup_s=0.1, first_use_s=0.0))
