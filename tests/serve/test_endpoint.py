@@ -170,13 +170,11 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "2s"}
     slow = {"max_wait": "50ms"}
     fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
-    url = deploy(version, **fields, replicas={"min": 1, "max": 4})
-    assert replicas(version) == {"RUNNING": 1}
+    url = deploy(version, **fields, replicas={"min": 0, "max": 4})
     with asked(url, 16) as many:
         assert eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=90)
     with asked(url, 1) as few:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=90)
-    deploy(version, **fields, replicas={"min": 0, "max": 1})
     assert eventually(lambda: replicas(version) == {}, within_s=60)
     woken = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
