@@ -5,9 +5,9 @@
 Each job has a sweep. All its candidates are probed, none given up early. Then every candidate is
 timed again in fresh processes right before it is trained, as `winnow run` does with the winner; or
 only the N fastest of each placement, after the probes. Those predicted to take longer than
-`--longest` seconds are not trained. Prints a row for
-each fit and the summary of `winnow accuracy`, whether the best predicted candidate is the best
-trained one, and writes JSON to benchmarks/results/ or `--out` after every fit.
+`--longest` seconds are not trained. Prints a row for each fit and the summary of `winnow accuracy`,
+whether the best predicted candidate is the best trained one, and writes JSON to benchmarks/results/
+or `--out` after every fit.
 """
 
 import argparse

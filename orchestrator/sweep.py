@@ -46,9 +46,9 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         run.write("winner", winner)
         return Sweep((), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
-    trials = () if speeds.must_end("trials") else _try(context, plan, speeds, devices)
+    trials = _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
-    if not speeds.must_end("timing again", trials) and _confirm(context, plan, speeds, winner):
+    if _confirm(context, plan, speeds, winner, trials):
         winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
@@ -171,10 +171,16 @@ def _keep(
     Store(context.storage).keep(candidate, config, measured, launch)
 
 
-def _confirm(context: Context, plan: Plan, speeds: "Speeds", winner: Winner) -> bool:
+def _confirm(
+    context: Context,
+    plan: Plan,
+    speeds: "Speeds",
+    winner: Winner,
+    trials: Sequence[TrialResult],
+) -> bool:
     """Time the best again in fresh processes, and a third time where that disagrees.
 
-    Whether anything was timed.
+    Whether anything was timed; `trials` count as spent.
     """
     timed = False
     for attempts in (2, 3):
@@ -184,7 +190,7 @@ def _confirm(context: Context, plan: Plan, speeds: "Speeds", winner: Winner) -> 
             if len(speeds.measured[name]) < attempts
             and (attempts == 2 or predict.are_apart(speeds.measured[name]))
         ]
-        if todo:
+        if todo and not speeds.must_end("timing again", trials):
             names = " and ".join(candidate.id for candidate in todo)
             context.notify(StageStarted("confirm", f"{names} in fresh processes"))
             findings = speed.Findings(speeds.take, speeds.take_launch)
@@ -244,7 +250,7 @@ class Speeds:
         self._context.run.append("launches", launch)
 
     def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
-        """Whether the budget leaves too little for more of the sweep; told when it does."""
+        """Whether the budget leaves too little for `what` next; told when it does."""
         context = self._context
         cost = budget.sweep_cost_usd(self._plan, self.every, self.launches, trials)
         spent = budget.Spent(context.clock() - context.began, cost)
@@ -275,12 +281,14 @@ def _try(
     spec, sweep = context.spec, context.spec.sweep
     if sweep is None or not search.quality_space(spec):
         return ()
+    found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
+    total = search.trial_count(spec)
+    if len(found) < total and speeds.must_end("more trials", found):
+        return tuple(found)
     candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
     while not devices.await_free(candidate):
         candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
     length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
-    found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
-    total = search.trial_count(spec)
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
     )
