@@ -171,6 +171,8 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     slow = {"max_wait": "50ms"}
     fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
     url = deploy(version, **fields, replicas={"min": 0, "max": 4})
+    with asked(url, 1) as first:
+        assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=30)
     with asked(url, 16) as many:
         assert eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=90)
     with asked(url, 1) as few:
@@ -179,4 +181,4 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     woken = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
     assert replicas(version) == {"RUNNING": 1}
-    assert all(result.error_rate == 0 for result in [*many, *few])
+    assert all(result.error_rate == 0 for result in [*first, *many, *few])
