@@ -1,13 +1,14 @@
 """How well full runs are predicted: probe every candidate of some jobs, then train each in full.
 
-    python benchmarks/predict.py JOB.yaml … [--longest 120] [--confirm N] [--out FILE]
+    python benchmarks/predict.py JOB.yaml … [--longest 120] [--confirm N] [--give-up] [--out FILE]
 
-Each job has a sweep. All its candidates are probed, none given up early. Then every candidate is
-timed again in fresh processes right before it is trained, as `winnow run` does with the winner; or
-only the N fastest of each placement, after the probes. Those predicted to take longer than
-`--longest` seconds are not trained. Prints a row for each fit and the summary of `winnow accuracy`,
-whether the best predicted candidate is the best trained one, and writes JSON to benchmarks/results/
-or `--out` after every fit.
+Each job has a sweep. All its candidates are probed, none given up early; with `--give-up` as many
+as `winnow run` does, and what is given up is not trained. Then every candidate is timed again in
+fresh processes right before it is trained, as `winnow run` does with the winner; or only the N
+fastest of each placement, after the probes. Those predicted to take longer than `--longest` seconds
+are not trained. Prints a row for each fit and the summary of `winnow accuracy`, whether the best
+predicted candidate is the best trained one, and writes JSON to benchmarks/results/ or `--out` after
+every fit.
 """
 
 import argparse
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("jobs", type=Path, nargs="+")
     parser.add_argument("--longest", type=float, default=120.0, help="seconds of a fit")
     parser.add_argument("--confirm", type=int, help="how many to time again; each, if left out")
+    parser.add_argument("--give-up", action="store_true", help="probe as `winnow run` does")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     quiet_libraries()
@@ -115,7 +117,9 @@ def measure_job(
     _, plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
-    speeds = sweep.probe(context, plan, Availability(context, plan), is_thorough=True)
+    devices = Availability(context, plan)
+    speeds = sweep.probe(context, plan, devices, is_thorough=not arguments.give_up)
+    result.left_out |= given_up(spec, speeds)
     fits: dict[str, Any] = {}
     by_time = sorted(speeds.predictions, key=lambda found: found.time_s.mean)
     candidates = [plan.candidate(found.candidate) for found in by_time]
@@ -136,6 +140,15 @@ def measure_job(
         result.rows.append(row(spec, receipt, measured))
         result.write()
     result.choices += choices(spec, plan, speeds.predictions, fits)
+
+
+def given_up(spec: JobSpec, speeds: Any) -> dict[str, str]:
+    """Candidates whose probe ended early, and why."""
+    return {
+        f"{spec.name} {found.candidate}": f"given up: {found.step_s.mean:.3g} s a step at least"
+        for found in speeds.measurements
+        if found.is_given_up
+    }
 
 
 def again(context: Any, speeds: Any, candidates: Any) -> None:

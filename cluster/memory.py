@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.spec.train import Precision, Strategy
-from jobs.training.config import EVAL_BATCH, MAX_CAPTURED_PASSES, Device
+from jobs.training.config import EVAL_BATCH, Device
 from jobs.training.model.shape import ModelShape
 
 STATE_BYTES_PER_PARAMETER = 16
@@ -13,13 +13,16 @@ a copy of the weights take 2 each."""
 FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 """Weights that an adapter leaves alone, and whole weights while a shard is gathered."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
-ACTIVATIONS, GATED_ACTIVATIONS = 5.5, 7.5
+ACTIVATIONS, GATED_ACTIVATIONS = 8.0, 7.5
 FEED_FORWARD, GATED_FEED_FORWARD = 2.0, 4.0
 """Elements kept for the backward pass per token and layer: of attention and norms in hidden units,
 and of the feed-forward layer in units of its width, twice as many where it is gated.
 
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section
 4.1, attention scores not stored; dropout masks of a byte each come on top."""
+PASSING, PASSING_FEED_FORWARD = 2, 2
+"""Elements of one layer besides, which no pass keeps: per token, in hidden units and in units of
+the feed-forward layer's width. A backward pass holds their gradients, judging the layer itself."""
 MASKS = 3
 """Dropout masks, a byte per token, layer and hidden unit each."""
 WIDE_NORMS = 2
@@ -28,9 +31,9 @@ LOGITS, JUDGED_LOGITS = 5, 8
 """fp32 copies of an output layer's scores that training and judging hold at once, as measured."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
 """CUDA context and libraries, or the Python process with torch loaded."""
-WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.7, "cpu": 0.0}
-"""Matrix libraries' workspaces, the data on the device, and what judging takes of a small model."""
-SYNC_GIB: dict[Device, float] = {"cuda": 0.8, "cpu": 0.0}
+WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.9, "cpu": 0.0}
+"""Matrix libraries' workspaces and the data on the device."""
+SYNC_GIB: dict[Device, float] = {"cuda": 1.1, "cpu": 0.0}
 """NCCL's buffers, and what is exchanged in 16 bits."""
 LOW_SHARE, HIGH_SHARE = 0.8, 1.3
 """How far activations may lie from the formula, which ignores the allocator and fused kernels."""
@@ -63,20 +66,13 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What of the training state a worker holds, and how it steps."""
+    """What of the training state a worker holds."""
 
     workers: int = 1
     strategy: Strategy = "ddp"
     adapter: bool = False
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
-    passes: int = 1
-    """Forward passes of a step."""
-
-    def is_captured(self, device: Device) -> bool:
-        """Whether steps are captured, so that eager warm-up and capture each have their pool."""
-        is_plain = self.strategy == "ddp" and not self.gradient_checkpointing
-        return device == "cuda" and is_plain and self.passes <= MAX_CAPTURED_PASSES
 
 
 def estimate(
@@ -93,14 +89,13 @@ def estimate(
     Calibrated on H200 with bert-base and a Llama of 1.1 billion weights.
     """
     spread = spread or Spread()
-    pools = 2 if spread.is_captured(device) else 1
-    rows = micro_batch_size * tokens
     per_token = _bytes_per_token(shape, precision, spread) + _logits(shape, LOGITS)
-    activations = pools * rows * per_token
-    judging = EVAL_BATCH["causal-lm"] * tokens * _logits(shape, JUDGED_LOGITS)
+    activations = micro_batch_size * tokens * (per_token + _passing(shape, precision))
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if spread.workers > 1 else 0.0
-    fixed += (_state(shape, precision, spread, pools) + max(0, judging - activations / pools)) / GIB
+    fixed += (
+        _state(shape, precision, spread) + _judging(shape, tokens, precision, activations)
+    ) / GIB
     return MemoryEstimate(
         low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
         expected_gib=fixed + activations / GIB,
@@ -108,7 +103,7 @@ def estimate(
     )
 
 
-def _state(shape: ModelShape, precision: Precision, spread: Spread, pools: int) -> float:
+def _state(shape: ModelShape, precision: Precision, spread: Spread) -> float:
     """Bytes of weights, gradients and moments; an adapter's own weights are not worth counting."""
     element, weights = ELEMENT_BYTES[precision], shape.parameters
     if spread.adapter:
@@ -118,7 +113,7 @@ def _state(shape: ModelShape, precision: Precision, spread: Spread, pools: int) 
         sharded = 0 if spread.cpu_offload else STATE_BYTES_PER_PARAMETER / spread.workers
         return float(weights * (sharded + gathered + element))
     wide = shape.embedding_parameters if element < 4 else weights  # embeddings stay fp32
-    made = pools * (wide * 4 + (weights - wide) * element)  # autograd's gradients, in each pool
+    made = wide * 4 + (weights - wide) * element  # autograd's gradients
     return float(weights * STATE_BYTES_PER_PARAMETER + made)
 
 
@@ -133,6 +128,22 @@ def _bytes_per_token(shape: ModelShape, precision: Precision, spread: Spread) ->
         layer = elements * element + (MASKS + wide) * shape.hidden
     share = CHECKPOINTED_SHARE if spread.gradient_checkpointing else 1.0
     return shape.layers * layer * share
+
+
+def _passing(shape: ModelShape, precision: Precision) -> float:
+    """Bytes per token of what one layer holds for a moment."""
+    if shape.is_gated:
+        return 0.0  # its constants were measured with it
+    elements = PASSING * shape.hidden + PASSING_FEED_FORWARD * shape.intermediate
+    return float(elements * ELEMENT_BYTES[precision])
+
+
+def _judging(shape: ModelShape, tokens: int, precision: Precision, activations: float) -> float:
+    """Bytes that judging takes beside training."""
+    if shape.is_gated:
+        scores = EVAL_BATCH["causal-lm"] * tokens * _logits(shape, JUDGED_LOGITS)
+        return max(0.0, scores - activations)
+    return EVAL_BATCH["text-classification"] * tokens * _passing(shape, precision)
 
 
 def _logits(shape: ModelShape, copies: int) -> float:

@@ -19,9 +19,6 @@ from jobs.spec.train import (
 
 Device = Literal["cpu", "cuda"]
 
-MAX_CAPTURED_PASSES = 16
-"""More passes of accumulation take long to capture, for each width anew. Of few rows each they are
-slow, because the host launches every kernel: larger micro batches are faster."""
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text in WordPiece, where nothing is tokenised yet."""
 EVAL_BATCH: dict[Task, int] = {"text-classification": 128, "causal-lm": 16}

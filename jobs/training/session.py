@@ -80,6 +80,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         schedule=schedule,
         update=update,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
+        loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )
     return Session(config, world, corpus, model, _store(corpus.eval, world), Engine(step))

@@ -253,7 +253,6 @@ def _memory(
             adapter=spec.model.adapter is not None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
             cpu_offload=spec.train.cpu_offload,
-            passes=max(1, spec.train.global_batch_size // (placement.workers * batch)),
         ),
     )
     return needed, needed.verdict(placement.memory_gib)

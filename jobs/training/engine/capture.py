@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from jobs.training.config import MAX_CAPTURED_PASSES, TrainingConfig
+from jobs.training.config import TrainingConfig
+from jobs.training.engine.step import Piece, TrainStep
 from jobs.training.model.parallel import is_sharded
 from jobs.training.world import World
 
@@ -16,43 +17,52 @@ Run = Callable[[int], None]
 
 
 class CapturedSteps:
-    """Replays of `run(width)`."""
+    """Replays of the pieces of a step, for every width."""
 
-    def __init__(self, run: Run, widths: Sequence[int]) -> None:
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        pool = None
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, step: TrainStep, widths: Sequence[int], *, sync: bool = True) -> None:
+        self._graphs: dict[int, list[tuple[torch.cuda.CUDAGraph, int]]] = {}
         # the widest first: narrower ones then fit into the memory it took
-        for width in sorted(widths, reverse=True):
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(LATER_WARMUP if self._graphs else FIRST_WARMUP):
-                    run(width)
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: NCCL's watchdog thread may look at its events meanwhile
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                run(width)
-            pool = pool or graph.pool()
-            self._graphs[width] = graph
+        pieces = {width: step.pieces(width, sync=sync) for width in sorted(widths, reverse=True)}
+        # all eager ones first: what they took is given back before captures take theirs
+        self._warm_up(pieces)
+        step.update.clear()
+        pool = None
+        for width, found in pieces.items():
+            self._graphs[width] = []
+            for piece in found:
+                graph = torch.cuda.CUDAGraph()
+                # thread_local: NCCL's watchdog thread may look at its events meanwhile
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    piece.run()
+                pool = pool or graph.pool()
+                self._graphs[width].append((graph, piece.times))
+
+    @staticmethod
+    def _warm_up(pieces: dict[int, list[Piece]]) -> None:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for number, found in enumerate(pieces.values()):
+                for _ in range(LATER_WARMUP if number else FIRST_WARMUP):
+                    for piece in found:
+                        piece.run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
 
     def run(self, width: int) -> None:
         """Replay the step of a width."""
-        self._graphs[width].replay()
+        for graph, times in self._graphs[width]:
+            for _ in range(times):
+                graph.replay()
 
 
-def refusal(config: TrainingConfig, world: World, passes: int, *, on_device: bool) -> str:
+def refusal(config: TrainingConfig, world: World, *, on_device: bool) -> str:
     """Why steps are not captured; empty when they are."""
     reasons = (
         (config.device != "cuda", "there is no GPU"),
         (not config.capture, "capture is switched off"),
         (is_sharded(config, world), f"{config.strategy} gathers weights while it runs"),
         (config.gradient_checkpointing, "gradient checkpointing saves random states on the host"),
-        (
-            passes > MAX_CAPTURED_PASSES,
-            f"{passes} passes of accumulation take too long to capture",
-        ),
         (not on_device, "the data do not fit on the device"),
     )
     return next((reason for applies, reason in reasons if applies), "")

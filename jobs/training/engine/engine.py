@@ -1,5 +1,6 @@
 """Running steps in blocks: launched ahead of the device, their losses read once they are done."""
 
+import functools
 import math
 import time
 from collections import deque
@@ -45,8 +46,7 @@ class Engine:
     def __init__(self, step: TrainStep) -> None:
         self.step = step
         self.block = 1
-        passes, on_device = step.schedule.passes, step.feed.on_device
-        self.eager_reason = refusal(step.config, step.world, passes, on_device=on_device)
+        self.eager_reason = refusal(step.config, step.world, on_device=step.feed.on_device)
         self._launched = 0
         self._flights: deque[_Flight] = deque()
         step.schedule.seek(0)
@@ -101,9 +101,9 @@ class Engine:
         steps = int(min(20, max(3, SYNC_TIMING_S / max(step_s, 1e-6))))
 
         def measure() -> float:
-            alone: Run = lambda w: self.step.run(w, sync=False)  # noqa: E731 - needs the type
+            alone: Run = functools.partial(self.step.run, sync=False)
             if not self.eager_reason:
-                alone = CapturedSteps(alone, [width]).run
+                alone = CapturedSteps(self.step, [width], sync=False).run
             without, whole = (self._time(run, width, steps) for run in (alone, self._run))
             return max(0.0, 1 - without / whole)
 
@@ -115,7 +115,7 @@ class Engine:
 
     def _capture(self) -> Run:
         try:
-            return self._dry(lambda: CapturedSteps(self.step.run, self.step.schedule.widths)).run
+            return self._dry(lambda: CapturedSteps(self.step, self.step.schedule.widths)).run
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -57,6 +57,11 @@ class Feed:
             for batch, weights in made
         ]
 
+    def next_batch(self, width: int) -> tuple[Batch, torch.Tensor]:
+        """The batch of the current step's next pass, where rows live on the device."""
+        rows, weights = self._schedule.next_pass()
+        return self._store.gather(rows, width), weights
+
     def _ahead(self, step: int, width: int) -> Batches:
         pending, self._next = self._next, None
         if pending is not None and pending[0] == (step, width):

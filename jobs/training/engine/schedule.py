@@ -47,6 +47,7 @@ class Schedule:
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._pass = torch.zeros(1, dtype=torch.int64, device=device)
         self._epoch = -1
         self._own: Indices = np.zeros((0, 0, 0), np.int64)
         self.host_step = 0
@@ -63,6 +64,7 @@ class Schedule:
         self.host_step = step
         self._step.fill_(min(step, self.total_steps - 1))  # a probe may outlast a short run
         self._position.fill_(position)
+        self._pass.zero_()
 
     def rows(self, step: int) -> Indices:
         """Row numbers of a step's global batch."""
@@ -99,6 +101,13 @@ class Schedule:
         rows = self._rows.index_select(0, self._position)[0]
         return rows, self._weights.index_select(0, self._position)[0]
 
+    def next_pass(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of the current step's next pass alone, each (micro batch)."""
+        rows, weights = self.current()
+        found = rows.index_select(0, self._pass)[0], weights.index_select(0, self._pass)[0]
+        self._pass.add_(1)
+        return found
+
     def on_host(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of a step of the epoch that is loaded, in host memory."""
         own = torch.from_numpy(self._own[step % self.steps_per_epoch])
@@ -121,6 +130,7 @@ class Schedule:
         self.host_step += 1
         self._step.add_(1).clamp_(max=self.total_steps - 1)
         self._position.add_(1).clamp_(max=self.steps_per_epoch - 1)
+        self._pass.zero_()
 
     def _load(self, epoch: int) -> None:
         all_rows = self._batches(epoch)

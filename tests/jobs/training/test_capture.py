@@ -47,7 +47,7 @@ def losses(built: Session) -> list[float]:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "tf32", "fp32"])
-@pytest.mark.parametrize("micro_batch_size", [32, 8])
+@pytest.mark.parametrize("micro_batch_size", [32, 16, 4])
 def test_captured_steps_are_the_eager_ones(
     precision: str, micro_batch_size: int, reviews: Path
 ) -> None:
@@ -99,6 +99,29 @@ def test_a_captured_run_goes_on_where_it_was_stopped(reviews: Path, tmp_path: Pa
     for path in sorted(tmp_path.glob("step-*"))[4:]:
         shutil.rmtree(path)
     assert train_from(20) == pytest.approx(whole[20:], abs=2e-2)
+
+
+def test_the_pieces_of_a_step_are_the_step(reviews: Path, tiny_model: str) -> None:
+    config = training_config(reviews, tiny_model, micro_batch_size=4, epochs=1.0)
+    steps = [
+        build_session(config, load_corpus(config), World(0, 1, torch.device("cpu"))).engine.step
+        for _ in range(2)
+    ]
+    whole, parts = steps
+    assert whole.schedule.passes == 8
+    for step in steps:
+        step.schedule.seek(0)
+    for number in range(3):
+        width = whole.schedule.width(number)
+        whole.run(width)
+        pieces = parts.pieces(width)
+        assert [piece.times for piece in pieces] == [1, 6, 1]
+        for piece in pieces:
+            for _ in range(piece.times):
+                piece.run()
+    assert torch.equal(whole.losses[:3], parts.losses[:3])
+    for one, other in zip(whole.update.weights, parts.update.weights, strict=True):
+        assert torch.equal(one.target, other.target)
 
 
 def test_a_run_without_a_gpu_says_why_it_is_eager(reviews: Path, tiny_model: str) -> None:
