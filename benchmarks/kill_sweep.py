@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from orchestrator.records import journal  # noqa: E402 - runs from a clone, installed or not
 
 
 def main() -> int:
@@ -85,11 +88,7 @@ def lines(storage: Path, name: str) -> list[dict[str, Any]]:
     """What was recorded one by one; a torn last line does not count."""
     found = []
     for path in storage.glob(f"runs/*/{name}.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
+        found += [json.loads(value) for value in journal.read(path).values]
     return found
 
 

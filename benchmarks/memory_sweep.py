@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from cluster import session  # noqa: E402 - the script runs from a clone, installed or not
 from orchestrator.cli.options import load_job, quiet_libraries  # noqa: E402
 from orchestrator.notices import Notice, Progress, Remark  # noqa: E402
-from orchestrator.records import runs  # noqa: E402
+from orchestrator.records import journal, runs  # noqa: E402
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """What was recorded one by one."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(value) for value in journal.read(path).values]
 
 
 def tell(notice: Notice) -> None:

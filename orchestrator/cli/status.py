@@ -1,8 +1,6 @@
 """`winnow status`: the local cluster, its endpoints, and the runs in a storage folder."""
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from cluster import local, session
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
@@ -60,16 +58,6 @@ def _applications() -> dict[str, str]:
 
 
 def _run_status(run: runs.Run) -> RunStatus:
-    lines = _journal(run.folder / "journal.jsonl")
-    last = lines[-1]["event"] if lines else "created"
+    notes = run.notes
+    last = notes[-1]["event"] if notes else "created"
     return RunStatus(run.id, last, run.finished)
-
-
-def _journal(path: Path) -> list[dict[str, str]]:
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            break
-    return lines

@@ -14,9 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import RunError
 from jobs.spec import JobSpec
+from orchestrator.records import journal
 
 Value = TypeVar("Value")
 
+JOURNAL = "journal.jsonl"
 SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
 STAGES = (
@@ -67,25 +69,32 @@ class Run:
 
     def append(self, name: str, value: object) -> None:
         """Record one value of a stage that makes many."""
-        line = TypeAdapter(type(value)).dump_json(value)
-        _append_line(self.folder / f"{name}.jsonl", line)
+        journal.append(self.folder / f"{name}.jsonl", TypeAdapter(type(value)).dump_json(value))
 
     def read_all(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
-        """The values recorded one by one; a torn last line is left out."""
+        """The values recorded one by one; what was torn or altered is left out, and noted."""
         path = self.folder / f"{name}.jsonl"
-        values = []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
+        lines = journal.read(path)
+        values, damaged = [], len(lines.damaged)
+        for line in lines.values:
             try:
                 values.append(TypeAdapter(kind).validate_json(line))
             except ValidationError:
-                break
+                damaged += 1
+        if damaged:
+            self.note("damaged", file=path.name, lines=str(damaged))
         return tuple(values)
 
     def note(self, event: str, **details: str) -> None:
         """Add a line to the journal."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"time": now, "event": event, **details})
-        _append_line(self.folder / "journal.jsonl", line.encode())
+        journal.append(self.folder / JOURNAL, line.encode())
+
+    @property
+    def notes(self) -> tuple[dict[str, str], ...]:
+        """The journal's whole lines."""
+        return tuple(json.loads(line) for line in journal.read(self.folder / JOURNAL).values)
 
     @property
     def finished(self) -> tuple[str, ...]:
@@ -156,10 +165,4 @@ def write_atomically(path: Path, content: bytes) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     partial.replace(path)
-
-
-def _append_line(path: Path, line: bytes) -> None:
-    with path.open("ab") as handle:
-        handle.write(line + b"\n")
-        handle.flush()
-        os.fsync(handle.fileno())
+    journal.sync_folder(path.parent)

@@ -39,6 +39,10 @@ def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: P
     path = run.folder / "trials.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     assert run.read_all("trials", TrialResult) == (trial,)
+    run.append("trials", trial)
+    path.write_bytes(path.read_bytes().replace(b"0.9", b"0.8", 1))
+    assert run.read_all("trials", TrialResult) == (trial,)
+    assert run.notes[-1]["event"] == "damaged"
 
 
 def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
