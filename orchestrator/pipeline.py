@@ -136,23 +136,22 @@ def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
 def write_report(
     context: Context, plan: Plan, found: sweep.Sweep, fit: FitResult | None, receipt: Receipt | None
 ) -> Path:
-    """Write the run's report.html and return its path."""
-    page = report.render(
-        report.ReportData(
-            run=context.run.id,
-            metric=search.judged_metric(context.spec),
-            plan=plan,
-            winner=found.winner,
-            measurements=found.measurements,
-            predictions=found.predictions,
-            trials=found.trials,
-            fit=fit,
-            receipt=receipt,
-            limits=_metric_limits(context.spec),
-        )
+    """Write the run's report.html and report.json and return the page's path."""
+    data = report.ReportData(
+        run=context.run.id,
+        metric=search.judged_metric(context.spec),
+        plan=plan,
+        winner=found.winner,
+        measurements=found.measurements,
+        predictions=found.predictions,
+        trials=found.trials,
+        fit=fit,
+        receipt=receipt,
+        limits=_metric_limits(context.spec),
     )
-    path = context.run.folder / "report.html"
-    runs.write_atomically(path, page.encode())
+    path = context.run.folder / report.PAGE
+    runs.write_atomically(context.run.folder / report.DATA, report.to_json(data))
+    runs.write_atomically(path, report.render(data).encode())
     return path
 
 

@@ -1,5 +1,6 @@
 """`winnow report`: where a run's report is, and its receipt."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -8,7 +9,7 @@ from jobs.errors import RunError
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
 from orchestrator.records import runs
 from orchestrator.records.receipt import Receipt
-from orchestrator.records.report import receipt_text
+from orchestrator.records.report import DATA, PAGE, receipt_text
 
 
 def report(
@@ -16,15 +17,16 @@ def report(
     storage: Storage = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Show the receipt of a run and the path of its HTML report."""
+    """Show the receipt of a run and the path of its HTML report; with --json all that it shows."""
     found = runs.find(storage, run)
-    page = found.folder / "report.html"
-    if not page.exists():
+    page, data = found.folder / PAGE, found.folder / DATA
+    if not page.exists() or not data.exists():
         raise RunError(f"run {found.id} has not come to a report yet; see winnow status")
-    receipt = found.read("receipt", Receipt)
     if as_json:
-        print_json({"run": found.id, "report": str(page.resolve()), "receipt": receipt})
+        value = json.loads(data.read_bytes())
+        print_json({"report": str(page.resolve()), **value})
         return
+    receipt = found.read("receipt", Receipt)
     if receipt:
         out().print(receipt_text(receipt), markup=False)
     out().print(f"report    {page.resolve()}", markup=False)

@@ -1,10 +1,11 @@
 """One HTML file about a run that opens offline: candidates, Pareto plot, trials, receipt."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import jinja2
+import pydantic_core
 
 from jobs.training.events import Metered
 from orchestrator.decisions.advice import advise
@@ -15,6 +16,8 @@ from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts
 from orchestrator.records.receipt import FitResult, Receipt
 
+PAGE, DATA = "report.html", "report.json"
+"""Files of a run: for people, and the same for programs."""
 LEFT, TOP, WIDTH, HEIGHT = 60, 10, 640, 300
 """Frame of the Pareto plot in SVG units."""
 CURVE_HEIGHT = 160
@@ -65,6 +68,19 @@ def render(data: ReportData) -> str:
         curve=_loss_curve(data.fit),
         skipped=data.plan.skipped,
     )
+
+
+def to_json(data: ReportData) -> bytes:
+    """The same for programs."""
+    value = {
+        **{field.name: getattr(data, field.name) for field in fields(data)},
+        "advice": advice_of(data),
+        "heat_maps": charts.heat_maps(data.plan, data.measurements),
+        "ranking": charts.ranking(data.plan, data.measurements),
+        "scaling": charts.scaling(data.plan, data.measurements),
+        "saving": charts.saving_text(data.plan, data.predictions, data.measurements),
+    }
+    return pydantic_core.to_json(value, indent=2)
 
 
 def advice_of(data: ReportData) -> tuple[str, ...]:

@@ -104,6 +104,11 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     assert receipt["actual_time_s"] > 0
     assert receipt["predicted_time_s"]["low"] < receipt["predicted_time_s"]["high"]
     assert "Pareto" in Path(outcome["report"]).read_text(encoding="utf-8")
+    shown = json.loads(
+        finish(winnow("report", "--storage", str(tmp_path / "storage"), "--json"))[1]
+    )
+    assert shown["receipt"] == receipt
+    assert shown["measurements"][0]["candidate"] == receipt["winner"]
 
     check_answers(url, reviews, receipt["metrics"]["accuracy"])
     check_refusal(url)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html.parser
+import json
 
 import pytest
 
@@ -127,6 +128,25 @@ def test_the_report_stands_alone_and_shows_every_candidate() -> None:
     assert all(skipped.reason in page.text for skipped in PLAN.skipped)
     assert sorted(page.circles) == ["other", "winner"]
     assert "200 ms" in page.text
+
+
+def test_the_same_is_there_for_programs() -> None:
+    measured = measurement(ID, 0.2)
+    data = report.ReportData(
+        run="reviews-1",
+        metric="accuracy",
+        plan=PLAN,
+        winner=WINNER,
+        measurements=(measured,),
+        trials=TRIALS,
+    )
+    value = json.loads(report.to_json(data))
+    assert value["measurements"][0]["candidate"] == ID
+    assert len(value["plan"]["candidates"]) == len(PLAN.candidates)
+    assert len(value["trials"]) == len(TRIALS)
+    assert value["heat_maps"]
+    assert value["receipt"] is None
+    assert isinstance(value["advice"], list)
 
 
 def test_a_report_before_training_leaves_those_parts_out() -> None:
