@@ -1,18 +1,21 @@
 """How fast an endpoint answers beside other servers with the same engine, and at what cost.
 
     python benchmarks/serve.py NAME [--storage .winnow] [--engine openvino-int8] [--seconds 8]
-        [--rounds 3] [--concurrency 1 8 32 64] [--peer litserve=VENV/bin/python …] [--out FILE]
+        [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1] [--batch 64]
+        [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
 and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml). All of
 them are up, one is asked at a time, by turns. `wrk` sends the sentences of `winnow load`. Prints
 for each server and concurrency the median of the rounds: texts/s, p50, p99, CPU microseconds per
 request of all its processes, and its texts per CPU second as a share of what the engine reaches by
-itself. `make serve-bench` makes all that it needs first.
+itself; on a GPU its texts per second. With `--texts` a request is a list of so many. `make
+serve-bench` makes all that it needs first.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -81,6 +84,8 @@ class Row:
     server: str
     concurrency: int
     texts_per_s: float
+    texts: int
+    """Of a request."""
     p50_ms: float
     p99_ms: float
     cpu_us: float
@@ -97,13 +102,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--texts", type=int, nargs="+", default=[1], help="of a request")
+    parser.add_argument("--accelerators", default="cpu:1")
+    parser.add_argument("--batch", type=int, default=64, help="most texts of a forward pass")
     parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is needed: apt install wrk")
     quiet_libraries()
-    os.environ["PYTHONPATH"] = str(ROOT)
+    above = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{above}" if above else str(ROOT)
     version = registry.read(arguments.storage.resolve(), arguments.name)
     engine, ceiling, rows = compare(version, arguments)
     now = datetime.now(UTC)
@@ -113,11 +122,12 @@ def main() -> int:
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         "model": version.name,
         "engine": engine,
-        "ceiling_texts_per_cpu_s": ceiling,
+        "accelerators": arguments.accelerators,
+        "ceiling_texts_per_s": ceiling,
         "rows": [asdict(row) for row in rows],
     }
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    show(rows, ceiling)
+    show(rows, ceiling, is_gpu=device_of(arguments) == "cuda")
     print(f"written to {out}")
     return 0
 
@@ -130,37 +140,46 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         os.environ["WINNOW_HOME"] = home
         stack.callback(local.stop)
         texts: list[Any] = sentences()
-        scripts = {False: texts, True: [[text] for text in texts]}
-        for in_lists, inputs in scripts.items():
+        for size, in_lists in itertools.product(arguments.texts, (False, True)):
+            lists = [[texts[(n + i) % len(texts)] for i in range(size)] for n in range(len(texts))]
+            inputs = lists if in_lists or size > 1 else texts
             bodies = ", ".join(json.dumps(json.dumps({"inputs": value})) for value in inputs)
-            script_of(home, in_lists=in_lists).write_text(LUA.format(bodies=bodies), "utf-8")
-        servers = [stack.enter_context(ours(version, arguments.engine))]
+            script = script_of(home, size, in_lists=in_lists)
+            script.write_text(LUA.format(bodies=bodies), "utf-8")
+        servers = [stack.enter_context(ours(version, arguments))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
         servers += [
-            stack.enter_context(other(*peer.split("=", 1), version, engine))
+            stack.enter_context(other(*peer.split("=", 1), version, engine, arguments))
             for peer in arguments.peer
         ]
-        ceiling = ceiling_of(version, engine)
-        print(f"{engine}: {ceiling:,.0f} texts per CPU second by itself", flush=True)
+        ceiling = ceiling_of(version, engine, device_of(arguments))
+        print(f"{engine}: {ceiling:,.0f} texts a (CPU) second by itself", flush=True)
         for _ in range(arguments.rounds):
-            for concurrency in arguments.concurrency:
-                for server in servers:
-                    script = script_of(home, in_lists=server.name in TAKE_LISTS)
-                    rows.append(measure(server, concurrency, arguments.seconds, script))
-                    print(asdict(rows[-1]), file=sys.stderr, flush=True)
-                    time.sleep(PAUSE_S)
+            asked = itertools.product(arguments.texts, arguments.concurrency, servers)
+            for size, concurrency, server in asked:
+                script = script_of(home, size, in_lists=server.name in TAKE_LISTS)
+                rows.append(measure(server, concurrency, size, arguments, script))
+                print(asdict(rows[-1]), file=sys.stderr, flush=True)
+                time.sleep(PAUSE_S)
     return engine, ceiling, rows
 
 
-def script_of(home: str, *, in_lists: bool) -> Path:
-    """What wrk sends: texts, or lists of one."""
-    return Path(home) / ("lists.lua" if in_lists else "texts.lua")
+def script_of(home: str, size: int, *, in_lists: bool) -> Path:
+    """What wrk sends: so many texts a request, in a list of one where that is asked for."""
+    return Path(home) / f"{'lists' if in_lists else 'texts'}-{size}.lua"
 
 
 @contextlib.contextmanager
-def ours(version: ModelVersion, engine: str) -> Iterator[Server]:
+def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
     """Our endpoint on a local cluster, as `winnow deploy` makes it."""
-    spec = ServeSpec.model_validate({"route": "/bench", "engine": engine})
+    spec = ServeSpec.model_validate(
+        {
+            "route": "/bench",
+            "engine": arguments.engine,
+            "accelerators": arguments.accelerators,
+            "batching": {"max_batch_size": arguments.batch},
+        }
+    )
     with session.connect() as cluster:
         from cluster import discovery
         from serve import deployment
@@ -178,7 +197,9 @@ def ours(version: ModelVersion, engine: str) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def other(name: str, python: str, version: ModelVersion, engine: str) -> Iterator[Server]:
+def other(
+    name: str, python: str, version: ModelVersion, engine: str, arguments: Any
+) -> Iterator[Server]:
     """A peer in a process of its own."""
     if name not in PEERS:
         raise SystemExit(f"--peer {name} is not among {', '.join(PEERS)}")
@@ -190,6 +211,8 @@ def other(name: str, python: str, version: ModelVersion, engine: str) -> Iterato
         "PEER_LABELS": ",".join(version.labels),
         "PEER_MAX_LENGTH": str(version.max_length),
         "PEER_ENGINE": engine,
+        "PEER_DEVICE": device_of(arguments),
+        "PEER_BATCH": str(arguments.batch),
         "OMP_NUM_THREADS": "1",
     }
     words = [python, f"benchmarks/peers/{name}_peer.py", str(port)]
@@ -226,22 +249,32 @@ def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> N
     raise SystemExit(f"{server.name} does not answer: {log.read_text(errors='replace')[-2000:]}")
 
 
-def ceiling_of(version: ModelVersion, engine: str) -> float:
-    """Texts per CPU second of the engine alone: sorted, in its best batches, as rows."""
+def device_of(arguments: Any) -> str:
+    """Where the model runs."""
+    return "cpu" if arguments.accelerators.startswith("cpu") else "cuda"
+
+
+def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
+    """Texts per CPU second of the engine alone: sorted, in its best batches, as rows.
+
+    Per second on a GPU.
+    """
+    clock = "process_time" if device == "cpu" else "perf_counter"
     code = (
         "import json, sys, time; from pathlib import Path; from serve.engines import choose;"
         "from serve.engines.rows import Tokenizer; from serve.load import sentences;"
         f"t = Tokenizer(Path({version.path!r}), {version.max_length});"
         f"e = Path({version.exports!r});"
-        f"m = choose.Maker(Path({version.path!r}), e, t, 'cpu', 1).make({engine!r},"
+        f"m = choose.Maker(Path({version.path!r}), e, t, {device!r}, 1).make({engine!r},"
         " choose.GateRows((), ()));"
-        "rows = sorted(t.rows([(s,) for s in sentences()]) * 4, key=len); best = 0\n"
-        "for budget in choose.BUDGETS:\n"
+        f"many = {4 if device == 'cpu' else 16};"
+        "rows = sorted(t.rows([(s,) for s in sentences()]) * many, key=len); best = 0\n"
+        f"for budget in choose.BUDGETS[{device!r}]:\n"
         "  batches = list(choose._batches(rows, budget)); [m.run(b) for b in batches]\n"
-        "  c, w, n = time.process_time(), time.perf_counter(), 0\n"
+        f"  c, w, n = time.{clock}(), time.perf_counter(), 0\n"
         "  while time.perf_counter() - w < 3:\n"
         "    for b in batches: m.run(b); n += len(b)\n"
-        "  best = max(best, n / (time.process_time() - c))\n"
+        f"  best = max(best, n / (time.{clock}() - c))\n"
         "print(best)"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -251,14 +284,14 @@ def ceiling_of(version: ModelVersion, engine: str) -> float:
     return float(done.stdout.decode().split()[-1])
 
 
-def measure(server: Server, concurrency: int, seconds: float, script: Path) -> Row:
+def measure(server: Server, concurrency: int, size: int, arguments: Any, script: Path) -> Row:
     """Ask one server for some seconds."""
-    url = f"{server.url}/predict"
+    url, is_gpu = f"{server.url}/predict", device_of(arguments) == "cuda"
     words = [
         "wrk",
-        "-t1",
+        f"-t{min(8, concurrency) if is_gpu else 1}",
         f"-c{concurrency}",
-        f"-d{seconds:g}s",
+        f"-d{arguments.seconds:g}s",
         "--timeout",
         "30s",
         "-s",
@@ -275,7 +308,8 @@ def measure(server: Server, concurrency: int, seconds: float, script: Path) -> R
     return Row(
         server.name,
         concurrency,
-        requests / duration_us * 1e6,
+        size * requests / duration_us * 1e6,
+        size,
         p50_us / 1000,
         p99_us / 1000,
         1e6 * spent / max(1, requests),
@@ -293,22 +327,23 @@ def cpu_s(pid: int) -> float:
     return total
 
 
-def show(rows: Sequence[Row], ceiling: float) -> None:
+def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
     """Print medians over the rounds."""
-    print("server\tat once\ttexts/s\tp50 ms\tp99 ms\tCPU us\tof the engine\tfailed")
-    for concurrency in dict.fromkeys(row.concurrency for row in rows):
-        for name in dict.fromkeys(row.server for row in rows):
-            own = [r for r in rows if (r.server, r.concurrency) == (name, concurrency)]
+    print("server\ttexts\tat once\ttexts/s\tp50 ms\tp99 ms\tCPU us\tof the engine\tfailed")
+    every = dict.fromkeys((row.texts, row.concurrency, row.server) for row in rows)
+    for size, concurrency, name in every:
+        own = [r for r in rows if (r.texts, r.concurrency, r.server) == (size, concurrency, name)]
 
-            def median(field: str, own: list[Any] = own) -> float:
-                return statistics.median(getattr(row, field) for row in own)
+        def median(field: str, own: list[Any] = own) -> float:
+            return statistics.median(getattr(row, field) for row in own)
 
-            cpu = median("cpu_us")
-            print(
-                f"{name}\t{concurrency}\t{median('texts_per_s'):.0f}\t{median('p50_ms'):.2f}"
-                f"\t{median('p99_ms'):.1f}\t{cpu:.0f}\t{1e6 / cpu / ceiling:.0%}"
-                f"\t{sum(row.failed for row in own)}"
-            )
+        cpu = median("cpu_us")
+        rate = median("texts_per_s") if is_gpu else 1e6 * size / cpu
+        print(
+            f"{name}\t{size}\t{concurrency}\t{median('texts_per_s'):.0f}\t{median('p50_ms'):.2f}"
+            f"\t{median('p99_ms'):.1f}\t{cpu:.0f}\t{rate / ceiling:.0%}"
+            f"\t{sum(row.failed for row in own)}"
+        )
 
 
 if __name__ == "__main__":

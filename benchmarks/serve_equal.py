@@ -31,7 +31,7 @@ import uvicorn  # noqa: E402
 
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
-from serve import surface  # noqa: E402
+from serve import framework, surface  # noqa: E402
 from serve.engines.choose import CPU_ENGINES  # noqa: E402
 from serve.server import Server, ServerConfig  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
@@ -86,7 +86,7 @@ def reference(version: ModelVersion, texts: Sequence[str]) -> Any:
 def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
     """The same over HTTP."""
     server = Server(ServerConfig(version, engine=engine))
-    surface.install(server)
+    framework.install(server)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         web = uvicorn.Server(uvicorn.Config(surface.application, log_level="error"))

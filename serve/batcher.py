@@ -8,13 +8,14 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
-from serve.engines.engine import Logits
+from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
 
 PIECE_CHARACTERS = 65_536
@@ -86,6 +87,17 @@ class _Item:
     request: _Request
     index: int
     row: Row
+    length: int
+    """Of the row, in tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A batch that the engine has begun with."""
+
+    items: Sequence[_Item]
+    landing: Landing
+    begin: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +155,21 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[Sequence[Row]], Logits],
+        launch: Callable[[Sequence[Row]], Landing],
         tokenizer: Tokenizer,
         limits: Limits,
         on_batch: Callable[[int, int, float], None] | None = None,
+        *,
+        ahead: int = 0,
     ) -> None:
-        """`run` gives the scores of rows as [rows, labels].
+        """`launch` begins with some rows; what it returns gives their scores as [rows, labels].
 
-        `on_batch` is told rows, tokens and seconds of each batch, from the engine's thread.
+        `on_batch` is told rows, tokens and seconds of each batch, from the engine's thread. So many
+        batches `ahead` of the one that is waited for are launched, where an engine can do that.
         """
         self.limits = limits
-        self.score, self._tokenizer, self._on_batch = run, tokenizer, on_batch
+        self.launch, self._tokenizer, self._on_batch = launch, tokenizer, on_batch
+        self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
         self._arrived: queue.SimpleQueue[tuple[_Request, int] | None] = queue.SimpleQueue()
         self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
@@ -209,7 +225,9 @@ class Batcher:
             pending += self._tokenise(is_idle=not pending)
             pending = [item for item in pending if not item.request.future.done()]
             if pending:
-                pending = self._step(pending)
+                pending = self._begin(pending)
+            while len(self._flights) > (self._ahead if pending else 0):
+                self._land(self._flights.popleft())
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
@@ -230,7 +248,7 @@ class Batcher:
                 loop = request.future.get_loop()
                 loop.call_soon_threadsafe(_refuse, request.future, error)
             return []
-        return [_Item(r, index, row) for (r, index), row in zip(taken, rows, strict=True)]
+        return [_Item(r, i, row, len(row)) for (r, i), row in zip(taken, rows, strict=True)]
 
     def _next(self, *, may_wait: bool) -> tuple[_Request, int] | None:
         """The text that came first, if there is one; None to wake up for the end."""
@@ -241,33 +259,40 @@ class Batcher:
             time.sleep(self.limits.idle_wait_s)
         return arrived
 
-    def _step(self, pending: list[_Item]) -> list[_Item]:
-        """Run one batch; what is left."""
+    def _begin(self, pending: list[_Item]) -> list[_Item]:
+        """Launch one batch; what is left."""
         begin = time.monotonic()
         is_late = begin - pending[0].request.began > PATIENCE * self._batch_s > 0
-        lengths = [len(item.row) for item in pending]
-        chosen = pick(lengths, self.limits, by_age=is_late)
+        chosen = pick([item.length for item in pending], self.limits, by_age=is_late)
         batch = [pending[index] for index in chosen]
+        try:
+            landing = self.launch([item.row for item in batch])
+        except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
+            _tell(batch, _Done([], error, begin, 0.0, len(batch)))
+        else:
+            self._flights.append(_Flight(batch, landing, begin))
+        left = set(range(len(pending))) - set(chosen)
+        return [pending[index] for index in sorted(left)]
+
+    def _land(self, flight: _Flight) -> None:
+        """Wait for a batch and hand out what it came to."""
         error: Exception | None = None
         scores: list[list[float]] = []
         try:
-            found = self.score([item.row for item in batch])
+            found = flight.landing()
             scores = found.tolist()
             if not np.isfinite(found).all():
                 error = ModelError("the model's scores are not numbers")
         except Exception as failure:  # noqa: BLE001 - told to those who asked; the thread goes on
             error = failure
-        spent_s, tokens = time.monotonic() - begin, sum(lengths[index] for index in chosen)
+        now = time.monotonic()
+        # a batch that was launched ahead waited for the one before it
+        spent_s, self._landed = now - max(flight.begin, self._landed), now
+        rows, tokens = len(flight.items), sum(item.length for item in flight.items)
         self._learn(tokens, spent_s)
         if self._on_batch:
-            self._on_batch(len(batch), tokens, spent_s)
-        done = _Done(scores, error, begin, spent_s, len(batch))
-        numbered = list(enumerate(batch))
-        for loop in {item.request.future.get_loop() for item in batch}:
-            own = [(n, item) for n, item in numbered if item.request.future.get_loop() is loop]
-            loop.call_soon_threadsafe(_deliver, own, done)
-        left = set(range(len(pending))) - set(chosen)
-        return [pending[index] for index in sorted(left)]
+            self._on_batch(rows, tokens, spent_s)
+        _tell(flight.items, _Done(scores, error, flight.begin, spent_s, rows))
 
     def _learn(self, tokens: int, spent_s: float) -> None:
         rate = tokens / max(spent_s, 1e-6)
@@ -291,6 +316,14 @@ class _Done:
     begin: float
     infer_s: float
     rows: int
+
+
+def _tell(batch: Sequence[_Item], done: _Done) -> None:
+    """Those who asked, each on their event loop."""
+    numbered = list(enumerate(batch))
+    for loop in {item.request.future.get_loop() for item in batch}:
+        own = [(n, item) for n, item in numbered if item.request.future.get_loop() is loop]
+        loop.call_soon_threadsafe(_deliver, own, done)
 
 
 def _deliver(items: Sequence[tuple[int, _Item]], done: _Done) -> None:

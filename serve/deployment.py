@@ -91,7 +91,7 @@ def deploy(
     try:
         _wait_until_answering(new_side.application, new_side.url, version.id)
         if old is None or old.stable == version.id or spec.rollout is None:
-            edge.write({spec.route: Route(version.id)})
+            edge.write({spec.route: Route(version.id, rate=spec.limits.requests_per_second)})
         else:
             old_side = _side(find(version.name, old.stable), spec.route, base)
             release.release(spec, spec.rollout, old_side, new_side, tell)

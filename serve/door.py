@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
-from serve.server import Reply, Server
+from serve.server import PREDICT, Answering, Reply, Server
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -29,7 +29,7 @@ OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
 """What needs no token: whether it lives, and how to use it."""
-PREDICT, INFER = "/predict", "/infer"
+INFER, CHAT = "/infer", "/v1/chat/completions"
 KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """Requests without an id get one of these, at the price of no system call."""
@@ -39,7 +39,7 @@ RETRY_AFTER = "retry-after"
 class Door:
     """Guards one server; `find` gives it once it is ready."""
 
-    def __init__(self, app: Application, find: Callable[[], Server | None]) -> None:
+    def __init__(self, app: Application, find: Callable[[], Answering | None]) -> None:
         self._app, self._find = app, find
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -54,7 +54,7 @@ class Door:
         identity = identity if KNOWN_ID.fullmatch(identity) else f"{PROCESS}{next(NUMBERS):08x}"
         try:
             check(scope, path, headers, server)
-            if path == PREDICT and scope["method"] == "POST":
+            if isinstance(server, Server) and path == server.hot_path and scope["method"] == "POST":
                 body = await read_body(headers, receive)
                 reply = await unless_gone(server.predict(body, timeout_of(headers)), receive)
             else:
@@ -70,7 +70,7 @@ class Door:
             return  # nobody is there to be answered
         except Exception:  # noqa: BLE001 - the last line: no trace reaches a client
             reply = refused(RefusedError(500, "internal", "something went wrong here"), identity)
-        server.metrics.count(path if path == PREDICT else "other", reply.status)
+        server.metrics.count(path if path in (PREDICT, CHAT) else "other", reply.status)
         await answer(send, reply, identity)
 
 
@@ -79,17 +79,17 @@ def relative(path: str, route: str) -> str:
     return path.removeprefix(route) if path.startswith(route) else path
 
 
-def check(scope: Scope, path: str, headers: dict[bytes, str], server: Server) -> None:
+def check(scope: Scope, path: str, headers: dict[bytes, str], server: Answering) -> None:
     """Everything that can be refused before the body; the cheapest first."""
     size = sum(len(name) + len(value) for name, value in scope["headers"])
     if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise RefusedError(431, "headers_too_large", "the headers are too many or too long")
-    if path == PREDICT and scope["method"] not in ("POST", "OPTIONS"):
+    if path == server.hot_path and scope["method"] not in ("POST", "OPTIONS"):
         message = "predictions are asked for by POST"
         raise RefusedError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS and not server.admits(headers.get(b"authorization", "")):
         raise RefusedError(401, "unauthorized", "send an accepted token as Authorization: Bearer …")
-    if scope["method"] == "POST" and (path == PREDICT or path.endswith(INFER)):
+    if scope["method"] == "POST" and (path in (PREDICT, CHAT) or path.endswith(INFER)):
         kind = headers.get(b"content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":
             raise RefusedError(415, "unsupported_media_type", "send Content-Type: application/json")

@@ -5,10 +5,10 @@ Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a serve
 
 import starlette.middleware
 
-from serve import surface
+from serve import framework
 from serve.door import Door
 
 
 def install() -> list[starlette.middleware.Middleware]:
     """The middleware that Ray Serve asks for."""
-    return [starlette.middleware.Middleware(Door, find=surface.find)]
+    return [starlette.middleware.Middleware(Door, find=framework.find)]

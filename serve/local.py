@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import uvicorn
 
-from serve import surface
+from serve import framework, tasks
 from serve.engines.choose import Trial
-from serve.server import Server, ServerConfig
+from serve.server import PREDICT, Server, ServerConfig
 
 DRAIN_S = 20
 """How long requests in flight may take when it is told to end."""
@@ -14,13 +14,16 @@ DRAIN_S = 20
 
 def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve until interrupted; `tell` hears which engine was chosen, and where it answers."""
-    server = Server(config)
-    surface.install(server)
-    for trial in server.choice.trials:
-        tell(describe(trial))
-    tell(f"{server.choice.engine} answers on http://{host}:{port}/predict; a page for you is at /")
+    server, application = tasks.make(config)
+    framework.install(server)
+    path = "/v1/chat/completions"
+    if isinstance(server, Server):
+        for trial in server.choice.trials:
+            tell(describe(trial))
+        path = f"{PREDICT}; a page for you is at /"
+    tell(f"{server.info.engine} answers on http://{host}:{port}{path}")
     uvicorn.run(
-        surface.application,
+        application,
         host=host,
         port=port,
         log_level="warning",

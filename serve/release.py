@@ -12,10 +12,10 @@ from jobs.errors import DeployError
 from jobs.spec.serve import RolloutSpec, ServeSpec
 from jobs.training import gate
 from serve import edge, load, routing
+from serve.access import accepted_tokens
 from serve.engines.rows import Tokenizer
 from serve.rollout import Judged, Traffic, compare, reasons_against
 from serve.routing import Route
-from serve.server import accepted_tokens
 from serve.version import ModelVersion
 
 ROUND_S = 5.0
@@ -56,7 +56,8 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         min(ROUND_S, hold_s),
     )
     tell(f"{new.version.id} passes the gate beside {old.version.id}{told}")
-    route = Route(old.version.id)
+    rate = spec.limits.requests_per_second
+    route = Route(old.version.id, rate=rate)
     try:
         for weight in rollout.steps:
             edge.write({spec.route: routing.tried(route, new.version.id, weight)})
@@ -69,7 +70,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         edge.write({spec.route: routing.rolled_back(route)})
         tell(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
-    edge.write({spec.route: Route(new.version.id)})
+    edge.write({spec.route: Route(new.version.id, rate=rate)})
 
 
 def _watch(

@@ -15,6 +15,8 @@ class Route:
     canary: str | None = None
     weight: int = 0
     """Percent of the requests that the canary answers."""
+    rate: int = 0
+    """Requests that one client may send in a second; 0 for any number."""
 
 
 Routes = Mapping[str, Route]
@@ -28,7 +30,7 @@ def version_path(version: str) -> str:
 
 def rolled_back(route: Route) -> Route:
     """The stable version answers everything."""
-    return Route(route.stable)
+    return Route(route.stable, rate=route.rate)
 
 
 def tried(route: Route, canary: str, weight: int) -> Route:
@@ -36,26 +38,25 @@ def tried(route: Route, canary: str, weight: int) -> Route:
     return replace(route, canary=canary, weight=weight)
 
 
-def maps(routes: Routes) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """HAProxy's three maps, by route with a slash after it: stable, canary, weight."""
+def maps(routes: Routes) -> tuple[dict[str, str], ...]:
+    """HAProxy's four maps, by route with a slash after it: stable, canary, weight, rate."""
     stable = {f"{name}/": version_path(route.stable) for name, route in routes.items()}
     trials = {f"{name}/": route for name, route in routes.items() if route.canary and route.weight}
     canary = {name: version_path(route.canary or "") for name, route in trials.items()}
     weights = {name: str(route.weight) for name, route in trials.items()}
-    return stable, canary, weights
+    rates = {f"{name}/": str(route.rate) for name, route in routes.items() if route.rate}
+    return stable, canary, weights, rates
 
 
-def parse(stable: str, canary: str, weights: str) -> dict[str, Route]:
-    """Routes from the text of the three maps."""
-    tables = [
-        dict(line.split() for line in text.splitlines() if line)
-        for text in (stable, canary, weights)
-    ]
+def parse(*texts: str) -> dict[str, Route]:
+    """Routes from the text of the four maps."""
+    tables = [dict(line.split() for line in text.splitlines() if line) for text in texts]
     return {
         name.removesuffix("/"): Route(
             path.removeprefix(PREFIX),
             tables[1][name].removeprefix(PREFIX) if name in tables[1] else None,
             int(tables[2].get(name, 0)),
+            int(tables[3].get(name, 0)),
         )
         for name, path in tables[0].items()
     }

@@ -1,34 +1,39 @@
 """One replica's model: requests in, labels out, with limits and counts. No Ray and no transport."""
 
-import hashlib
-import hmac
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import prometheus_client
 import pydantic_core
 
-from jobs.errors import DeployError
 from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training import manifest
 from jobs.training.config import Device
+from serve.access import accepted_tokens, admits, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
-from serve.batcher import Answer, Batcher, DeadlineError, Limits, ModelError, QueueFullError
-from serve.engines import choose
+from serve.batcher import (
+    Answer,
+    Batcher,
+    DeadlineError,
+    Limits,
+    Load,
+    ModelError,
+    QueueFullError,
+)
+from serve.engines import captured_engine, choose
+from serve.engines.captured_engine import CapturedEngine
 from serve.engines.choose import Choice, Maker
-from serve.engines.engine import Engine, softmax
-from serve.engines.rows import Text, Tokenizer
+from serve.engines.engine import Engine, Landing, softmax
+from serve.engines.rows import Row, Text, Tokenizer
+from serve.metrics import Metrics
 from serve.version import ModelVersion
 
+PREDICT = "/predict"
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""
-BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper bounds of the latency histogram."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +75,6 @@ def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: boo
     )
 
 
-def accepted_tokens(spec: ServeSpec) -> list[str]:
-    """Bearer tokens from the environment, none for an open endpoint; they stay in this process."""
-    if spec.auth is None:
-        return []
-    tokens = os.environ.get(spec.auth.tokens_from, "").replace(",", " ").split()
-    if not tokens:
-        raise DeployError(
-            f"serve.auth.tokens_from names {spec.auth.tokens_from}, which is not set or empty;"
-            " put the accepted tokens into it, with spaces or commas between"
-        )
-    return tokens
-
-
-def digest(token: str) -> str:
-    """What replicas know of a token."""
-    return hashlib.sha256(token.encode()).hexdigest()
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer to send."""
@@ -97,64 +84,41 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class Metrics:
-    """Counters of one replica, for Prometheus."""
+class Answering(Protocol):
+    """What a replica answers with, whatever its task."""
 
-    def __init__(self, name: str, version: str) -> None:
-        self.registry = prometheus_client.CollectorRegistry()
-        fixed: dict[str, Any] = {"registry": self.registry, "namespace": "winnow_serve"}
-        info = prometheus_client.Info("model", "Which model answers.", **fixed)
-        info.info({"name": name, "version": version})
-        self.requests = prometheus_client.Counter(
-            "requests",
-            "Requests by path and status.",
-            ("path", "status"),
-            **fixed,
-        )
-        self._counted: dict[tuple[str, int], prometheus_client.Counter] = {}
-        self.latency = prometheus_client.Histogram(
-            "request_seconds",
-            "From the whole body to the answer.",
-            buckets=BUCKETS_S,
-            **fixed,
-        )
-        self.texts = prometheus_client.Counter("texts", "Texts answered.", **fixed)
-        self.batches = prometheus_client.Counter("batches", "Batches run.", **fixed)
-        self.batch_rows = prometheus_client.Counter("batch_rows", "Rows of batches.", **fixed)
-        self.batch_tokens = prometheus_client.Counter("batch_tokens", "Tokens of batches.", **fixed)
-        self.engine_seconds = prometheus_client.Counter(
-            "engine_seconds",
-            "Time the engine worked.",
-            **fixed,
-        )
-        self.queue_tokens = prometheus_client.Gauge("queue_tokens", "Tokens that wait.", **fixed)
-        self.backlog = prometheus_client.Gauge(
-            "backlog_seconds",
-            "Until all that waits is answered.",
-            **fixed,
-        )
+    config: ServerConfig
+    metrics: Metrics
 
-    def count(self, path: str, status: int) -> None:
-        """Count a request; the lookup by labels is slow."""
-        key = path, status
-        if key not in self._counted:
-            self._counted[key] = self.requests.labels(*key)
-        self._counted[key].inc()
+    @property
+    def hot_path(self) -> str | None:
+        """Path that is answered at the door; None where there is none."""
+        ...
 
-    def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
-        """Count a batch."""
-        self.batches.inc()
-        self.batch_rows.inc(rows)
-        self.batch_tokens.inc(tokens)
-        self.engine_seconds.inc(seconds)
+    @property
+    def info(self) -> Any:
+        """Which model answers, with its name, version and engine."""
+        ...
 
-    def text(self) -> bytes:
-        """In Prometheus' format."""
-        return prometheus_client.generate_latest(self.registry)
+    @property
+    def load(self) -> Load:
+        """What waits now."""
+        ...
+
+    def admits(self, authorization: str) -> bool:
+        """Whether an Authorization header carries an accepted token."""
+        ...
+
+    def scrape(self) -> bytes:
+        """Metrics in Prometheus' format."""
+        ...
 
 
 class Server:
-    """A loaded, warm model that answers."""
+    """A loaded, warm classifier that answers."""
+
+    hot_path = PREDICT
+    """What is answered at the door."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises CheckpointError when the model's files were altered."""
@@ -165,15 +129,13 @@ class Server:
         self.choice, engine = prepare(config, tokenizer)
         self.metrics = Metrics(version.name, version.id)
         self._labels = list(version.labels)
-        for width in (w for w in WARMUP_WIDTHS if w <= version.max_length):
-            texts = [("word " * width,) * (2 if version.is_pair else 1)]
-            engine.run(tokenizer.rows(texts))
         limits = Limits(
             self.choice.batch_tokens, config.batch_rows, config.queue_tokens, config.idle_wait_s
         )
-        self.batcher = Batcher(
-            lambda rows: softmax(engine.run(rows)), tokenizer, limits, self.metrics.on_batch
-        )
+        warm_up(engine, limits, version.max_length)
+        ahead = 1 if isinstance(engine, CapturedEngine) else 0
+        launch = scored(engine)
+        self.batcher = Batcher(launch, tokenizer, limits, self.metrics.on_batch, ahead=ahead)
         self._headers = {"content-type": "application/json", "x-model-version": version.id}
 
     @property
@@ -192,13 +154,12 @@ class Server:
 
     def admits(self, authorization: str) -> bool:
         """Whether an Authorization header carries an accepted token."""
-        if not self.config.token_hashes:
-            return True
-        scheme, _, token = authorization.partition(" ")
-        offered = digest(token.strip())
-        # every comparison is made, so that time tells nothing
-        found = [hmac.compare_digest(offered, known) for known in self.config.token_hashes]
-        return scheme.lower() == "bearer" and any(found)
+        return admits(self.config.token_hashes, authorization)
+
+    @property
+    def load(self) -> Load:
+        """What waits now."""
+        return self.batcher.load
 
     async def predict(self, body: bytes, timeout_s: float) -> Reply:
         """Answer a predict request; raises RefusedError."""
@@ -249,10 +210,35 @@ class Server:
 
     def scrape(self) -> bytes:
         """Metrics in Prometheus' format."""
-        load = self.batcher.load
-        self.metrics.queue_tokens.set(load.tokens)
-        self.metrics.backlog.set(load.backlog_s)
-        return self.metrics.text()
+        return self.metrics.scrape(self.load)
+
+
+def warm_up(engine: Engine, limits: Limits, longest: int) -> None:
+    """Run every shape of a batch that is captured, or some widths where none is."""
+    if isinstance(engine, CapturedEngine):
+        found = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
+    else:
+        found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
+    for rows, width in found:
+        engine.run([Row((0,) * width, (0,) * width)] * rows)
+
+
+def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
+    """Launches batches whose landing gives probabilities; most engines are done by then."""
+    if isinstance(engine, CapturedEngine):
+        begin = engine.launch
+
+        def launch(rows: Sequence[Row]) -> Landing:
+            landing = begin(rows)
+            return lambda: softmax(landing())
+
+        return launch
+
+    def run(rows: Sequence[Row]) -> Landing:
+        found = softmax(engine.run(rows))
+        return lambda: found
+
+    return run
 
 
 def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]:
@@ -264,7 +250,7 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:
         name = names[0] if len(names) == 1 else choose.REFERENCE
-        return Choice(name, Limits().batch_tokens, 0.0), maker.make(name, gate)
+        return Choice(name, choose.BUDGETS[config.device][1], 0.0), maker.make(name, gate)
     choice = choose.choose(maker, names, gate)
     return choice, maker.make(choice.engine, gate)
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.spec.model import Task
+
 CHOICE_FILE = "choice.json"
 """Among a version's exports: the engine that was chosen for it, and why."""
 
@@ -20,6 +22,7 @@ class ModelVersion:
     """Whether an input is a pair of texts."""
     max_length: int
     """Longest input in tokens."""
+    task: Task = "text-classification"
     metrics: dict[str, float] = field(default_factory=dict)
     """What the model scored on the evaluation rows when it was trained."""
 

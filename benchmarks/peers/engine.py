@@ -17,7 +17,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.tokenizer = Tokenizer(MODEL, int(os.environ["PEER_MAX_LENGTH"]))
-        maker = Maker(MODEL, EXPORTS, self.tokenizer, "cpu", 1)
+        maker = Maker(MODEL, EXPORTS, self.tokenizer, os.environ["PEER_DEVICE"], 1)  # type: ignore[arg-type]
         self.engine = maker.make(os.environ["PEER_ENGINE"], GateRows((), ()))  # type: ignore[arg-type]
 
     def answer(self, texts: list[str]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
-"""LitServe with the same engine and dynamic batches of 64 within 5 ms."""
+"""LitServe with the same engine and dynamic batches of as many texts within 5 ms."""
 
+import os
 import sys
 from typing import Any
 
@@ -14,17 +15,24 @@ class Api(litserve.LitAPI):
         """Load."""
         self.peer = Peer()
 
-    def decode_request(self, request: dict[str, Any]) -> str:
-        """The text of a request."""
-        return str(request["inputs"])
-
-    def batch(self, inputs: list[str]) -> list[str]:
-        """Texts stay a list."""
+    def decode_request(self, request: dict[str, Any]) -> str | list[str]:
+        """The text of a request, or its texts."""
+        inputs: str | list[str] = request["inputs"]
         return inputs
 
-    def predict(self, inputs: list[str] | str) -> Any:
-        """A batch of answers."""
-        return self.peer.answer(inputs if isinstance(inputs, list) else [inputs])
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        """Requests stay a list."""
+        return inputs
+
+    def predict(self, inputs: list[Any]) -> Any:
+        """A batch of answers; requests of lists are put end to end."""
+        lists = [value if isinstance(value, list) else [value] for value in inputs]
+        answers = iter(self.peer.answer([text for texts in lists for text in texts]))
+        found = [[next(answers) for _ in texts] for texts in lists]
+        return [
+            own if isinstance(value, list) else own[0]
+            for own, value in zip(found, inputs, strict=True)
+        ]
 
     def unbatch(self, output: Any) -> Any:
         """One answer for each request."""
@@ -36,6 +44,8 @@ class Api(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    batched = Api(max_batch_size=64, batch_timeout=0.005, api_path="/predict")
-    server = litserve.LitServer(batched, accelerator="cpu", timeout=60)
+    batched = Api(
+        max_batch_size=int(os.environ["PEER_BATCH"]), batch_timeout=0.005, api_path="/predict"
+    )
+    server = litserve.LitServer(batched, accelerator=os.environ["PEER_DEVICE"], timeout=60)
     server.run(port=int(sys.argv[1]), generate_client_file=False, log_level="warning")

@@ -53,10 +53,13 @@ class BatchingSpec(SpecModel):
 
 
 class LimitsSpec(SpecModel):
-    """What one replica takes on."""
+    """What an endpoint takes on."""
 
     queue_tokens: Annotated[int, Field(ge=512)] = 262_144
-    """Tokens that may wait; above it requests are answered 503 with Retry-After."""
+    """Tokens that may wait in one replica; above it requests are answered 503 with Retry-After."""
+    requests_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Requests that one client, told by its token or else its address, may send in a second; above
+    it they are answered 429. 0 for any number. Kept by HAProxy on each node."""
     timeout: Duration = timedelta(seconds=30)
     """Longest that a request may take; clients may ask for less."""
 

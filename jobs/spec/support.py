@@ -5,10 +5,19 @@ from collections.abc import Callable, Iterator
 from jobs.spec.job import JobSpec
 from jobs.spec.rules import Path, Violation
 
+
+def _is_chat(spec: JobSpec) -> bool:
+    return spec.model.task == "causal-lm"
+
+
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("model.base", lambda s: s.model.base.startswith("s3://")),
     ("train.retry", lambda s: s.train.retry is not None),
-    ("serve", lambda s: s.serve is not None and s.model.task == "causal-lm"),
+    (
+        "serve.rollout",
+        lambda s: _is_chat(s) and s.serve is not None and s.serve.rollout is not None,
+    ),
+    ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
     ("storage", lambda s: s.storage.startswith("s3://")),
     ("secrets", lambda s: bool(s.secrets)),
 )

@@ -25,6 +25,7 @@ from orchestrator.cli import (
     serve,
     status,
     submit,
+    tune_serve,
     validate,
 )
 from orchestrator.cli.options import Terminated, interrupt, print_error
@@ -49,6 +50,7 @@ for command in (
     run.train,
     deploy.deploy,
     serve.serve,
+    tune_serve.tune_serve,
     load.load,
     status.status,
     report.report,

@@ -67,6 +67,7 @@ def publish(
         labels=labels,
         is_pair=len(spec.data.text_columns) == 2,
         max_length=spec.data.max_length,
+        task=spec.model.task,
         metrics=checkpoint.metrics,
     )
     job = spec.model_dump(mode="json", exclude_unset=True)

@@ -1,5 +1,6 @@
 """Which engine serves a model on this machine: the fastest that answers as torch in fp32 does."""
 
+import itertools
 import json
 import os
 import time
@@ -10,15 +11,17 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from jobs.errors import first_line
+from jobs.errors import DeployError, first_line
 from jobs.spec.serve import EngineName
 from jobs.training import environment
 from jobs.training import gate as gate_rows
 from jobs.training.config import Device
 from serve.engines import onnx_engine, openvino_engine
+from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Engine, Logits, softmax
 from serve.engines.rows import Row, Tokenizer
 from serve.engines.torch_engine import TorchEngine
+from serve.tuning import Curve
 from serve.version import CHOICE_FILE
 
 ACCURACY_DROP, AGREEMENT = 0.005, 0.99
@@ -29,10 +32,11 @@ TOGETHER, ALONE = 32, 48
 """Rows that are judged at once, and how many are judged once more by themselves."""
 HOPELESS = 0.6
 """An engine that is this much slower at the gate than the best so far is not timed further."""
-BUDGETS = (256, 512, 1024)
+BUDGETS: dict[Device, tuple[int, ...]] = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
 """Padded tokens of a batch, among which the fastest is taken."""
-TIMED_ROWS, TIMED_S = 64, 0.4
-"""Rows that a budget is timed on, and for how long at least."""
+TIMED_ROWS: dict[Device, int] = {"cpu": 64, "cuda": 1024}
+TIMED_S = 0.4
+"""Rows that a budget is timed on at most, and for how long at least."""
 
 CPU_ENGINES: tuple[EngineName, ...] = (
     "openvino-int8",
@@ -57,7 +61,7 @@ class Trial:
     """Of gate rows, sorted by length; as they come where it was too slow to be timed further."""
     alone_ms: float | None = None
     """Median time of one row by itself; None where it was not timed."""
-    batch_tokens: int = BUDGETS[0]
+    batch_tokens: int = BUDGETS["cpu"][0]
     """Padded tokens of a batch at which it was fastest."""
     agreement: float = 1.0
     """Share of rows with the reference's label."""
@@ -99,6 +103,8 @@ class Maker:
     def make(self, name: EngineName, gate: GateRows) -> Engine:
         """A loaded engine; exports the model first where that was not done."""
         library, _, precision = name.partition("-")
+        if library == "torch" and self.device == "cuda":
+            return CapturedEngine(self.model, self.tokenizer, precision)  # type: ignore[arg-type]
         if library == "torch":
             return TorchEngine(self.model, self.tokenizer, precision, self.device, self.threads)  # type: ignore[arg-type]
         if library == "onnx":
@@ -148,11 +154,50 @@ def choose(maker: Maker, names: Sequence[EngineName], gate: GateRows) -> Choice:
         trials.append(_try(maker, name, judge, reference, best))
     allowed = [trial for trial in trials if not trial.refusal]
     if not allowed:
-        allowed = [measure(judge.trial(reference), reference, gate)]
+        allowed = [measure(judge.trial(reference), reference, gate, maker.device)]
     chosen = max(allowed, key=lambda trial: trial.texts_per_s)
     choice = Choice(chosen.engine, chosen.batch_tokens, chosen.texts_per_s, tuple(trials))
     _remember(maker, names, choice)
     return choice
+
+
+def curves(
+    maker: Maker, names: Sequence[EngineName], gate: GateRows, sizes: Sequence[int]
+) -> list[Curve]:
+    """Mean time of batches of so many neighbours in length, for each engine that passes the gate.
+
+    Raises DeployError for a model without evaluation rows.
+    """
+    if not gate.rows:
+        raise DeployError(f"{maker.model} has no evaluation rows beside it to time engines with")
+    reference = maker.make(REFERENCE, gate)
+    judge = Judge(gate, scores(reference, gate.rows, TOGETHER))
+    found = []
+    for name in names:
+        try:
+            engine = reference if name == REFERENCE else maker.make(name, gate)
+            refusal = judge.trial(engine).refusal
+        except Exception as error:  # noqa: BLE001 - libraries refuse in many ways
+            refusal = f"cannot be made: {first_line(error)}"
+        rows = sorted(gate.rows, key=len)
+        seconds = None if refusal else {size: _batch_s(engine, rows, size) for size in sizes}
+        found.append(Curve("", name, refusal, seconds))
+    return found
+
+
+def _batch_s(engine: Engine, rows: Sequence[Row], size: int) -> float:
+    many = list(itertools.islice(itertools.cycle(rows), max(size, len(rows))))
+    batches = [many[first : first + size] for first in range(0, len(many) - size + 1, size)]
+    spent = [_seconds(engine, batch) for batch in [batches[0], *batches]][1:]
+    while sum(spent) < TIMED_S:
+        spent += [_seconds(engine, batch) for batch in batches]
+    return sum(spent) / len(spent)
+
+
+def _seconds(engine: Engine, batch: Sequence[Row]) -> float:
+    begin = time.perf_counter()
+    engine.run(batch)
+    return time.perf_counter() - begin
 
 
 def _try(
@@ -166,7 +211,7 @@ def _try(
         return Trial(name, refusal=f"cannot be made: {reason}")
     if trial.refusal or trial.texts_per_s < HOPELESS * best_texts_per_s:
         return trial
-    return measure(trial, engine, judge.gate)
+    return measure(trial, engine, judge.gate, maker.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +261,10 @@ def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
     return softmax(np.concatenate(pieces))
 
 
-def measure(trial: Trial, engine: Engine, gate: GateRows) -> Trial:
+def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Trial:
     """A trial with the engine's speed: the best budget of tokens, and one row by itself."""
-    rows = sorted(gate.rows[:TIMED_ROWS], key=len)
-    rates = {budget: _rate(engine, rows, budget) for budget in BUDGETS}
+    rows = sorted(gate.rows[: TIMED_ROWS[device]], key=len)
+    rates = {budget: _rate(engine, rows, budget) for budget in BUDGETS[device]}
     best = max(rates, key=rates.__getitem__)
     alone = []
     for row in rows[:: max(1, len(rows) // 20)]:

@@ -1,6 +1,6 @@
 """What every engine does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,10 @@ from jobs.spec.serve import EngineName
 from serve.engines.rows import Row
 
 Logits = npt.NDArray[np.float32]
+Landing = Callable[[], Logits]
+"""Waits for a batch that was launched."""
+Shape = tuple[int, int]
+"""Rows and padded tokens of a batch."""
 
 
 def softmax(logits: Logits) -> Logits:

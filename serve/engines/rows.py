@@ -1,5 +1,6 @@
 """Tokenised rows, and the padded arrays that engines take."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,12 +64,25 @@ class Padding:
     def apply(self, rows: Sequence[Row]) -> tuple[Matrix, Matrix, Matrix]:
         """Ids, attention mask and token types as [rows, width]."""
         width = -(-max(map(len, rows)) // self.multiple) * self.multiple
-        shape = len(rows), width
-        ids = np.full(shape, self.pad_id, dtype=np.int64)
-        mask = np.zeros(shape, dtype=np.int64)
-        types = np.zeros(shape, dtype=np.int64)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = row.ids
-            mask[number, : len(row)] = 1
-            types[number, : len(row)] = row.types
-        return ids, mask, types
+        filled = np.empty((3, len(rows), width), dtype=np.int64)
+        self.fill(rows, filled)
+        return filled[0], filled[1], filled[2]
+
+    def fill(self, rows: Sequence[Row], target: npt.NDArray[np.int64]) -> None:
+        """Write ids, attention mask and token types into [3, rows, width].
+
+        Rows beyond those given attend to one token of padding, so that their scores are numbers.
+        """
+        ids, mask, types = target
+        ids[:], types[:] = self.pad_id, 0
+        lengths = np.ones(len(mask), dtype=np.int64)
+        lengths[: len(rows)] = [len(row) for row in rows]
+        np.less(np.arange(mask.shape[1]), lengths[:, None], out=mask)
+        inside = mask[: len(rows)].astype(bool)
+        ids[: len(rows)][inside] = np.fromiter(
+            itertools.chain.from_iterable(row.ids for row in rows), np.int64
+        )
+        if any(1 in row.types for row in rows):
+            types[: len(rows)][inside] = np.fromiter(
+                itertools.chain.from_iterable(row.types for row in rows), np.int64
+            )

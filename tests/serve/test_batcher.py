@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from jobs.spec.serve import EngineName
 from serve.batcher import Batcher, DeadlineError, Limits, ModelError, QueueFullError, pick
-from serve.engines.engine import Logits
+from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 
 
@@ -54,8 +55,35 @@ class Failing(Summing):
         return np.full((len(rows), 1), np.nan, dtype=np.float32)
 
 
-def batcher(engine: Summing, **limits: float) -> Batcher:
-    return Batcher(engine.run, Words(), Limits(**limits))  # type: ignore[arg-type]
+class Launching(Summing):
+    """Runs on a thread of its own, one batch after the other, as a GPU does."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.device = ThreadPoolExecutor(1)
+        self.most, self.under_way = 0, 0
+
+    def launch(self, rows: Sequence[Row]) -> Landing:
+        """Queue a batch."""
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        future = self.device.submit(self.run, rows)
+
+        def land() -> Logits:
+            found = future.result()
+            self.under_way -= 1
+            return found
+
+        return land
+
+
+def batcher(engine: Summing, *, ahead: int = 0, **limits: float) -> Batcher:
+    def launch(rows: Sequence[Row]) -> Landing:
+        found = engine.run(rows)
+        return lambda: found
+
+    begin = engine.launch if isinstance(engine, Launching) else launch
+    return Batcher(begin, Words(), Limits(**limits), ahead=ahead)  # type: ignore[arg-type]
 
 
 def test_the_oldest_goes_in_with_its_neighbours_in_length() -> None:
@@ -94,6 +122,24 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
     assert sum(map(len, engine.batches)) == 200
     assert len(engine.batches) < 100
     assert all(len(batch) == 1 or len(batch) * max(batch) <= 64 for batch in engine.batches)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) -> None:
+    engine = Launching(0.005)
+
+    async def ask_all() -> list[float]:
+        asked = batcher(engine, ahead=ahead, batch_rows=4)
+        answers = await asyncio.gather(*(asked.ask([("x " * n,)], 10) for n in range(1, 41)))
+        rate = asked.load.tokens_per_s
+        asked.close()
+        assert rate is not None
+        assert 100 < rate < 40_000  # what a batch waited for the one before is not counted twice
+        return [answer.scores[0][0] for answer in answers]
+
+    assert asyncio.run(ask_all()) == [float(n) for n in range(1, 41)]
+    assert engine.most == 1 + ahead
+    assert engine.under_way == 0
 
 
 def test_a_lone_text_does_not_wait() -> None:

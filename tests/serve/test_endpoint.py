@@ -161,6 +161,19 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     assert {name for result in results[:stopped] for name in result.versions} == {version.id}
     assert set(results[-1].versions) <= {version.id, fine.id}
     assert httpx.get(f"{url}/health").json()["version"] == fine.id
+    deploy(fine, limits={"requests_per_second": 8})
+    with httpx.Client() as client:
+        answers = [client.get(f"{url}/health") for _ in range(40)]
+        other = client.get(f"{url}/health", headers={"Authorization": "Bearer of-somebody-else"})
+    codes = Counter(answer.status_code for answer in answers)
+    assert codes[200] >= 8
+    assert codes[429] == 40 - codes[200] > 0
+    assert other.status_code == 200
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == (
+        "rate_limited",
+        "1",
+    )
 
 
 def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(

@@ -15,7 +15,7 @@ import pytest
 import schemathesis
 import schemathesis.checks
 
-from serve import surface
+from serve import framework, surface
 from serve.server import Server, ServerConfig
 from serve.version import ModelVersion
 
@@ -38,11 +38,11 @@ statuses: Counter[int] = Counter()
 def made(version: ModelVersion) -> Iterator[ModelVersion]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
     server = Server(ServerConfig(version, engine="torch-fp32", timeout_s=10))
-    surface.install(server)
+    framework.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield version
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    surface._current.clear()
+    framework._current.clear()
     server.batcher.close()
     print(f"\n{statuses.total()} requests: {dict(sorted(statuses.items()))}, {grown:.0f} MiB more")  # noqa: T201 - for -s
     assert grown < GROWTH_MIB

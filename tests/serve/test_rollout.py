@@ -61,11 +61,11 @@ def test_slow_and_failing_versions_are_stopped(
 
 
 def test_routes_become_maps_and_back() -> None:
-    routes = {"/a": Route("one"), "/b/c": routing.tried(Route("two"), "three", 25)}
-    stable, canary, weights = routing.maps(routes)
+    routes = {"/a": Route("one"), "/b/c": routing.tried(Route("two", rate=7), "three", 25)}
+    stable, canary, weights, rates = routing.maps(routes)
     assert stable == {"/a/": "/_v/one", "/b/c/": "/_v/two"}
     assert (canary, weights) == ({"/b/c/": "/_v/three"}, {"/b/c/": "25"})
-    texts = [routing.text_of(table) for table in (stable, canary, weights)]
+    texts = [routing.text_of(table) for table in (stable, canary, weights, rates)]
     assert routing.parse(*texts) == routes
-    assert routing.parse("", "", "") == {}
-    assert routing.rolled_back(routes["/b/c"]) == Route("two")
+    assert routing.parse("", "", "", "") == {}
+    assert routing.rolled_back(routes["/b/c"]) == Route("two", rate=7)

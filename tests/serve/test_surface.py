@@ -18,7 +18,7 @@ import uvicorn
 
 from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
-from serve import door, surface
+from serve import door, framework, surface
 from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
 from serve.server import Server, ServerConfig, configure
 from serve.version import ModelVersion
@@ -42,9 +42,9 @@ def server(version: ModelVersion) -> Iterator[Server]:
 @pytest.fixture
 def ask(server: Server) -> Iterator[Ask]:
     """Sends a request through the whole application."""
-    surface.install(server)
+    framework.install(server)
     yield _asker()
-    surface._current.clear()
+    framework._current.clear()
 
 
 def _asker() -> Ask:
@@ -292,7 +292,7 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
 @pytest.fixture
 def live(server: Server) -> Iterator[str]:
     """The application on a real socket."""
-    surface.install(server)
+    framework.install(server)
     running = uvicorn.Server(
         uvicorn.Config(surface.application, port=0, log_level="warning", lifespan="off")
     )
@@ -303,7 +303,7 @@ def live(server: Server) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     running.should_exit = True
     thread.join(10)
-    surface._current.clear()
+    framework._current.clear()
 
 
 def test_a_client_that_sends_its_body_too_slowly_is_told(
@@ -328,14 +328,14 @@ def test_texts_of_a_client_that_left_are_not_run(
 ) -> None:
     monkeypatch.setattr(door, "LOOK_S", 0.01)
     held, ran = threading.Event(), list[int]()
-    run = server.batcher.score
+    run = server.batcher.launch
 
     def hold(rows: Any) -> Any:
         held.wait(5)
         ran.append(len(rows))
         return run(rows)
 
-    monkeypatch.setattr(server.batcher, "score", hold)
+    monkeypatch.setattr(server.batcher, "launch", hold)
 
     async def leave() -> None:
         async with httpx.AsyncClient() as client:

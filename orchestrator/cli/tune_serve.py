@@ -1,0 +1,141 @@
+"""`winnow tune-serve`: the cheapest way to serve a published model within its promised latency."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from cluster import catalogue, prices, session
+from cluster.inventory import Inventory, Node
+from jobs.errors import InfeasibleError, JobFileError, Problem
+from jobs.spec import JobSpec
+from jobs.spec.quantities import AcceleratorRequest
+from orchestrator.cli.options import (
+    Address,
+    AsJson,
+    JobFile,
+    Settings,
+    load_job,
+    out,
+    print_json,
+    quiet_libraries,
+    storage_of,
+    table,
+)
+from orchestrator.records import registry
+from serve import tuning
+from serve.tuning import Curve, Option
+
+SHOWN = 10
+"""Options that are printed at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was timed, and what keeps the latency, the best first."""
+
+    curves: tuple[Curve, ...]
+    options: tuple[Option, ...]
+    limit_ms: float | None
+
+
+def tune_serve(
+    job: JobFile,
+    version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
+    settings: Settings = None,
+    address: Address = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time every engine on every kind of device here; print what serves cheapest within the slo."""
+    spec = load_job(job, settings)
+    if spec.serve is None:
+        raise JobFileError([Problem(str(job), 0, 0, "serve", "is required to tune; add route")])
+    model = registry.read(storage_of(spec), spec.name, version)
+    quiet_libraries()
+    with session.connect(address=address):
+        from cluster import discovery
+        from serve import tuner
+
+        found = places(spec, discovery.discover())
+        curves = tuner.curves(
+            model,
+            spec.serve,
+            found,
+            lambda text: None if as_json else out().print(text, markup=False),
+        )
+    slo = spec.serve.slo.p95_latency if spec.serve.slo else None
+    limit_ms = None if slo is None else 1000 * slo.total_seconds()
+    tuned = Tuned(curves, tuning.options(curves, hourly(spec, found), limit_ms), limit_ms)
+    if as_json:
+        print_json(tuned)
+    else:
+        show(tuned)
+    if not tuned.options:
+        raise InfeasibleError(
+            f"nothing here keeps serve.slo.p95_latency of {limit_ms:g} ms; allow more, or add"
+            " faster devices"
+        )
+
+
+def places(spec: JobSpec, inventory: Inventory) -> list[tuple[AcceleratorRequest, Node]]:
+    """One device of each kind, with a node that has it; of CPUs as many cores as the job names."""
+    assert spec.serve is not None
+    asked = spec.serve.accelerators
+    found: dict[AcceleratorRequest, Node] = {}
+    for node in inventory.nodes:
+        is_asked = catalogue.find(asked.name).name == node.sku
+        request = AcceleratorRequest(node.sku, asked.count if is_asked else 1)
+        if node.devices >= request.count:
+            found.setdefault(request, node)
+    return list(found.items())
+
+
+def hourly(
+    spec: JobSpec, found: Sequence[tuple[AcceleratorRequest, Node]]
+) -> dict[str, float | None]:
+    """USD per hour of the devices of each place."""
+    book = prices.read_book()
+    costs: dict[str, float | None] = {}
+    for request, node in found:
+        price = book.price(catalogue.find(node.sku), spec.hourly_prices, spot=node.spot)
+        costs[str(request)] = None if price is None else price * request.count
+    return costs
+
+
+def show(tuned: Tuned) -> None:
+    """A table of the best, what was refused, and the lines for the job file."""
+    console = out()
+    for curve in tuned.curves:
+        if curve.refusal:
+            text = f"{curve.accelerators} {curve.engine}: refused, {curve.refusal}"
+            console.print(text, markup=False)
+    if not tuned.options:
+        return
+    rows = table(
+        "devices",
+        "engine",
+        "batch",
+        "texts/s",
+        "latency",
+        "per million",
+        left=("devices", "engine"),
+    )
+    for option in tuned.options[:SHOWN]:
+        cost = option.usd_per_million
+        rows.add_row(
+            option.accelerators,
+            option.engine,
+            str(option.max_batch_size),
+            f"{option.texts_per_s:,.0f}",
+            f"{option.latency_ms:.1f} ms",
+            "" if cost is None else f"${cost:.3g}",
+        )
+    console.print(rows)
+    best = tuned.options[0]
+    console.print(
+        "serve:\n"
+        f"  accelerators: {best.accelerators}\n  engine: {best.engine}\n"
+        f"  batching: {{max_batch_size: {best.max_batch_size}}}",
+        markup=False,
+    )

@@ -1,0 +1,132 @@
+"""The application of a language model: chat completions, health, metrics, documentation."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import fastapi
+import fastapi.responses
+
+from serve import framework
+from serve.api import ErrorBody, RefusedError
+from serve.chat.api import (
+    ChatInfo,
+    ChatPiece,
+    ChatRequest,
+    ChatResponse,
+    Choice,
+    Delta,
+    Finish,
+    Message,
+    Model,
+    Models,
+    PieceChoice,
+    Usage,
+)
+from serve.chat.generator import Piece
+from serve.chat.server import ChatServer
+from serve.door import CHAT
+
+DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
+DONE = b"data: [DONE]\n\n"
+"""Ends a stream."""
+
+api = framework.framework(DESCRIPTION)
+application = framework.guarded(api)
+"""What a transport runs."""
+
+
+def ready() -> ChatServer:
+    """The server of this process; RefusedError until it is there."""
+    return cast("ChatServer", framework.ready())
+
+
+@api.get("/health", responses={503: {"model": ErrorBody}})
+async def health() -> ChatInfo:
+    """Say which model answers."""
+    return ready().info
+
+
+@api.get("/v1/models")
+async def models() -> Models:
+    """Every model that answers here."""
+    return Models(data=[Model(id=ready().config.version.name, created=framework.STARTED)])
+
+
+@api.post(
+    CHAT,
+    response_model=ChatResponse,
+    responses={**framework.ERRORS, 404: {"model": ErrorBody}},
+)
+async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
+    """Answer a conversation, whole or as it is written."""
+    server = ready()
+    name = server.config.version.name
+    if body.model not in (None, name):
+        raise RefusedError(404, "not_found", "no such model answers here")
+    ids = server.prompt(body)
+    pieces = server.write(ids, body, framework.timeout(request))
+    identity = f"chatcmpl-{uuid.uuid4().hex}"
+    if body.stream:
+        first = await anext(aiter(pieces))  # refusals come before the status is sent
+        server.metrics.count(CHAT, 200)
+        events = _events(first, pieces, body, identity, name, len(ids))
+        return fastapi.responses.StreamingResponse(
+            events, media_type="text/event-stream", headers=_headers(server)
+        )
+    text, last = "", None
+    async for piece in pieces:
+        text += piece.text
+        last = piece
+    assert last is not None
+    assert last.finish is not None
+    server.metrics.count(CHAT, 200)
+    message = Message(role="assistant", content=text)
+    answer = ChatResponse(
+        id=identity,
+        created=int(time.time()),
+        model=name,
+        choices=[Choice(message=message, finish_reason=last.finish)],
+        usage=_usage(len(ids), last.tokens),
+    )
+    return fastapi.responses.JSONResponse(answer.model_dump(), headers=_headers(server))
+
+
+async def _events(
+    first: Piece,
+    rest: AsyncIterator[Piece],
+    body: ChatRequest,
+    identity: str,
+    name: str,
+    prompt_tokens: int,
+) -> AsyncIterator[bytes]:
+    created = int(time.time())
+
+    def event(
+        delta: Delta | None, finish: Finish | None = None, usage: Usage | None = None
+    ) -> bytes:
+        choices = [] if delta is None else [PieceChoice(delta=delta, finish_reason=finish)]
+        piece = ChatPiece(id=identity, created=created, model=name, choices=choices, usage=usage)
+        return b"data: " + piece.model_dump_json(exclude_none=not choices).encode() + b"\n\n"
+
+    yield event(Delta(role="assistant", content=""))
+    piece = first
+    while True:
+        if piece.text:
+            yield event(Delta(content=piece.text))
+        if piece.finish:
+            break
+        piece = await anext(rest)
+    yield event(Delta(), piece.finish)
+    if body.stream_options and body.stream_options.include_usage:
+        yield event(None, usage=_usage(prompt_tokens, piece.tokens))
+    yield DONE
+
+
+def _usage(read: int, written: int) -> Usage:
+    return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+
+def _headers(server: ChatServer) -> dict[str, str]:
+    return {"x-model-version": server.config.version.id}

@@ -1,0 +1,120 @@
+"""What applications share: the server of this process, errors in one shape, metrics, health."""
+
+import time
+from typing import Any
+
+import fastapi
+import fastapi.exceptions
+import fastapi.responses
+import starlette.exceptions
+
+from serve.api import ErrorBody, RefusedError, describe
+from serve.door import Door, refused, timeout_of
+from serve.server import Answering, Reply
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 401, 408, 413, 415, 422, 503, 504)
+}
+
+STARTED = int(time.time())
+
+_current: list[Answering] = []
+"""The server of this process, once it is ready."""
+
+
+def find() -> Answering | None:
+    """The server of this process; None until it is ready."""
+    return _current[-1] if _current else None
+
+
+def install(server: Answering) -> None:
+    """Let this process answer with a server."""
+    _current[:] = [server]
+
+
+def ready() -> Answering:
+    """The server of this process; RefusedError until it is there."""
+    server = find()
+    if server is None:
+        raise RefusedError(503, "not_ready", "the model is still being loaded", retry_after_s=1)
+    return server
+
+
+def framework(description: str) -> fastapi.FastAPI:
+    """An application with errors in the one shape, metrics, and the protocol's health."""
+    made = fastapi.FastAPI(
+        title="Winnow endpoint", description=description, version="1", redoc_url=None
+    )
+    made.exception_handler(RefusedError)(refuse)
+    made.exception_handler(fastapi.exceptions.RequestValidationError)(refuse_invalid)
+    made.exception_handler(starlette.exceptions.HTTPException)(refuse_http)
+    made.exception_handler(Exception)(refuse_anything)
+    made.get("/metrics", response_class=fastapi.responses.PlainTextResponse)(metrics)
+    made.get("/v2/health/live")(live)
+    made.get("/v2/health/ready", responses={503: {"model": ErrorBody}})(is_ready)
+    return made
+
+
+def guarded(made: fastapi.FastAPI) -> Door:
+    """What a transport runs."""
+    return Door(made, find)
+
+
+async def refuse(request: fastapi.Request, error: RefusedError) -> fastapi.Response:
+    """An error in the one shape."""
+    return response(refused(error, getattr(request.state, "request_id", "")))
+
+
+async def refuse_invalid(
+    request: fastapi.Request, error: fastapi.exceptions.RequestValidationError
+) -> fastapi.Response:
+    """Answer without repeating the input, as FastAPI would."""
+    errors = list(error.errors())
+    if errors[0]["type"] == "json_invalid":
+        refusal = RefusedError(400, "invalid_json", "the body is not valid JSON")
+    else:
+        refusal = RefusedError(422, "invalid_request", describe(errors))
+    return await refuse(request, refusal)
+
+
+async def refuse_http(
+    request: fastapi.Request, error: starlette.exceptions.HTTPException
+) -> fastapi.Response:
+    """Unknown paths and methods."""
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
+    detail = str(error.detail)
+    return await refuse(
+        request, RefusedError(error.status_code, code, detail, headers=error.headers)
+    )
+
+
+async def refuse_anything(request: fastapi.Request, _: Exception) -> fastapi.Response:
+    """No trace reaches a client."""
+    return await refuse(request, RefusedError(500, "internal", "something went wrong here"))
+
+
+async def metrics() -> fastapi.Response:
+    """What this replica did, for Prometheus."""
+    return fastapi.Response(ready().scrape(), media_type=METRICS_TYPE)
+
+
+async def live() -> dict[str, bool]:
+    """Open Inference Protocol: whether the process answers."""
+    return {"live": True}
+
+
+async def is_ready() -> dict[str, bool]:
+    """Open Inference Protocol: whether the model answers."""
+    ready()
+    return {"ready": True}
+
+
+def timeout(request: fastapi.Request) -> float:
+    """How long the client wants to wait, in seconds."""
+    return timeout_of({name: value.decode("latin-1") for name, value in request.scope["headers"]})
+
+
+def response(reply: Reply) -> fastapi.Response:
+    """A reply as the framework sends it."""
+    return fastapi.Response(reply.body, reply.status, dict(reply.headers))

@@ -1,0 +1,68 @@
+"""What one replica counts, for Prometheus."""
+
+from typing import Any
+
+import prometheus_client
+
+from serve.batcher import Load
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Upper bounds of the latency histogram."""
+
+
+class Metrics:
+    """Counters of one replica, for Prometheus."""
+
+    def __init__(self, name: str, version: str) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        fixed: dict[str, Any] = {"registry": self.registry, "namespace": "winnow_serve"}
+        info = prometheus_client.Info("model", "Which model answers.", **fixed)
+        info.info({"name": name, "version": version})
+        self.requests = prometheus_client.Counter(
+            "requests",
+            "Requests by path and status.",
+            ("path", "status"),
+            **fixed,
+        )
+        self._counted: dict[tuple[str, int], prometheus_client.Counter] = {}
+        self.latency = prometheus_client.Histogram(
+            "request_seconds",
+            "From the whole body to the answer.",
+            buckets=BUCKETS_S,
+            **fixed,
+        )
+        self.texts = prometheus_client.Counter("texts", "Texts answered.", **fixed)
+        self.batches = prometheus_client.Counter("batches", "Batches run.", **fixed)
+        self.batch_rows = prometheus_client.Counter("batch_rows", "Rows of batches.", **fixed)
+        self.batch_tokens = prometheus_client.Counter("batch_tokens", "Tokens of batches.", **fixed)
+        self.engine_seconds = prometheus_client.Counter(
+            "engine_seconds",
+            "Time the engine worked.",
+            **fixed,
+        )
+        self.queue_tokens = prometheus_client.Gauge("queue_tokens", "Tokens that wait.", **fixed)
+        self.backlog = prometheus_client.Gauge(
+            "backlog_seconds",
+            "Until all that waits is answered.",
+            **fixed,
+        )
+
+    def count(self, path: str, status: int) -> None:
+        """Count a request; the lookup by labels is slow."""
+        key = path, status
+        if key not in self._counted:
+            self._counted[key] = self.requests.labels(*key)
+        self._counted[key].inc()
+
+    def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
+        """Count a batch."""
+        self.batches.inc()
+        self.batch_rows.inc(rows)
+        self.batch_tokens.inc(tokens)
+        self.engine_seconds.inc(seconds)
+
+    def scrape(self, load: Load) -> bytes:
+        """In Prometheus' format, with what waits now."""
+        self.queue_tokens.set(load.tokens)
+        self.backlog.set(load.backlog_s)
+        return prometheus_client.generate_latest(self.registry)

@@ -1,0 +1,243 @@
+"""A language model behind an endpoint: whole answers, streams, limits, and who leaves early."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from jobs.spec.model import ModelSpec
+from jobs.training.loop import train
+from orchestrator.records import registry
+from serve import framework, tasks
+from serve.access import digest
+from serve.chat import generator
+from serve.chat.server import ChatServer
+from serve.server import ServerConfig
+from serve.version import ModelVersion
+from tests.builders import job, language_config, language_data
+
+ASK = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def published(
+    questions: Path, tiny_llama: str, tmp_path_factory: pytest.TempPathFactory
+) -> ModelVersion:
+    """A tiny Llama that was taught to answer, with conversations of at most 64 tokens."""
+    folder = tmp_path_factory.mktemp("chat")
+    data = language_data(questions, prompt=None, response=None, messages="messages")
+    config = language_config(questions, tiny_llama, data=data, epochs=2.0)
+    reference = train(config, lambda _: None, folder / "checkpoints")
+    spec = job(data__max_length=64)
+    spec = spec.model_copy(update={"model": ModelSpec(base=tiny_llama, task="causal-lm")})
+    return registry.publish(spec, reference, (), run_id="test", storage=folder)
+
+
+@pytest.fixture(scope="module")
+def server(published: ModelVersion) -> Iterator[ChatServer]:
+    """Loaded."""
+    made, _ = tasks.make(ServerConfig(published))
+    assert isinstance(made, ChatServer)
+    yield made
+    made.generator.close()
+
+
+@pytest.fixture
+def client(server: ChatServer) -> Iterator[httpx.AsyncClient]:
+    """Asks the application in this process."""
+    from serve.chat import surface
+
+    framework.install(server)
+    transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+    yield httpx.AsyncClient(transport=transport, base_url="http://test")
+    framework._current.clear()
+
+
+def ask(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    """One answer."""
+    return asyncio.run(client.post(PATH, json={**ASK, **fields}, timeout=60))
+
+
+def stream(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
+    """Events of a streamed answer."""
+
+    async def read() -> list[Any]:
+        body = {**ASK, **fields, "stream": True}
+        async with client.stream("POST", PATH, json=body, timeout=60) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            lines = [line async for line in answer.aiter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+    return asyncio.run(read())
+
+
+def test_a_conversation_is_answered_as_transformers_answers_it(
+    client: httpx.AsyncClient, published: ModelVersion
+) -> None:
+    import transformers
+
+    answer = ask(client, max_tokens=12).json()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(published.path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(published.path)
+    text = tokenizer.apply_chat_template(
+        ASK["messages"], tokenize=False, add_generation_prompt=True
+    )
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    out = model.generate(ids, do_sample=False, max_new_tokens=12, pad_token_id=0)[0, ids.shape[1] :]
+    expected = tokenizer.decode(out, skip_special_tokens=True)
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected}
+    assert choice["finish_reason"] == ("stop" if out[-1] == 2 else "length")
+    used = {"prompt_tokens": ids.shape[1], "completion_tokens": len(out)}
+    assert answer["usage"] == {**used, "total_tokens": sum(used.values())}
+    assert (answer["object"], answer["model"]) == ("chat.completion", published.name)
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(client: httpx.AsyncClient) -> None:
+    whole = ask(client, max_tokens=16).json()
+    events = stream(client, max_tokens=16, stream_options={"include_usage": True})
+    text = "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+    assert text == whole["choices"][0]["message"]["content"]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert events[-1]["usage"] == whole["usage"]
+    assert len(events) > 5
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(client: httpx.AsyncClient) -> None:
+    whole = ask(client, max_tokens=20).json()["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:3]
+    found = ask(client, max_tokens=20, stop=["never said", stop]).json()["choices"][0]
+    assert found == {
+        "index": 0,
+        "message": {"role": "assistant", "content": whole[: whole.index(stop)]},
+        "finish_reason": "stop",
+    }
+    events = stream(client, max_tokens=20, stop=stop)
+    text = "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+    assert text == whole[: whole.index(stop)]
+
+
+def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
+    def words(seed: int) -> str:
+        answer = ask(client, temperature=1.5, seed=seed, max_tokens=20).json()
+        return str(answer["choices"][0]["message"]["content"])
+
+    assert words(3) == words(3)
+    assert len({words(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"messages": []}, 422, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, 422, "role"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, 422, "to be answered"),
+        ({"messages": [{"role": "user", "content": "film " * 200}]}, 422, "takes 1 to 63"),
+        ({"model": "another"}, 404, "no such model"),
+        ({"temperature": 9}, 422, "temperature"),
+        ({"max_tokens": 0}, 422, "max_tokens"),
+        ({"n": 2}, 422, "n: "),
+        ({"stop": ["a"] * 9}, 422, "stop"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(
+    fields: dict[str, Any], status: int, said: str, client: httpx.AsyncClient
+) -> None:
+    for is_streamed in (False, True):
+        answer = ask(client, **fields, stream=is_streamed)
+        assert answer.status_code == status
+        assert said in answer.json()["error"]["message"]
+
+
+def test_other_paths_are_those_of_a_language_model(
+    client: httpx.AsyncClient, published: ModelVersion
+) -> None:
+    def get(path: str) -> httpx.Response:
+        return asyncio.run(client.get(path))
+
+    assert get("/v1/models").json()["data"][0]["id"] == published.name
+    assert get("/health").json()["version"] == published.id
+    assert asyncio.run(client.post("/predict", json={"inputs": "a"})).status_code == 404
+    ask(client, max_tokens=4)
+    text = get("/metrics").text
+    assert 'winnow_serve_requests_total{path="/v1/chat/completions",status="200"}' in text
+    assert "winnow_serve_answer_tokens_total" in text
+
+
+def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
+    made = ChatServer(ServerConfig(published, queue_tokens=100))
+    settings = generator.Settings(most_tokens=40, temperature=0)
+
+    async def ask_many() -> list[str]:
+        async def one() -> str:
+            try:
+                return "".join(
+                    [p.text async for p in made.generator.write([1, 5, 6], settings, 30)]
+                )
+            except Exception as error:  # noqa: BLE001 - compared below
+                return type(error).__name__
+
+        return await asyncio.gather(*(one() for _ in range(6)))
+
+    answers = asyncio.run(ask_many())
+    made.generator.close()
+    assert answers.count("QueueFullError") == 4  # 43 tokens each
+    assert len({text for text in answers if text != "QueueFullError"}) == 1
+    assert made.load.requests == 0
+
+
+def test_whoever_leaves_ends_the_writing(published: ModelVersion) -> None:
+    made = ChatServer(replace(ServerConfig(published)))
+    settings = generator.Settings(most_tokens=4000, temperature=0)
+
+    async def leave() -> None:
+        pieces = made.generator.write([1, 5, 6], settings, 60)
+        await anext(pieces)
+        await pieces.aclose()
+
+    begin = time.monotonic()
+    asyncio.run(leave())
+    made.generator.close()
+    assert time.monotonic() - begin < 10
+    assert made.load.requests == 0
+
+
+def test_time_that_is_over_ends_an_answer_or_refuses_it(client: httpx.AsyncClient) -> None:
+    async def hurried() -> list[httpx.Response]:
+        def post(seconds: str) -> Any:
+            headers = {"x-request-timeout-seconds": seconds}
+            return client.post(PATH, json={**ASK, "max_tokens": 45}, headers=headers)
+
+        return await asyncio.gather(post("0.02"), post("0.000001"))
+
+    cut, late = asyncio.run(hurried())
+    assert late.status_code == 504
+    assert cut.json()["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+def test_a_token_is_asked_for(published: ModelVersion) -> None:
+    from serve.chat import surface
+
+    made = ChatServer(ServerConfig(published, token_hashes=(digest("secret"),)))
+    framework.install(made)
+    transport = httpx.ASGITransport(surface.application)
+    try:
+        client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        assert ask(client).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        answer = asyncio.run(client.post(PATH, json={**ASK, "max_tokens": 2}, headers=headers))
+        assert answer.status_code == 200
+    finally:
+        framework._current.clear()
+        made.generator.close()
