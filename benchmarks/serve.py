@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py NAME [--storage .winnow] [--engine openvino-int8] [--seconds 8]
         [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1] [--batch 64]
-        [--peer litserve=VENV/bin/python …] [--out FILE]
+        [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
 and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml). All of
@@ -49,6 +49,8 @@ PEERS = ("litserve", "mosec", "fastapi", "bentoml")
 TAKE_LISTS = ("bentoml",)
 """Peers that batch only requests of lists."""
 READY_S = 120.0
+LOCAL_PORT = 18_000
+"""Ours without Ray; peers have the ports after it."""
 PAUSE_S = 1.0
 
 LUA = """
@@ -105,6 +107,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, nargs="+", default=[1], help="of a request")
     parser.add_argument("--accelerators", default="cpu:1")
     parser.add_argument("--batch", type=int, default=64, help="most texts of a forward pass")
+    parser.add_argument("--local", action="store_true", help="ours as `winnow serve`, without Ray")
     parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -146,7 +149,8 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
             bodies = ", ".join(json.dumps(json.dumps({"inputs": value})) for value in inputs)
             script = script_of(home, size, in_lists=in_lists)
             script.write_text(LUA.format(bodies=bodies), "utf-8")
-        servers = [stack.enter_context(ours(version, arguments))]
+        make = ours_without_ray if arguments.local else ours
+        servers = [stack.enter_context(make(version, arguments))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
         servers += [
             stack.enter_context(other(*peer.split("=", 1), version, engine, arguments))
@@ -197,13 +201,24 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
+def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[Server]:
+    """Our endpoint as `winnow serve` makes it."""
+    words = [sys.executable, "-m", "orchestrator", "serve", version.name, "--version", version.id]
+    words += ["--storage", str(arguments.storage.resolve()), "--engine", arguments.engine]
+    words += ["--port", str(LOCAL_PORT), "--batch", str(arguments.batch)]
+    words += ["--gpu"] if device_of(arguments) == "cuda" else []
+    with process_of("winnow", words, dict(os.environ), LOCAL_PORT) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def other(
     name: str, python: str, version: ModelVersion, engine: str, arguments: Any
 ) -> Iterator[Server]:
     """A peer in a process of its own."""
     if name not in PEERS:
         raise SystemExit(f"--peer {name} is not among {', '.join(PEERS)}")
-    port = 18_000 + PEERS.index(name)
+    port = LOCAL_PORT + 1 + PEERS.index(name)
     environment = {
         **os.environ,
         "PEER_MODEL": version.path,
@@ -216,6 +231,15 @@ def other(
         "OMP_NUM_THREADS": "1",
     }
     words = [python, f"benchmarks/peers/{name}_peer.py", str(port)]
+    with process_of(name, words, environment, port) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def process_of(
+    name: str, words: list[str], environment: dict[str, str], port: int
+) -> Iterator[Server]:
+    """A server in a process that ends with the `with`."""
     log = Path(os.environ["WINNOW_HOME"]) / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
@@ -275,12 +299,14 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
         "  while time.perf_counter() - w < 3:\n"
         "    for b in batches: m.run(b); n += len(b)\n"
         f"  best = max(best, n / (time.{clock}() - c))\n"
-        "print(best)"
+        "print(best); del m"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=False
     )
+    if done.returncode:
+        raise SystemExit(f"the engine by itself failed: {done.stderr.decode()[-2000:]}")
     return float(done.stdout.decode().split()[-1])
 
 

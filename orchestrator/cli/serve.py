@@ -20,6 +20,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8080,
     threads: Annotated[int, typer.Option(help="Cores for the model.", min=1)] = 1,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Run the model on this machine's GPU.")
+    ] = False,
+    batch: Annotated[int, typer.Option(help="Most texts in one forward pass.", min=1)] = 64,
     engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
     tokens_from: Annotated[
         str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
@@ -37,6 +41,7 @@ def serve(
             "route": "/local",
             "accelerators": AcceleratorRequest("cpu", threads),
             "engine": engine,
+            "batching": {"max_batch_size": batch},
             **({"auth": {"tokens_from": tokens_from}} if tokens_from else {}),
         }
     )
@@ -44,6 +49,6 @@ def serve(
     from serve import local
     from serve.server import configure
 
-    config = configure(found, spec, "", is_gpu=False)
+    config = configure(found, spec, "", is_gpu=gpu)
     out().print(f"loading {found.name} {found.id} …", markup=False)
     local.run(config, host, port, lambda text: out().print(text, markup=False))

@@ -21,6 +21,8 @@ DEVICE: Device = "cuda"
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WIDTHS = (*range(8, 64, 8), *range(64, 512, 32), 512)
 """Rows and padded tokens of captured batches; what lies between is filled up."""
+MOST_TOKENS = 2**18
+"""Of a batch, padding among them; more are run without a graph."""
 WARM_UPS = 2
 """Eager runs of a shape before it is captured: libraries set themselves up."""
 
@@ -45,7 +47,8 @@ class CapturedEngine:
         self._padding = Padding(tokenizer.pad_id)
         self._has_types = "token_type_ids" in tokenizer.input_names
         self._graphs: dict[Shape, _Captured] = {}
-        self._inputs = torch.zeros(0, dtype=torch.int64, device=self._device)
+        # of one size for good: torch aborted the process when graphs were dropped to make it larger
+        self._inputs = torch.zeros(3 * MOST_TOKENS, dtype=torch.int64, device=self._device)
         self._pool: Any = None
 
     def run(self, rows: Sequence[Row]) -> Logits:
@@ -60,25 +63,26 @@ class CapturedEngine:
         # pinned memory out again once the device is done with it
         host = torch.empty((3, *shape), dtype=torch.int64, pin_memory=True)
         self._padding.fill(rows, host.numpy())
-        captured = self._graphs.get(shape) or self._capture(shape)
-        self._inputs[: host.numel()].copy_(host.view(-1), non_blocking=True)
-        captured.graph.replay()
-        found = torch.empty(captured.logits.shape, pin_memory=True)
-        found.copy_(captured.logits, non_blocking=True)
+        if shape[0] * shape[1] <= MOST_TOKENS:
+            captured = self._graphs.get(shape) or self._capture(shape)
+            self._inputs[: host.numel()].copy_(host.view(-1), non_blocking=True)
+            captured.graph.replay()
+            logits = captured.logits
+        else:
+            logits = self._forward(host.to(self._device, non_blocking=True))
+        found = torch.empty(logits.shape, pin_memory=True)
+        found.copy_(logits, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
         def land() -> Logits:
             done.synchronize()
-            return found.numpy()[: len(rows)]
+            return found.numpy()[: len(rows)].copy()
 
         return land
 
     def _capture(self, shape: Shape) -> _Captured:
         count = 3 * shape[0] * shape[1]
-        if count > len(self._inputs):
-            self._graphs, self._pool = {}, None  # they read the smaller one
-            self._inputs = torch.zeros(count, dtype=torch.int64, device=self._device)
         batch = self._inputs[:count].view(3, *shape)
         batch[1] = 1
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
