@@ -1,11 +1,12 @@
-"""Requests to batches: formed the moment the engine is free, by length, the oldest always in.
+"""Requests to batches: formed the moment the engine is free.
 
 No timer and no early sealing: an idle engine takes a lone text at once, a busy one finds company
-for it meanwhile. Measured against first-in-first-out batches of 32 in benchmarks/LOG.md.
+for it meanwhile. `serve.batches` says which texts go together.
 """
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -15,16 +16,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
+from serve.batches import Limits, block
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
 
 PIECE_CHARACTERS = 65_536
 """Most text that is tokenised between two batches, so that a huge request holds nobody up."""
-PATIENCE = 8.0
-"""Batch times after which the oldest row's company is chosen by age instead of length. Fewer, and a
-full queue is always worked off by age: a third slower with 64 clients, see benchmarks/LOG.md."""
+SWITCH_S = 1e-4
+"""How long the event loop may keep the interpreter while the engine wants it. With Python's own
+5 ms the engine idles after each batch: 5 to 10 % fewer texts, see benchmarks/LOG.md."""
 SMOOTHING = 0.1
-"""Weight of the newest batch in the average rate and time."""
+"""Weight of the newest batch in the average rate."""
 
 
 class QueueFullError(Exception):
@@ -41,19 +43,6 @@ class DeadlineError(Exception):
 
 class ModelError(Exception):
     """The model's scores are not numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one batch and the queue hold."""
-
-    batch_tokens: int = 512
-    """Padded tokens of a batch; the oldest row goes in even when it alone has more."""
-    batch_rows: int = 64
-    queue_tokens: int = 262_144
-    """Tokens that may wait."""
-    idle_wait_s: float = 0.0
-    """How long an idle engine waits for company of a lone text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,41 +104,6 @@ class Load:
         return self.tokens / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
-def pick(lengths: Sequence[int], limits: Limits, *, by_age: bool) -> list[int]:
-    """Which of the waiting rows, in order of arrival, go into the next batch.
-
-    The oldest always does; then its nearest neighbours in length, or, `by_age`, those next in
-    line, while the padded batch stays within its tokens and rows.
-    """
-    if by_age:
-        return _in_line(lengths, limits)
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    low = high = order.index(0)
-    while high - low + 1 < limits.batch_rows:
-        shorter = lengths[order[low]] - lengths[order[low - 1]] if low else None
-        longer = lengths[order[high + 1]] - lengths[order[high]] if high + 1 < len(order) else None
-        rows = high - low + 2
-        fits_longer = longer is not None and rows * lengths[order[high + 1]] <= limits.batch_tokens
-        fits_shorter = shorter is not None and rows * lengths[order[high]] <= limits.batch_tokens
-        if fits_shorter and (not fits_longer or shorter <= longer):  # type: ignore[operator]
-            low -= 1
-        elif fits_longer:
-            high += 1
-        else:
-            break
-    return order[low : high + 1]
-
-
-def _in_line(lengths: Sequence[int], limits: Limits) -> list[int]:
-    width = count = 0
-    for length in lengths[: limits.batch_rows]:
-        width = max(width, length)
-        if count and (count + 1) * width > limits.batch_tokens:
-            break
-        count += 1
-    return list(range(count))
-
-
 class Batcher:
     """An engine on its own thread, asked from an event loop."""
 
@@ -174,8 +128,8 @@ class Batcher:
         self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
         self._tokens_per_s: float | None = None
-        self._batch_s = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
+        sys.setswitchinterval(SWITCH_S)
         self._thread.start()
 
     @property
@@ -221,12 +175,18 @@ class Batcher:
 
     def _run(self) -> None:
         pending: list[_Item] = []
+        batches: deque[list[_Item]] = deque()  # of the block that is being worked off
         while not self._is_closed:
-            pending += self._tokenise(is_idle=not pending)
-            pending = [item for item in pending if not item.request.future.done()]
-            if pending:
-                pending = self._begin(pending)
-            while len(self._flights) > (self._ahead if pending else 0):
+            pending += self._tokenise(is_idle=not pending and not batches)
+            if not batches:
+                pending = _wanted(pending)
+                chosen = block([item.length for item in pending], self.limits) if pending else []
+                batches.extend([pending[index] for index in batch] for batch in chosen)
+                taken = {index for batch in chosen for index in batch}
+                pending = [item for index, item in enumerate(pending) if index not in taken]
+            if batches:
+                self._begin(_wanted(batches.popleft()))
+            while len(self._flights) > (self._ahead if batches or pending else 0):
                 self._land(self._flights.popleft())
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
@@ -259,20 +219,17 @@ class Batcher:
             time.sleep(self.limits.idle_wait_s)
         return arrived
 
-    def _begin(self, pending: list[_Item]) -> list[_Item]:
-        """Launch one batch; what is left."""
+    def _begin(self, batch: list[_Item]) -> None:
+        """Launch one batch, if somebody still wants it."""
+        if not batch:
+            return
         begin = time.monotonic()
-        is_late = begin - pending[0].request.began > PATIENCE * self._batch_s > 0
-        chosen = pick([item.length for item in pending], self.limits, by_age=is_late)
-        batch = [pending[index] for index in chosen]
         try:
             landing = self.launch([item.row for item in batch])
         except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
             _tell(batch, _Done([], error, begin, 0.0, len(batch)))
         else:
             self._flights.append(_Flight(batch, landing, begin))
-        left = set(range(len(pending))) - set(chosen)
-        return [pending[index] for index in sorted(left)]
 
     def _land(self, flight: _Flight) -> None:
         """Wait for a batch and hand out what it came to."""
@@ -297,9 +254,13 @@ class Batcher:
     def _learn(self, tokens: int, spent_s: float) -> None:
         rate = tokens / max(spent_s, 1e-6)
         if self._tokens_per_s is None:
-            self._tokens_per_s, self._batch_s = rate, spent_s
+            self._tokens_per_s = rate
         self._tokens_per_s += SMOOTHING * (rate - self._tokens_per_s)
-        self._batch_s += SMOOTHING * (spent_s - self._batch_s)
+
+
+def _wanted(items: list[_Item]) -> list[_Item]:
+    """Without those whose client left, or whose time is over."""
+    return [item for item in items if not item.request.future.done()]
 
 
 def _refuse(future: "asyncio.Future[Answer]", error: Exception) -> None:

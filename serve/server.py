@@ -14,15 +14,8 @@ from jobs.training import manifest
 from jobs.training.config import Device
 from serve.access import accepted_tokens, admits, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
-from serve.batcher import (
-    Answer,
-    Batcher,
-    DeadlineError,
-    Limits,
-    Load,
-    ModelError,
-    QueueFullError,
-)
+from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
+from serve.batches import Limits
 from serve.engines import captured_engine, choose
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.choose import Choice, Maker
@@ -32,6 +25,8 @@ from serve.metrics import Metrics
 from serve.version import ModelVersion
 
 PREDICT = "/predict"
+DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
+"""Padded tokens of a batch where no other was measured."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""
 
@@ -250,7 +245,7 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:
         name = names[0] if len(names) == 1 else choose.REFERENCE
-        return Choice(name, choose.BUDGETS[config.device][1], 0.0), maker.make(name, gate)
+        return Choice(name, DEFAULT_TOKENS[config.device], 0.0), maker.make(name, gate)
     choice = choose.choose(maker, names, gate)
     return choice, maker.make(choice.engine, gate)
 

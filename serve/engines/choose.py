@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from jobs.spec.serve import EngineName
 from jobs.training import environment
 from jobs.training import gate as gate_rows
 from jobs.training.config import Device
+from serve.batches import Limits, block
 from serve.engines import onnx_engine, openvino_engine
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Engine, Logits, softmax
@@ -32,11 +33,15 @@ TOGETHER, ALONE = 32, 48
 """Rows that are judged at once, and how many are judged once more by themselves."""
 HOPELESS = 0.6
 """An engine that is this much slower at the gate than the best so far is not timed further."""
-BUDGETS: dict[Device, tuple[int, ...]] = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+BUDGETS: dict[Device, tuple[int, ...]] = {
+    "cpu": (256, 512, 768),
+    "cuda": (2048, 4096, 8192),
+}
 """Padded tokens of a batch, among which the fastest is taken."""
-TIMED_ROWS: dict[Device, int] = {"cpu": 64, "cuda": 1024}
-TIMED_S = 0.4
-"""Rows that a budget is timed on at most, and for how long at least."""
+WAITING: dict[Device, int] = {"cpu": 32, "cuda": 512}
+"""Texts that wait while a budget is timed."""
+WARM_S, TIMED_S = 0.2, 0.4
+"""How long an engine is run before a budget is timed, and how long it is timed at least."""
 
 CPU_ENGINES: tuple[EngineName, ...] = (
     "openvino-int8",
@@ -263,11 +268,14 @@ def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
 
 def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Trial:
     """A trial with the engine's speed: the best budget of tokens, and one row by itself."""
-    rows = sorted(gate.rows[: TIMED_ROWS[device]], key=len)
-    rates = {budget: _rate(engine, rows, budget) for budget in BUDGETS[device]}
+    rows, waiting = gate.rows, WAITING[device]
+    rates = {
+        budget: _rate(engine, rows, Limits(budget, batch_rows=waiting), waiting)
+        for budget in BUDGETS[device]
+    }
     best = max(rates, key=rates.__getitem__)
     alone = []
-    for row in rows[:: max(1, len(rows) // 20)]:
+    for row in sorted(rows, key=len)[:: max(1, len(rows) // 20)]:
         begin = time.perf_counter()
         engine.run([row])
         alone.append(time.perf_counter() - begin)
@@ -279,27 +287,23 @@ def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Tri
     )
 
 
-def _rate(engine: Engine, rows: Sequence[Row], budget: int) -> float:
-    """Texts per second in batches of so many padded tokens, after one pass that is not timed."""
-    batches = list(_batches(rows, budget))
-    for batch in batches:
-        engine.run(batch)
+def _rate(engine: Engine, rows: Sequence[Row], limits: Limits, waiting: int) -> float:
+    """Texts per second while so many wait and each answer brings the next, as they come."""
+    coming = itertools.cycle(rows)
+    queue = list(itertools.islice(coming, waiting))
     begin, count = time.perf_counter(), 0
-    while time.perf_counter() - begin < TIMED_S:
+    is_warm = False
+    while not is_warm or time.perf_counter() - begin < TIMED_S:
+        batches = block([len(row) for row in queue], limits)
         for batch in batches:
-            engine.run(batch)
+            engine.run([queue[index] for index in batch])
             count += len(batch)
+        taken = {index for batch in batches for index in batch}
+        queue = [row for index, row in enumerate(queue) if index not in taken]
+        queue += itertools.islice(coming, len(taken))
+        if not is_warm and time.perf_counter() - begin > WARM_S:
+            begin, count, is_warm = time.perf_counter(), 0, True
     return count / (time.perf_counter() - begin)
-
-
-def _batches(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    for row in rows:
-        if batch and (len(batch) + 1) * len(row) > budget:
-            yield batch
-            batch = []
-        batch.append(row)
-    yield batch
 
 
 def read_gate(folder: Path) -> GateRows:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from jobs.spec.model import ModelSpec
 from jobs.spec.train import OptimizerSpec
 from jobs.training.loop import train
 from orchestrator.records import registry
 from serve.version import ModelVersion
-from tests.builders import job, training_config
+from tests.builders import job, language_config, language_data, training_config
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,17 @@ def version(
     return registry.publish(
         spec, reference, ("negative", "positive"), run_id="test", storage=folder
     )
+
+
+@pytest.fixture(scope="session")
+def published(
+    questions: Path, tiny_llama: str, tmp_path_factory: pytest.TempPathFactory
+) -> ModelVersion:
+    """A tiny Llama that was taught to answer, with conversations of at most 64 tokens."""
+    folder = tmp_path_factory.mktemp("chat")
+    data = language_data(questions, prompt=None, response=None, messages="messages")
+    config = language_config(questions, tiny_llama, data=data, epochs=2.0)
+    reference = train(config, lambda _: None, folder / "checkpoints")
+    spec = job(data__max_length=64)
+    spec = spec.model_copy(update={"model": ModelSpec(base=tiny_llama, task="causal-lm")})
+    return registry.publish(spec, reference, (), run_id="test", storage=folder)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jobs.spec.serve import EngineName
-from serve.batcher import Batcher, DeadlineError, Limits, ModelError, QueueFullError, pick
+from serve.batcher import Batcher, DeadlineError, ModelError, QueueFullError
+from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 
@@ -86,26 +87,37 @@ def batcher(engine: Summing, *, ahead: int = 0, **limits: float) -> Batcher:
     return Batcher(begin, Words(), Limits(**limits), ahead=ahead)  # type: ignore[arg-type]
 
 
-def test_the_oldest_goes_in_with_its_neighbours_in_length() -> None:
+def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
     lengths = [5, 50, 6, 4, 51, 5]
-    assert sorted(pick(lengths, Limits(batch_tokens=24), by_age=False)) == [0, 2, 3, 5]
-    assert sorted(pick(lengths, Limits(batch_tokens=15), by_age=False)) == [0, 3, 5]
-    assert pick(lengths, Limits(batch_tokens=1), by_age=False) == [0]
-    assert pick(lengths, Limits(batch_tokens=1000, batch_rows=2), by_age=False) != [0]
-    assert pick(lengths, Limits(batch_tokens=200), by_age=True) == [0, 1, 2, 3]
+    assert block(lengths, Limits(batch_tokens=100)) == [[3, 0, 5, 2], [1], [4]]
+    assert block(lengths, Limits(batch_tokens=306)) == [[3, 0, 5, 2, 1, 4]]
+    assert block(lengths, Limits(batch_tokens=8)) == [[0], [2], [1]]  # eight batches' tokens
+    assert block([9], Limits(batch_tokens=1)) == [[0]]
 
 
-def test_every_pick_keeps_its_limits_and_holds_the_oldest() -> None:
+def test_a_block_is_split_evenly() -> None:
+    def sizes(rows: int, **limits: int) -> list[int]:
+        return [len(batch) for batch in block([10] * rows, Limits(**limits))]
+
+    assert sizes(36, batch_tokens=160) == [12, 12, 12]
+    assert sizes(37, batch_tokens=1000, batch_rows=8) == [8, 8, 8, 8, 5]
+
+
+def test_every_block_keeps_its_limits_and_takes_the_oldest() -> None:
     draw = random.Random(1)
     for _ in range(2000):
-        lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 40))]
+        lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 80))]
         limits = Limits(batch_tokens=draw.randint(1, 300), batch_rows=draw.randint(1, 16))
-        for by_age in (False, True):
-            chosen = pick(lengths, limits, by_age=by_age)
-            assert 0 in chosen
-            assert len(set(chosen)) == len(chosen) <= limits.batch_rows
-            width = max(lengths[index] for index in chosen)
-            assert len(chosen) == 1 or len(chosen) * width <= limits.batch_tokens
+        batches = block(lengths, limits)
+        taken = sorted(index for batch in batches for index in batch)
+        assert taken == list(range(len(taken)))
+        assert (
+            len(taken) == len(lengths) or sum(lengths[: len(taken) + 1]) > 8 * limits.batch_tokens
+        )
+        for batch in batches:
+            widest = max(lengths[index] for index in batch)
+            assert len(batch) == 1 or len(batch) * widest <= limits.batch_tokens
+            assert len(batch) <= limits.batch_rows
 
 
 def test_everybody_gets_their_own_answer_in_batches() -> None:

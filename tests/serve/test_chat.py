@@ -5,39 +5,20 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from jobs.spec.model import ModelSpec
-from jobs.training.loop import train
-from orchestrator.records import registry
 from serve import framework, tasks
 from serve.access import digest
 from serve.chat import generator
 from serve.chat.server import ChatServer
 from serve.server import ServerConfig
 from serve.version import ModelVersion
-from tests.builders import job, language_config, language_data
 
 ASK = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
 PATH = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def published(
-    questions: Path, tiny_llama: str, tmp_path_factory: pytest.TempPathFactory
-) -> ModelVersion:
-    """A tiny Llama that was taught to answer, with conversations of at most 64 tokens."""
-    folder = tmp_path_factory.mktemp("chat")
-    data = language_data(questions, prompt=None, response=None, messages="messages")
-    config = language_config(questions, tiny_llama, data=data, epochs=2.0)
-    reference = train(config, lambda _: None, folder / "checkpoints")
-    spec = job(data__max_length=64)
-    spec = spec.model_copy(update={"model": ModelSpec(base=tiny_llama, task="causal-lm")})
-    return registry.publish(spec, reference, (), run_id="test", storage=folder)
 
 
 @pytest.fixture(scope="module")

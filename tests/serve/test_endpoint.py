@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import threading
 from collections import Counter
@@ -166,7 +167,7 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
         answers = [client.get(f"{url}/health") for _ in range(40)]
         other = client.get(f"{url}/health", headers={"Authorization": "Bearer of-somebody-else"})
     codes = Counter(answer.status_code for answer in answers)
-    assert codes[200] >= 8
+    assert codes[200] >= 5  # the deployment itself asked in this second too
     assert codes[429] == 40 - codes[200] > 0
     assert other.status_code == 200
     refused = next(answer for answer in answers if answer.status_code == 429)
@@ -195,3 +196,24 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
     assert replicas(version) == {"RUNNING": 1}
     assert all(result.error_rate == 0 for result in [*first, *many, *few])
+
+
+def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
+    """Through HAProxy and Ray Serve, piece by piece."""
+    from serve import deployment
+
+    url = deploy(published, engine="auto", route="/chat")
+    asked = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
+    path = f"{url}/v1/chat/completions"
+    try:
+        whole = httpx.post(path, json=asked, timeout=60).json()["choices"][0]["message"]["content"]
+        with httpx.stream("POST", path, json={**asked, "stream": True}, timeout=60) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        deltas = [piece["choices"][0]["delta"].get("content") or "" for piece in pieces]
+        assert "".join(deltas) == whole
+        assert len(deltas) > 3
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == published.name
+    finally:
+        deployment.remove(published.name)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from serve.batcher import Limits, pick
+from serve.batches import Limits, block
 from serve.engines import choose
 from serve.engines.captured_engine import CapturedEngine, shape_of, shapes
 from serve.engines.choose import GateRows, Maker
@@ -23,9 +23,8 @@ def test_whatever_a_batch_is_its_shape_is_known(longest: int) -> None:
     known = set(shapes(limits.batch_rows, limits.batch_tokens, longest))
     for _ in range(2000):
         lengths = [draw.randint(1, longest) for _ in range(draw.randint(1, 90))]
-        for by_age in (False, True):
-            chosen = pick(lengths, limits, by_age=by_age)
-            assert shape_of(len(chosen), max(lengths[n] for n in chosen)) in known
+        for batch in block(lengths, limits):
+            assert shape_of(len(batch), max(lengths[n] for n in batch)) in known
     assert len(known) < 200
 
 

@@ -1,0 +1,71 @@
+"""Which waiting texts are answered together: blocks of the oldest, by length. Pure."""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BLOCK_BATCHES = 8
+"""Tokens of a block in full batches: how long the shortest text of a long queue may go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one batch and the queue hold."""
+
+    batch_tokens: int = 512
+    """Padded tokens of a batch; a row that alone has more is a batch of its own."""
+    batch_rows: int = 64
+    queue_tokens: int = 262_144
+    """Tokens that may wait."""
+    idle_wait_s: float = 0.0
+    """How long an idle engine waits for company of a lone text."""
+
+
+def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
+    """The next batches, as positions in the queue, from row lengths in order of arrival.
+
+    They are all that waits, or the oldest of a long queue: who comes meanwhile is in the next
+    block, so that nobody is passed over twice. Neighbours in length are in one batch, and few rows
+    are split evenly. Measured against batches in order of arrival in benchmarks/LOG.md.
+    """
+    order = sorted(range(_count(lengths, limits)), key=lengths.__getitem__)
+    tokens = _least_tokens([lengths[index] for index in order], limits)
+    batches: list[list[int]] = []
+    for index in order:
+        # in ascending order the newest row is the widest
+        rows = len(batches[-1]) + 1 if batches else 0
+        if rows and rows <= limits.batch_rows and rows * lengths[index] <= tokens:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+def _count(lengths: Sequence[int], limits: Limits) -> int:
+    """Rows of a block; at least one."""
+    most = BLOCK_BATCHES * limits.batch_tokens
+    found = bisect.bisect_right(list(itertools.accumulate(lengths)), most)
+    return max(1, found)
+
+
+def _least_tokens(ascending: Sequence[int], limits: Limits) -> int:
+    """The smallest batches in padded tokens that are no more in number than the largest."""
+    wanted = _number(ascending, limits.batch_tokens, limits.batch_rows)
+    low, high = 1, limits.batch_tokens
+    while low < high:
+        middle = (low + high) // 2
+        if _number(ascending, middle, limits.batch_rows) <= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return high
+
+
+def _number(ascending: Sequence[int], tokens: int, most_rows: int) -> int:
+    number = rows = 0
+    for length in ascending:
+        rows += 1
+        if number == 0 or rows > most_rows or rows * length > tokens:
+            number, rows = number + 1, 1
+    return number
