@@ -49,7 +49,8 @@ def curves(
                 " see `winnow status`"
             ) from None
         except ray.exceptions.RayError as error:
-            raise DeployError(f"{request}: {first_line(error)}") from None
+            reason = first_line(getattr(error, "cause", None) or error)
+            raise DeployError(f"{request}: {reason}") from None
     return tuple(found)
 
 

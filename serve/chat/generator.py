@@ -5,7 +5,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,9 @@ class Generator:
         self._model: Any = model.to(device).eval()
         ends = model.generation_config.eos_token_id
         self._ends = frozenset(ends if isinstance(ends, list) else [ends])
+        self._model.generate(  # loads kernels before the first request
+            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), max_new_tokens=1
+        )
         self._queue_tokens = queue_tokens
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._waiting, self._lock = list[_Job](), threading.Lock()
@@ -95,7 +98,7 @@ class Generator:
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece]:
         """An answer to a prompt of token ids, as it comes; the last piece has a finish.
 
         Raises QueueFullError; DeadlineError when no word came in time. Whoever stops iterating

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class ChatServer:
 
     async def write(
         self, ids: Sequence[int], request: ChatRequest, timeout_s: float
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece]:
         """The answer as it comes; raises RefusedError when there is no room or no time."""
         room = self.config.version.max_length - len(ids)
         settings = Settings(
@@ -111,7 +111,7 @@ class ChatServer:
         begin, written = time.perf_counter(), 0
         pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))
         try:
-            async with contextlib.aclosing(pieces) as found:  # type: ignore[type-var]
+            async with contextlib.aclosing(pieces) as found:
                 async for piece in found:
                     if not written:
                         self._first.observe(time.perf_counter() - begin)

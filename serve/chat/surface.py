@@ -1,8 +1,9 @@
 """The application of a language model: chat completions, health, metrics, documentation."""
 
+import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 import fastapi
@@ -31,6 +32,7 @@ from serve.door import CHAT
 DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
 DONE = b"data: [DONE]\n\n"
 """Ends a stream."""
+CLIENT_LEFT = 499
 
 api = framework.framework(DESCRIPTION)
 application = framework.guarded(api)
@@ -76,9 +78,12 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
             events, media_type="text/event-stream", headers=_headers(server)
         )
     text, last = "", None
-    async for piece in pieces:
-        text += piece.text
-        last = piece
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            if await request.is_disconnected():
+                return fastapi.Response(status_code=CLIENT_LEFT)  # which nobody reads
+            text += piece.text
+            last = piece
     assert last is not None
     assert last.finish is not None
     server.metrics.count(CHAT, 200)
@@ -95,7 +100,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
 
 async def _events(
     first: Piece,
-    rest: AsyncIterator[Piece],
+    rest: AsyncGenerator[Piece],
     body: ChatRequest,
     identity: str,
     name: str,
@@ -112,12 +117,13 @@ async def _events(
 
     yield event(Delta(role="assistant", content=""))
     piece = first
-    while True:
-        if piece.text:
-            yield event(Delta(content=piece.text))
-        if piece.finish:
-            break
-        piece = await anext(rest)
+    async with contextlib.aclosing(rest):  # a client that leaves ends the writing
+        while True:
+            if piece.text:
+                yield event(Delta(content=piece.text))
+            if piece.finish:
+                break
+            piece = await anext(rest)
     yield event(Delta(), piece.finish)
     if body.stream_options and body.stream_options.include_usage:
         yield event(None, usage=_usage(prompt_tokens, piece.tokens))
