@@ -106,6 +106,9 @@ class Metered:
     """Model FLOP/s over the device's dense peak; None where the peak is not known."""
     others_cpu_share: float = 0.0
     """Share of the main worker's node that neither training nor Ray kept busy meanwhile, 0 to 1."""
+    throttled_share: float | None = None
+    """Share of readings in which heat or hardware held the GPU's clock back; None where NVML does
+    not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class Meter:
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
+            throttled_share=self.gauge.mean("throttled") if self.gauge else None,
             others_cpu_share=self._others(),
         )
 
@@ -147,14 +148,31 @@ def peak_memory_gib(device: torch.device) -> float:
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
+HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
+"""NVML's reasons for a lower clock that are no normal power limit: the hardware's slowdown, heat as
+the driver or the hardware sees it, a power brake (nvml.h, nvmlClocksEventReasons)."""
+
+
+def is_held_back(device: torch.device) -> bool | None:
+    """Whether heat or hardware holds the clock back now; None where NVML does not say."""
+    try:
+        import pynvml
+
+        handle = torch.cuda._get_pynvml_handler(device)
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except Exception:  # noqa: BLE001 - as above: not worth a run
+        return None
+    return bool(reasons & HELD_BACK)
+
+
 class Gauge(threading.Thread):
-    """Reads utilisation and power of one GPU through NVML until it is stopped."""
+    """Reads utilisation, power and clock limits of one GPU through NVML until it is stopped."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(daemon=True)
         self.stopped = threading.Event()
         self._device = device
-        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": []}
+        self._readings: dict[str, list[float]] = {"utilization": [], "power_w": [], "throttled": []}
 
     def run(self) -> None:
         """Read until stopped, or until NVML refuses."""
@@ -166,6 +184,9 @@ class Gauge(threading.Thread):
                 return
             self._readings["utilization"].append(utilization)
             self._readings["power_w"].append(power_w)
+            held_back = is_held_back(self._device)
+            if held_back is not None:
+                self._readings["throttled"].append(float(held_back))
 
     def mean(self, name: str) -> float | None:
         """Mean of the readings so far; None when there are none."""

@@ -20,6 +20,8 @@ FIXED_SHARE = 0.25
 """Half-width that is claimed for what is timed only once, such as starting."""
 APART = 0.03
 """Two probes of a candidate that differ by more are settled by a third."""
+THROTTLED_SHARE = 0.05
+"""Share of readings with a clock held back from which on a measurement is called disturbed."""
 BUSY_SHARE = 0.15
 """Share of a node's processors in other hands from which on a measurement is called disturbed."""
 
@@ -126,10 +128,18 @@ class Prediction:
 
 
 def disturbances(speed: Metered | None) -> tuple[str, ...]:
-    """What besides training used the machine, in words."""
-    if speed is None or speed.others_cpu_share <= BUSY_SHARE:
+    """What kept the machine from its usual speed, in words."""
+    if speed is None:
         return ()
-    return (f"other processes kept {speed.others_cpu_share:.0%} of the processors busy",)
+    found = []
+    if speed.others_cpu_share > BUSY_SHARE:
+        found.append(f"other processes kept {speed.others_cpu_share:.0%} of the processors busy")
+    if (speed.throttled_share or 0.0) > THROTTLED_SHARE:
+        found.append(
+            f"heat or hardware held the GPU's clock back {speed.throttled_share:.0%} of the time;"
+            " see winnow doctor"
+        )
+    return tuple(found)
 
 
 def summarise(event: Probed | OutOfMemory) -> Measurement:

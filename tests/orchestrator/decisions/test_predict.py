@@ -164,3 +164,6 @@ def test_a_disturbed_measurement_says_so() -> None:
     busy = speed(others_cpu_share=0.4)
     assert len(measurement(ID, speed=busy, is_steady=False).disturbances) == 2
     assert measurement(ID).disturbances == ()
+    hot = measurement(ID, speed=speed(throttled_share=0.4)).disturbances
+    assert hot == ("heat or hardware held the GPU's clock back 40% of the time; see winnow doctor",)
+    assert measurement(ID, speed=speed(throttled_share=0.01)).disturbances == ()
