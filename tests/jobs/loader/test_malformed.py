@@ -249,7 +249,11 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
             MINIMAL.replace("uncased}", "uncased, adapter: {type: lora}}") + "serve: {route: /a}\n",
             "an endpoint serves whole models; set model.adapter.merge to true",
         ),
-        (PROMPTS + "serve: {route: /a}\n", "serve: is not supported yet"),
+        (
+            PROMPTS + "serve: {route: /a, rollout: {steps: [50, 100]}}\n",
+            "serve.rollout: is not supported yet",
+        ),
+        (PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
         (
             PROMPTS
             + "train: {eval: {metrics: [perplexity]}}\n"

@@ -1,5 +1,6 @@
 """Groups of real training processes, forked from one that has imported everything already."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -67,7 +68,8 @@ def kill(group: Sequence[BaseProcess], victim: int) -> None:
     """SIGKILL one worker, as the kernel would, and then the others, as a launcher would."""
     for process in (group[victim], *group):
         if process.pid is not None and process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may end by itself at any moment
+                os.kill(process.pid, signal.SIGKILL)
     finish(group)
 
 
