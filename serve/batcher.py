@@ -188,6 +188,8 @@ class Batcher:
                 self._begin(_wanted(batches.popleft()))
             while len(self._flights) > (self._ahead if batches or pending else 0):
                 self._land(self._flights.popleft())
+        while self._flights:
+            self._land(self._flights.popleft())
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""

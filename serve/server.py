@@ -12,7 +12,7 @@ from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training import manifest
 from jobs.training.config import Device
-from serve.access import accepted_tokens, admits, digest
+from serve.access import accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
 from serve.batches import Limits
@@ -100,10 +100,6 @@ class Answering(Protocol):
         """What waits now."""
         ...
 
-    def admits(self, authorization: str) -> bool:
-        """Whether an Authorization header carries an accepted token."""
-        ...
-
     def scrape(self) -> bytes:
         """Metrics in Prometheus' format."""
         ...
@@ -146,10 +142,6 @@ class Server:
             max_length=version.max_length,
             is_pair=version.is_pair,
         )
-
-    def admits(self, authorization: str) -> bool:
-        """Whether an Authorization header carries an accepted token."""
-        return admits(self.config.token_hashes, authorization)
 
     @property
     def load(self) -> Load:

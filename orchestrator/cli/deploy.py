@@ -6,13 +6,12 @@ from typing import Annotated
 import typer
 
 from cluster import session
-from jobs.errors import JobFileError, Problem
 from orchestrator.cli.options import (
     Address,
     AsJson,
     JobFile,
     Settings,
-    load_job,
+    load_served,
     out,
     print_json,
     quiet_libraries,
@@ -29,9 +28,7 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Deploy a published version of the job's model as the serve section says."""
-    spec = load_job(job, settings)
-    if spec.serve is None:
-        raise JobFileError([Problem(str(job), 0, 0, "serve", "is required to deploy; add route")])
+    spec, serving = load_served(job, settings, "deploy")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
     with session.connect(address=address) as cluster:
@@ -41,7 +38,7 @@ def deploy(
         nodes = discovery.discover()
         endpoint = deployment.deploy(
             model,
-            spec.serve,
+            serving,
             nodes,
             port=cluster.serve_port,
             find=functools.partial(registry.read, storage_of(spec)),

@@ -13,10 +13,11 @@ import typer
 from pydantic import TypeAdapter
 
 from cluster import catalogue
-from jobs.errors import JobFileError
+from jobs.errors import JobFileError, Problem
 from jobs.loader import load
 from jobs.loader.files import files_exist
 from jobs.spec import JobSpec
+from jobs.spec.serve import ServeSpec
 from orchestrator.decisions.resolve import with_absolute_paths
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
@@ -52,6 +53,15 @@ def load_job(path: Path, settings: list[str] | None) -> JobSpec:
     rules = (catalogue.accelerator_rules, files_exist(path.parent))
     spec = load(path, settings=settings or (), extra_rules=rules)
     return with_absolute_paths(spec, path.parent)
+
+
+def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[JobSpec, ServeSpec]:
+    """A job and its serve section; JobFileError where it has none, with what it is needed for."""
+    spec = load_job(path, settings)
+    if spec.serve is None:
+        what = f"is required to {purpose}; add route"
+        raise JobFileError([Problem(str(path), 0, 0, "serve", what)])
+    return spec, spec.serve
 
 
 def storage_of(spec: JobSpec) -> Path:

@@ -8,15 +8,16 @@ import typer
 
 from cluster import catalogue, prices, session
 from cluster.inventory import Inventory, Node
-from jobs.errors import InfeasibleError, JobFileError, Problem
+from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.serve import ServeSpec
 from orchestrator.cli.options import (
     Address,
     AsJson,
     JobFile,
     Settings,
-    load_job,
+    load_served,
     out,
     print_json,
     quiet_libraries,
@@ -48,23 +49,21 @@ def tune_serve(
     as_json: AsJson = False,
 ) -> None:
     """Time every engine on every kind of device here; print what serves cheapest within the slo."""
-    spec = load_job(job, settings)
-    if spec.serve is None:
-        raise JobFileError([Problem(str(job), 0, 0, "serve", "is required to tune; add route")])
+    spec, serving = load_served(job, settings, "tune")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
     with session.connect(address=address):
         from cluster import discovery
         from serve import tuner
 
-        found = places(spec, discovery.discover())
+        found = places(serving, discovery.discover())
         curves = tuner.curves(
             model,
-            spec.serve,
+            serving,
             found,
             lambda text: None if as_json else out().print(text, markup=False),
         )
-    slo = spec.serve.slo.p95_latency if spec.serve.slo else None
+    slo = serving.slo.p95_latency if serving.slo else None
     limit_ms = None if slo is None else 1000 * slo.total_seconds()
     tuned = Tuned(curves, tuning.options(curves, hourly(spec, found), limit_ms), limit_ms)
     if as_json:
@@ -78,10 +77,9 @@ def tune_serve(
         )
 
 
-def places(spec: JobSpec, inventory: Inventory) -> list[tuple[AcceleratorRequest, Node]]:
+def places(serving: ServeSpec, inventory: Inventory) -> list[tuple[AcceleratorRequest, Node]]:
     """One device of each kind, with a node that has it; of CPUs as many cores as the job names."""
-    assert spec.serve is not None
-    asked = spec.serve.accelerators
+    asked = serving.accelerators
     found: dict[AcceleratorRequest, Node] = {}
     for node in inventory.nodes:
         is_asked = catalogue.find(asked.name).name == node.sku

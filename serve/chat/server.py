@@ -11,7 +11,6 @@ import prometheus_client
 
 from jobs.errors import DeployError
 from jobs.training import manifest
-from serve.access import admits
 from serve.api import RefusedError
 from serve.batcher import DeadlineError, Load, QueueFullError
 from serve.chat.api import ChatInfo, ChatRequest, Message
@@ -64,10 +63,6 @@ class ChatServer:
             engine=f"torch-{self.precision}",
             max_length=version.max_length,
         )
-
-    def admits(self, authorization: str) -> bool:
-        """Whether an Authorization header carries an accepted token."""
-        return admits(self.config.token_hashes, authorization)
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """A conversation as token ids; RefusedError when the model cannot take it."""

@@ -63,7 +63,7 @@ class Trial:
     refusal: str = ""
     """Why it may not serve; empty when it may."""
     texts_per_s: float = 0.0
-    """Of gate rows, sorted by length; as they come where it was too slow to be timed further."""
+    """Of gate rows while many wait; in plain batches where it was too slow to be timed further."""
     alone_ms: float | None = None
     """Median time of one row by itself; None where it was not timed."""
     batch_tokens: int = BUDGETS["cpu"][0]

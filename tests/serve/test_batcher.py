@@ -154,6 +154,26 @@ def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) ->
     assert engine.under_way == 0
 
 
+def test_batches_under_way_are_answered_when_it_closes() -> None:
+    engine = Launching(0.02)
+
+    async def ask_all() -> list[float]:
+        asked = batcher(engine, ahead=1, batch_rows=1)
+        waiting = [asyncio.ensure_future(asked.ask([("x " * n,)], 10)) for n in (1, 2, 3, 4)]
+        while engine.under_way < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(asked.close)
+        await asyncio.sleep(0.05)
+        done = [future.result().scores[0][0] for future in waiting if future.done()]
+        for future in waiting:
+            future.cancel()
+        return done
+
+    found = asyncio.run(ask_all())
+    assert len(found) >= 2
+    assert engine.under_way == 0
+
+
 def test_a_lone_text_does_not_wait() -> None:
     async def ask() -> float:
         asked = batcher(Summing())
