@@ -181,14 +181,15 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     deploy: Deploy, version: ModelVersion
 ) -> None:
     """Earns its time: 1, 4, 1, then 0 and 1, on a node with four simulated devices."""
-    scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "2s"}
-    slow = {"max_wait": "50ms"}
+    scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "5s"}
+    slow = {"max_wait": "500ms"}  # demand without work: the cores are for the replicas' starts
     fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
     url = deploy(version, **fields, replicas={"min": 0, "max": 4})
     with asked(url, 1) as first:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=30)
     with asked(url, 16) as many:
-        assert eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=90)
+        grown = eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=150)
+        assert grown, replicas(version)
     with asked(url, 1) as few:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=90)
     assert eventually(lambda: replicas(version) == {}, within_s=60)
