@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.storage.storage import open_storage
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -55,7 +57,7 @@ def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
     from orchestrator.context import Context
 
     spec = load_job(job, ["sweep.probe.confirm=0"])
-    run = runs.create(folder, spec, datetime.now(UTC))
+    run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, folder, tell, serve_port)
     _, plan = pipeline.plan_stage(context)
     found = sweep.run_sweep(context, plan)

@@ -23,6 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.storage.storage import open_storage
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -112,7 +114,7 @@ def measure_job(
     from orchestrator.availability import Availability
     from orchestrator.context import Context
 
-    run = runs.create(folder, spec, datetime.now(UTC))
+    run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, folder, tell, serve_port)
     _, plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:

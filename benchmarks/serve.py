@@ -32,6 +32,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.storage.storage import open_storage
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -118,7 +120,7 @@ def main() -> int:
     quiet_libraries()
     above = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{above}" if above else str(ROOT)
-    version = registry.read(arguments.storage.resolve(), arguments.name)
+    version = registry.read(open_storage(arguments.storage), arguments.name)
     engine, ceiling, rows = compare(version, arguments)
     now = datetime.now(UTC)
     out = arguments.out or ROOT / "benchmarks/results" / f"serve-{now:%Y%m%d-%H%M%S}.json"

@@ -20,6 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.storage.storage import open_storage
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -51,7 +53,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     quiet_libraries()
-    version = registry.read(arguments.storage.resolve(), arguments.name)
+    version = registry.read(open_storage(arguments.storage), arguments.name)
     with arguments.texts.open(newline="", encoding="utf-8") as handle:
         texts = [row[arguments.column] for row in csv.DictReader(handle)]
     expected = reference(version, texts)

@@ -28,6 +28,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from jobs.storage.storage import Storage, open_storage
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -71,7 +73,7 @@ def main() -> int:
         return 0
     quiet_libraries()
     os.environ["PYTHONPATH"] = str(ROOT)
-    storage: Path = arguments.storage.resolve()
+    storage: Storage = open_storage(arguments.storage)
     newest = [version for version, _ in registry.every(storage) if version.name == arguments.name]
     if len(newest) < 2:
         raise SystemExit(f"{arguments.name} needs two published versions in {storage}")

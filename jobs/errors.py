@@ -54,6 +54,17 @@ class CheckpointError(WinnowError):
     """A checkpoint or published version that is missing, torn or altered."""
 
 
+class StorageError(WinnowError):
+    """Storage that cannot be read or written."""
+
+    def __init__(self, message: str, *, is_full: bool = False, is_passing: bool = False) -> None:
+        super().__init__(message)
+        self.is_full = is_full
+        """Whether there is no room left."""
+        self.is_passing = is_passing
+        """Whether it may work again by itself, as a server that is down."""
+
+
 class ClusterError(WinnowError):
     """A Ray cluster that cannot be reached, started or used."""
 

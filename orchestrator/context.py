@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from jobs.spec import JobSpec
+from jobs.storage.storage import Storage
 from orchestrator.notices import Notify
 from orchestrator.records.runs import Run
 
@@ -18,7 +18,7 @@ class Context:
 
     spec: JobSpec
     run: Run
-    storage: Path
+    storage: Storage
     notify: Notify
     serve_port: int
     clock: Clock = time.monotonic

@@ -2,13 +2,14 @@
 
 import functools
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cluster import discovery
 from cluster.inventory import Inventory
 from cluster.prices import read_book
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
+from jobs.storage.storage import S3_SCHEME
+from jobs.training.checkpoint import Shelf
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
@@ -22,8 +23,9 @@ from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Remark, StageFinished, StageStarted
 from orchestrator.records import receipt as receipts
-from orchestrator.records import registry, report, runs, tracking
+from orchestrator.records import registry, report, tracking
 from orchestrator.records.receipt import FitResult, Receipt
+from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
 from orchestrator.watch import FitWatch
 from serve import deployment
@@ -59,9 +61,7 @@ def run(context: Context) -> Outcome:
     check_limits(context.spec, found.winner, receipt)
     endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
     context.run.note("completed")
-    return Outcome(
-        context.run.id, str(context.run.folder), found.winner, model, receipt, endpoint, str(page)
-    )
+    return Outcome(context.run.id, context.run.url, found.winner, model, receipt, endpoint, page)
 
 
 def plan_stage(context: Context) -> tuple[Inventory, Plan]:
@@ -135,8 +135,8 @@ def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
 
 def write_report(
     context: Context, plan: Plan, found: sweep.Sweep, fit: FitResult | None, receipt: Receipt | None
-) -> Path:
-    """Write the run's report.html and report.json and return the page's path."""
+) -> str:
+    """Write the run's report.html and report.json and return where the page is."""
     data = report.ReportData(
         run=context.run.id,
         metric=search.judged_metric(context.spec),
@@ -149,18 +149,16 @@ def write_report(
         receipt=receipt,
         limits=_metric_limits(context.spec),
     )
-    path = context.run.folder / report.PAGE
-    runs.write_atomically(context.run.folder / report.DATA, report.to_json(data))
-    runs.write_atomically(path, report.render(data).encode())
-    return path
+    context.run.keep(report.DATA, report.to_json(data))
+    return context.run.keep(report.PAGE, report.render(data).encode())
 
 
 def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     config = training_config(context.spec, winner.candidate.execution, winner.params)
     config = replace(config, stop_after_s=_stop_after_s(context, winner, spent_usd))
     folder = context.run.folder / "fit"
-    folder.mkdir(exist_ok=True)
-    runs.write_atomically(folder / "training.json", TRAINING_CONFIG.dump_json(config, indent=2))
+    folder.mkdir(parents=True, exist_ok=True)
+    context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))
     context.notify(StageStarted("fit", sweep.describe(winner)))
     price = winner.candidate.placement.price_usd_per_hour
     watch = FitWatch(context.notify, price, winner.prediction, context.clock)
@@ -179,10 +177,18 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.run.note("out_of_memory", micro_batch_size=str(config.micro_batch_size))
             remark(f"out of memory; going on with micro batch {config.micro_batch_size}")
 
-        result = fitting.fit(config, winner.candidate.placement, folder, take, smaller)
+        shelf = _shelf(context.run)
+        result = fitting.fit(config, winner.candidate.placement, shelf, take, smaller)
     steps = result.stopped_at or result.steps
     context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
     return replace(result, projections=tuple(watch.projections))
+
+
+def _shelf(run: Run) -> Shelf:
+    """Where a run's checkpoints are: its folder, and the bucket where there is one."""
+    place = "fit/checkpoints"
+    is_bucket = run.storage.url.startswith(S3_SCHEME)
+    return Shelf(run.folder / place, f"{run.url}/{place}" if is_bucket else "")
 
 
 def _metric_limits(spec: JobSpec) -> dict[str, float]:

@@ -54,7 +54,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     run.write("sweep_duration", duration)
     run.write("winner", winner)
     winning = select.winning_job(context.spec, winner)
-    runs.write_atomically(run.folder / "winner.yaml", runs.to_yaml(winning).encode())
+    run.keep("winner.yaml", runs.to_yaml(winning).encode())
     shown = (
         report.show_interval(winner.prediction.time_s, report.show_time)
         if winner.prediction

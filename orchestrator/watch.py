@@ -6,6 +6,7 @@ from jobs.training.events import (
     Evaluated,
     Event,
     Metered,
+    PassedOver,
     Started,
     Stepped,
     Stopped,
@@ -55,15 +56,9 @@ class FitWatch:
             case Stepped():
                 self._notify(Progress("fit", event.step, self._total, self._describe(event)))
                 self._project(event)
-            case Evaluated():
-                scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-                self._notify(Remark(f"step {event.step}: {scores}"))
-            case Metered():
-                self._notify(Remark(speed_text(event)))
-                for disturbance in disturbances(event):
-                    self._notify(Remark(f"disturbed: {disturbance}"))
-            case Stopped():
-                self._notify(Remark(f"the budget is used up after step {event.step}"))
+            case _:
+                for text in _remarks(event):
+                    self._notify(Remark(text))
 
     def _start(self, event: Started) -> None:
         self._total, self._first = event.total_steps, event.first_step
@@ -102,3 +97,18 @@ class FitWatch:
         if self._price is None:
             return text
         return f"{text}, {(event.elapsed_s + left_s) * self._price / 3600:.4f} USD in all"
+
+
+def _remarks(event: Event) -> list[str]:
+    """What an event that moves nothing on has to say."""
+    match event:
+        case Evaluated():
+            scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
+            return [f"step {event.step}: {scores}"]
+        case Metered():
+            return [speed_text(event), *(f"disturbed: {text}" for text in disturbances(event))]
+        case PassedOver():
+            return [event.message]
+        case Stopped():
+            return [f"the budget is used up after step {event.step}"]
+    return []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +10,6 @@ import pydantic_core
 
 from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
-from jobs.training import manifest
 from jobs.training.config import Device
 from serve.access import accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
@@ -22,7 +21,7 @@ from serve.engines.choose import Choice, Maker
 from serve.engines.engine import Engine, Landing, softmax
 from serve.engines.rows import Row, Text, Tokenizer
 from serve.metrics import Metrics
-from serve.version import ModelVersion
+from serve.version import ModelVersion, fetched
 
 PREDICT = "/predict"
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
@@ -113,8 +112,8 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises CheckpointError when the model's files were altered."""
-        version = config.version
-        manifest.verify(Path(version.path))
+        version = fetched(config.version)
+        config = replace(config, version=version)
         self.config = config
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         self.choice, engine = prepare(config, tokenizer)

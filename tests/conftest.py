@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ os.environ.update(local.LOOPBACK_SWITCH)  # read when ray is imported, which som
 from cluster import session
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.model import location as model_location
+from tests import s3
 from tests.builders import MINILM
 
 GOOD = ("superb", "moving", "delightful", "fresh", "brilliant")
@@ -140,3 +142,25 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[session.Co
             yield connection
     finally:
         local.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real S3 server with a bucket."""
+    with s3.server(tmp_path_factory.mktemp("s3")) as url:
+        yield url
+
+
+@pytest.fixture
+def s3_environment(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Its URL, which boto3 finds with the keys to it in the environment."""
+    for name, value in {**s3.KEYS, "AWS_ENDPOINT_URL_S3": s3_url}.items():
+        monkeypatch.setenv(name, value)
+    return s3_url
+
+
+@pytest.fixture
+def bucket(s3_environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of an empty prefix, with a cache of its own on this machine."""
+    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
+    return f"s3://{s3.BUCKET}/{secrets.token_hex(6)}"

@@ -18,7 +18,6 @@ NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
         lambda s: _is_chat(s) and s.serve is not None and s.serve.rollout is not None,
     ),
     ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
-    ("storage", lambda s: s.storage.startswith("s3://")),
     ("secrets", lambda s: bool(s.secrets)),
 )
 """Field and the test that tells whether a job uses it in a way no stage honours."""

@@ -1,25 +1,44 @@
-"""Checkpoints on disk: written beside their place in the background, hashed, renamed, tidied."""
+"""Checkpoints: written beside their place in the background, hashed, renamed, sent on, tidied."""
 
-import json
+import dataclasses
 import shutil
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from jobs.errors import CheckpointError
 from jobs.spec.train import LOWER_IS_BETTER
-from jobs.training import manifest, state
+from jobs.storage import files, manifest
+from jobs.storage.local import LocalObjects
+from jobs.storage.objects import Objects
+from jobs.storage.storage import open_storage
+from jobs.training import state
 from jobs.training.events import CheckpointRef, Saved
 from jobs.training.session import Session
 
 
-class Checkpoints:
-    """A folder of checkpoints that one thread of the main worker writes, one after another."""
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where the checkpoints of a run are."""
 
-    def __init__(self, session: Session, folder: Path) -> None:
+    folder: Path
+    """On the machine of whoever looks."""
+    url: str = ""
+    """The bucket that they are sent to; empty where the folder is all there is."""
+
+    @property
+    def bucket(self) -> Objects | None:
+        """None where the folder is all there is."""
+        return open_storage(self.url).objects if self.url else None
+
+
+class Checkpoints:
+    """A shelf that one thread of the main worker fills, one checkpoint after another."""
+
+    def __init__(self, session: Session, shelf: Shelf) -> None:
         self._session = session
-        self._folder = folder
+        self._shelf = shelf
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[CheckpointRef] | None = None
 
@@ -29,67 +48,95 @@ class Checkpoints:
         Waits for the write before it, and returns what that finished.
         """
         finished = self.finish()
-        place = str(self._folder / f"step-{step:08d}")
+        place = str(self._shelf.folder / f"step-{step:08d}")
         snapshot = state.take(self._session, CheckpointRef(place, step, metrics))
         if self._session.world.is_main:
-            self._pending = self._writer.submit(_write, snapshot, self._session)
+            self._pending = self._writer.submit(_write, snapshot, self._session, self._shelf)
         return finished
 
     def finish(self) -> list[Saved]:
-        """Wait for the write that is under way; raises CheckpointError when it failed."""
+        """Wait for the write that is under way; raises StorageError when it failed."""
         pending, self._pending = self._pending, None
         if pending is None:
             return []
         try:
             reference = pending.result()
         except OSError as error:
-            raise CheckpointError(
-                f"a checkpoint in {self._folder} cannot be written: {error.strerror or error};"
-                " free space there, then run again with --resume"
-            ) from None
+            raise files.failed(self._shelf.folder, "written", error) from None
         return [Saved(reference.step, reference.path)]
 
 
-def latest(folder: Path) -> CheckpointRef | None:
-    """The newest checkpoint that is whole; torn or altered ones are passed over."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
-        try:
-            details = manifest.verify(path)
-        except CheckpointError:
-            continue
-        return CheckpointRef(str(path), details["step"], details["metrics"])
+def latest(shelf: Shelf, tell: Callable[[str], None] = lambda _: None) -> CheckpointRef | None:
+    """The newest checkpoint that is whole, on this machine then.
+
+    `tell` hears which torn or altered ones were passed over.
+    """
+    bucket = shelf.bucket
+    here = {path.name for path in shelf.folder.glob("step-*")}
+    there = set(bucket.children("")) if bucket else set()
+    for name in sorted(here | there, reverse=True):
+        for objects in (LocalObjects(shelf.folder) if name in here else None, bucket):
+            try:
+                path = objects.get_folder(name) if objects else None
+            except CheckpointError as error:
+                tell(f"checkpoint passed over: {error}")
+                continue
+            if path:
+                details = manifest.read(path)
+                return CheckpointRef(str(path), details["step"], details["metrics"])
     return None
 
 
-def _write(snapshot: state.Snapshot, session: Session) -> CheckpointRef:
+def at_hand(reference: CheckpointRef, shelf: Shelf) -> CheckpointRef:
+    """The same checkpoint on this machine, where another one found it."""
+    if Path(reference.path).is_dir() or shelf.bucket is None:
+        return reference
+    path = shelf.bucket.get_folder(Path(reference.path).name)
+    return dataclasses.replace(reference, path=str(path))
+
+
+def _write(snapshot: state.Snapshot, session: Session, shelf: Shelf) -> CheckpointRef:
     final = Path(snapshot.reference.path)
-    partial = final.with_name(f".partial-{final.name}")
-    for left in final.parent.glob(".partial-*"):
+    for left in final.parent.glob(f"{files.PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
+    partial = files.partial_of(final)
     partial.mkdir(parents=True)
     state.write(snapshot, session, partial)
     manifest.write(partial, asdict(snapshot.reference))
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
-    _tidy(final.parent, session.config.checkpoint.keep, session.config.metrics[0])
+    if shelf.bucket:
+        shelf.bucket.put_folder(final.name, partial)
+    LocalObjects(final.parent).put_folder(final.name, partial)
+    for objects in (LocalObjects(final.parent), shelf.bucket):
+        if objects:
+            _tidy(objects, session.config.checkpoint.keep, session.config.metrics[0])
     return snapshot.reference
 
 
-def _tidy(folder: Path, keep: int, metric: str) -> None:
-    """Keep the newest ones, and the best of those that were judged."""
-    paths = sorted(folder.glob("step-*"), reverse=True)
-    scores = {path: _score(path, metric) for path in paths}
-    judged = [path for path in paths if scores[path] is not None]
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    best = max(judged, key=lambda path: sign * (scores[path] or 0.0), default=None)
-    for path in paths[keep:]:
-        if path != best:
-            shutil.rmtree(path, ignore_errors=True)
+def _tidy(objects: Objects, keep: int, metric: str) -> None:
+    names = sorted(objects.children(""), reverse=True)
+    if len(names) > keep:
+        scores = {name: _score(objects, name, metric) for name in names}
+        for name in _superfluous(names, scores, keep, is_lower_better=metric in LOWER_IS_BETTER):
+            objects.delete_folder(name)
 
 
-def _score(path: Path, metric: str) -> float | None:
+def _superfluous(
+    names: Sequence[str],
+    scores: Mapping[str, float | None],
+    keep: int,
+    *,
+    is_lower_better: bool,
+) -> list[str]:
+    """All but the newest ones, which come first, and the best of those that were judged."""
+    judged = [name for name in names if scores[name] is not None]
+    sign = -1 if is_lower_better else 1
+    best = max(judged, key=lambda name: sign * (scores[name] or 0.0), default=None)
+    return [name for name in names[keep:] if name != best]
+
+
+def _score(objects: Objects, name: str, metric: str) -> float | None:
+    found = objects.read(f"{name}/{manifest.MANIFEST}")
     try:
-        details: dict[str, Any] = json.loads((path / manifest.MANIFEST).read_text(encoding="utf-8"))
-        return float(details["metrics"][metric])
-    except (OSError, ValueError, KeyError):
+        return float(manifest.parse(found.content, name)["metrics"][metric]) if found else None
+    except (CheckpointError, ValueError, KeyError, TypeError):
         return None

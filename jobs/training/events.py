@@ -188,6 +188,13 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A checkpoint was torn or altered, so an earlier one is taken."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRef:
     """A complete checkpoint: where it is and what the model scored when it was taken."""
 
@@ -210,4 +217,5 @@ Event = (
     | Probed
     | Burned
     | OutOfMemory
+    | PassedOver
 )

@@ -12,7 +12,7 @@ import torch
 from jobs.errors import first_line
 from jobs.spec.quantities import Cadence
 from jobs.training import checkpoint, state
-from jobs.training.checkpoint import Checkpoints
+from jobs.training.checkpoint import Checkpoints, Shelf
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import load_corpus
 from jobs.training.evaluate import evaluate, final_precision
@@ -22,6 +22,7 @@ from jobs.training.events import (
     Event,
     Joined,
     OutOfMemory,
+    PassedOver,
     Saved,
     Started,
     Stepped,
@@ -64,19 +65,22 @@ class Due:
         return is_due
 
 
-def train(config: TrainingConfig, report: Report, checkpoints: Path | None = None) -> CheckpointRef:
+def train(
+    config: TrainingConfig, report: Report, checkpoints: Shelf | Path | None = None
+) -> CheckpointRef:
     """Train from the newest whole checkpoint in `checkpoints`, or from the start.
 
     Only the main worker reports. Without a folder nothing is saved, and the returned reference has
     an empty path. Running out of memory is reported by the worker it happens to, and raised.
     Raises DataError, ModelError, TrainingError or CheckpointError.
     """
+    shelf = Shelf(checkpoints) if isinstance(checkpoints, Path) else checkpoints
     with join(config.device) as world:
         tell = report if world.is_main else _silent
         tell(Joined())
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
-            return run(build_session(config, corpus, world), tell, checkpoints)
+            return run(build_session(config, corpus, world), tell, shelf)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
@@ -89,9 +93,9 @@ def is_out_of_memory(error: Exception) -> bool:
     return is_named or "can't allocate memory" in str(error)
 
 
-def run(session: Session, report: Report, checkpoints: Path | None) -> CheckpointRef:
+def run(session: Session, report: Report, checkpoints: Shelf | None) -> CheckpointRef:
     """The loop itself, over a session that is ready."""
-    first = _resume(session, checkpoints)
+    first = _resume(session, checkpoints, report)
     report(_started(session, first))
     saver = Checkpoints(session, checkpoints) if checkpoints else None
     with Meter(session) as meter:
@@ -172,12 +176,14 @@ class _Loop:
             self._report(event)
 
 
-def _resume(session: Session, checkpoints: Path | None) -> int:
-    found = checkpoint.latest(checkpoints) if checkpoints and session.world.is_main else None
+def _resume(session: Session, shelf: Shelf | None, report: Report) -> int:
+    found = None
+    if shelf and session.world.is_main:
+        found = checkpoint.latest(shelf, lambda text: report(PassedOver(text)))
     found = session.world.gather(found)[0]
-    if found is None:
+    if shelf is None or found is None:
         return 0
-    state.restore(session, found)
+    state.restore(session, checkpoint.at_hand(found, shelf))
     return int(found.step)
 
 
@@ -197,7 +203,7 @@ def _started(session: Session, first: int) -> Started:
 def _finish(
     session: Session,
     saver: Checkpoints | None,
-    folder: Path | None,
+    shelf: Shelf | None,
     metrics: dict[str, float],
     report: Report,
 ) -> CheckpointRef:
@@ -206,9 +212,9 @@ def _finish(
         report(event)
     session.world.agree(value=0)  # nobody leaves before the last checkpoint is whole
     total = session.schedule.total_steps
-    if not folder:
+    if not shelf:
         return CheckpointRef("", total, metrics)
-    return checkpoint.latest(folder) or CheckpointRef("", total, metrics)
+    return checkpoint.latest(shelf) or CheckpointRef("", total, metrics)
 
 
 def _silent(_: Event) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from jobs.spec.train import Precision
 from jobs.training import checkpoint, environment
-from jobs.training.checkpoint import Checkpoints
+from jobs.training.checkpoint import Checkpoints, Shelf
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
@@ -237,13 +237,14 @@ def _judging(session: Session, precision: Precision) -> tuple[float, float]:
 
 def _saving(session: Session, scratch: Path) -> tuple[float, float]:
     """Seconds that a checkpoint holds up training, and until it is written and verified."""
-    saver = Checkpoints(session, scratch)
+    shelf = Shelf(scratch)
+    saver = Checkpoints(session, shelf)
     begin = time.monotonic()
     saver.save(0, {})
     held_s = time.monotonic() - begin
     saver.finish()
     if session.world.is_main:
-        checkpoint.latest(scratch)
+        checkpoint.latest(shelf)
     session.world.agree(value=0)
     whole_s = time.monotonic() - begin
     if session.world.is_main:

@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from jobs.training import gate, manifest, random_states
+from jobs.storage import manifest
+from jobs.training import gate, random_states
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full

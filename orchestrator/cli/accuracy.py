@@ -1,15 +1,23 @@
 """`winnow accuracy`: how good the predictions of past runs were."""
 
 from jobs.errors import RunError
-from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json, table
+from jobs.storage.storage import open_storage
+from orchestrator.cli.options import (
+    DEFAULT_STORAGE,
+    AsJson,
+    StorageOption,
+    out,
+    print_json,
+    table,
+)
 from orchestrator.records import runs
 from orchestrator.records.accuracy import accuracy as summarise
 from orchestrator.records.receipt import Receipt
 
 
-def accuracy(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def accuracy(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Compare predicted with actual time and memory over all receipts, for each accelerator."""
-    found = [run.read("receipt", Receipt) for run in runs.every(storage)]
+    found = [run.read("receipt", Receipt) for run in runs.every(open_storage(storage))]
     receipts = [receipt for receipt in found if receipt]
     rows = summarise(receipts)
     if as_json:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.errors import RunError
+from jobs.storage.storage import open_storage
 from orchestrator.cli import deploy as deploying
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -14,14 +14,14 @@ from orchestrator.cli.options import (
     AsJson,
     JobFile,
     Settings,
-    Storage,
+    StorageOption,
     load_job,
     out,
     print_json,
     storage_of,
     table,
 )
-from orchestrator.records import registry
+from orchestrator.records import aliases, registry
 from serve.version import CHOICE_FILE, ModelVersion
 
 app = typer.Typer(help="Published model versions.", no_args_is_help=True)
@@ -30,9 +30,9 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 
 @app.command("list")
-def list_versions(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def list_versions(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """List every published version, newest first, with what it scored."""
-    found = registry.every(storage)
+    found = registry.every(open_storage(storage))
     if as_json:
         print_json(found)
         return
@@ -50,11 +50,11 @@ def list_versions(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -
 def show(
     name: Name,
     version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: StorageOption = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Show one version: labels, scores, files, and the engine chosen for it here."""
-    found = registry.read(storage, name, version)
+    found = registry.read(open_storage(storage), name, version)
     choice = _choice(found)
     if as_json:
         print_json({"version": found, "engine": choice})
@@ -94,12 +94,9 @@ def rollback(
 ) -> None:
     """Let the version that answered before the present one answer again, at once."""
     spec = load_job(job, settings)
-    answered = registry.deployed(storage_of(spec), spec.name)
-    older = [identity for identity in answered if identity != answered[-1]]
-    if not older:
-        raise RunError(f"no other version of {spec.name} has answered before; name one to promote")
+    older = aliases.previous(registry.deployed(storage_of(spec), spec.name))
     at_once = [*(settings or []), "serve.rollout=null"]
-    deploying.deploy(job, older[-1], at_once, address, as_json)
+    deploying.deploy(job, older, at_once, address, as_json)
 
 
 def _choice(version: ModelVersion) -> str | None:

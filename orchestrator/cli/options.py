@@ -18,6 +18,7 @@ from jobs.loader import load
 from jobs.loader.files import files_exist
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
+from jobs.storage.storage import S3_SCHEME, Storage, open_storage
 from orchestrator.decisions.resolve import with_absolute_paths
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
@@ -29,12 +30,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to join; by default RAY_ADDRESS or a local one.")
 ]
-Storage = Annotated[Path, typer.Option(help="Folder of runs and models.")]
+StorageOption = Annotated[
+    str, typer.Option("--storage", help="Folder of runs and models, or s3://bucket/prefix.")
+]
 InventoryFile = Annotated[
     Path | None, typer.Option("--inventory", help="Nodes from a JSON file instead of a cluster.")
 ]
 
-DEFAULT_STORAGE = Path(".winnow")
+DEFAULT_STORAGE = ".winnow"
 RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
 
@@ -64,12 +67,12 @@ def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[J
     return spec, spec.serve
 
 
-def storage_of(spec: JobSpec) -> Path:
+def storage_of(spec: JobSpec) -> Storage:
     """Where a job keeps its runs; a submitted job's relative storage goes to the home folder."""
-    storage = Path(spec.storage).expanduser()
-    if RAY_JOB_COPY in str(Path.cwd()) and not storage.is_absolute():
-        return Path.home() / storage
-    return storage.resolve()
+    is_copy = RAY_JOB_COPY in str(Path.cwd())
+    if is_copy and not spec.storage.startswith((S3_SCHEME, "/", "~")):
+        return open_storage(Path.home() / spec.storage)
+    return open_storage(spec.storage)
 
 
 def out() -> rich.console.Console:

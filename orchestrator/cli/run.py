@@ -3,6 +3,7 @@
 import contextlib
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster import session
+from jobs.errors import WinnowError
 from jobs.spec import JobSpec
+from jobs.storage.storage import Storage
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -26,25 +29,31 @@ from orchestrator.cli.options import (
 )
 from orchestrator.console import Console
 from orchestrator.notices import Remark
-from orchestrator.records import runs
+from orchestrator.records import lease, runs
 
 if TYPE_CHECKING:
     from orchestrator.context import Context
     from orchestrator.pipeline import Outcome
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this job.")]
+OrNew = Annotated[
+    bool, typer.Option("--or-new", help="With --resume: start a run where there is none.")
+]
 
 
 def run(
     job: JobFile,
     settings: Settings = None,
     resume: Resume = False,
+    or_new: OrNew = False,
     address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, train, publish and deploy what the job file asks for."""
     spec = load_job(job, settings)
-    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+    with started(
+        spec, job, resume=resume, or_new=or_new, address=address, quiet=as_json
+    ) as context:
         from orchestrator import pipeline
 
         outcome = pipeline.run(context)
@@ -92,14 +101,30 @@ def train(
 
 @contextlib.contextmanager
 def started(
-    spec: JobSpec, job: Path, *, resume: bool, address: str | None, quiet: bool
+    spec: JobSpec,
+    job: Path,
+    *,
+    resume: bool,
+    or_new: bool = False,
+    address: str | None,
+    quiet: bool,
 ) -> Iterator["Context"]:
-    """A run of a job on a cluster, its folder made or found; interruptions are journaled."""
+    """A run of a job on a cluster, made or found, and nobody else's; interruptions are journaled.
+
+    Raises RunError where another process runs the same job.
+    """
     quiet_libraries()
     storage = storage_of(spec)
-    run = runs.resume(storage, spec) if resume else runs.create(storage, spec, datetime.now(UTC))
-    with Console(quiet=quiet) as console:
-        console(Remark(f"run {run.id} in {run.folder}"))
+    key = f"leases/{spec.name}-{runs.digest(spec)[:12]}"
+    with (
+        Console(quiet=quiet) as console,
+        lease.held(
+            storage.objects, key, f"job {spec.name}", lambda text: console(Remark(text))
+        ) as owned,
+    ):
+        run = replace(_find_or_create(storage, spec, resume, or_new), check=owned.check)
+        run.note("owned", epoch=str(owned.epoch))
+        console(Remark(f"run {run.id} in {run.url}"))
         try:
             with session.connect(address=address) as cluster:
                 from orchestrator.context import Context
@@ -115,7 +140,8 @@ def started(
                     )
                 yield Context(spec, run, storage, console, cluster.serve_port)
         except (KeyboardInterrupt, Terminated):
-            run.note("interrupted")
+            with contextlib.suppress(WinnowError):  # the storage may be what failed
+                run.note("interrupted")
             console(
                 Remark(
                     f"stopped; go on with the same options and --resume: winnow run {job} --resume"
@@ -123,8 +149,15 @@ def started(
             )
             raise
         except Exception as error:
-            run.note("failed", error=str(error))
+            with contextlib.suppress(WinnowError):
+                run.note("failed", error=str(error))
             raise
+
+
+def _find_or_create(storage: Storage, spec: JobSpec, resume: bool, or_new: bool) -> runs.Run:
+    if resume and (not or_new or runs.newest_of(storage, spec)):
+        return runs.resume(storage, spec)
+    return runs.create(storage, spec, datetime.now(UTC))
 
 
 def show(outcome: "Outcome") -> None:

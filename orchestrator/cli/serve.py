@@ -7,7 +7,13 @@ import typer
 from jobs.errors import DeployError
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
-from orchestrator.cli.options import DEFAULT_STORAGE, Storage, out, quiet_libraries
+from jobs.storage.storage import open_storage
+from orchestrator.cli.options import (
+    DEFAULT_STORAGE,
+    StorageOption,
+    out,
+    quiet_libraries,
+)
 from orchestrator.records import registry
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -16,7 +22,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve(
     model: Annotated[str, typer.Argument(help="Name of a published model.")],
     version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
-    storage: Storage = DEFAULT_STORAGE,
+    storage: StorageOption = DEFAULT_STORAGE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8080,
     threads: Annotated[int, typer.Option(help="Cores for the model.", min=1)] = 1,
@@ -35,7 +41,7 @@ def serve(
             f"--host {host} opens the endpoint to the network; name accepted tokens with"
             " --tokens-from, or listen on 127.0.0.1"
         )
-    found = registry.read(storage, model, version)
+    found = registry.read(open_storage(storage), model, version)
     spec = ServeSpec.model_validate(
         {
             "route": "/local",

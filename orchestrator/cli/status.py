@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from cluster import local, session
-from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, Storage, out, print_json
+from jobs.storage.storage import open_storage
+from orchestrator.cli.options import (
+    DEFAULT_STORAGE,
+    AsJson,
+    StorageOption,
+    out,
+    print_json,
+)
 from orchestrator.records import runs
 
 SHOWN_RUNS = 10
@@ -27,11 +34,11 @@ class Status:
     runs: tuple[RunStatus, ...]
 
 
-def status(storage: Storage = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
+def status(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
     """Show the local cluster, its endpoints and the newest runs."""
     cluster = local.running()
     applications = _applications() if cluster else {}
-    newest = tuple(_run_status(run) for run in runs.every(storage)[:SHOWN_RUNS])
+    newest = tuple(_run_status(run) for run in runs.every(open_storage(storage))[:SHOWN_RUNS])
     found = Status(cluster, applications, newest)
     if as_json:
         print_json(found)

@@ -76,7 +76,7 @@ def _send(client: Any, identity: str, job: Path) -> None:
     try:
         client.submit_job(
             submission_id=identity,
-            entrypoint=f"python -m orchestrator run {job.name}",
+            entrypoint=f"python -m orchestrator run {job.name} --resume --or-new",
             runtime_env={
                 "working_dir": str(job.parent.resolve()),
                 "excludes": EXCLUDED,

@@ -6,13 +6,12 @@ Lines without a checksum, as they were written before there was one, are taken a
 """
 
 import json
-import os
 import re
 import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from jobs.errors import RunError
+from jobs.storage.objects import Objects
 
 VERSION = 1
 LINE = re.compile(rb'\{"v":(\d+),"crc":"([0-9a-f]{8})","value":(.*)\}', re.DOTALL)
@@ -28,43 +27,26 @@ class Lines:
     """Numbers of lines that were altered, from 1; a torn last line is not among them."""
 
 
-def append(path: Path, value: bytes) -> None:
-    """Add a line of JSON and wait until it is on the disk.
+def append(objects: Objects, key: str, value: bytes) -> None:
+    """Add a line of JSON and wait until it is kept.
 
-    Raises RunError where it cannot be written; what was there before stays readable.
+    Raises StorageError where it cannot be written; what was there before stays readable.
     """
-    line = b'{"v":%d,"crc":"%08x","value":%s}\n' % (VERSION, _checksum(VERSION, value), value)
-    try:
-        is_new = not path.exists()
-        with path.open("a+b") as handle:
-            end = handle.seek(0, os.SEEK_END)
-            if end:
-                handle.seek(end - 1)
-                if handle.read(1) != b"\n":  # a torn line, which must not take this one along
-                    line = b"\n" + line
-            handle.write(line)
-            handle.flush()
-            os.fsync(handle.fileno())
-        if is_new:
-            sync_folder(path.parent)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    checksum = _checksum(VERSION, value)
+    objects.append(key, b'{"v":%d,"crc":"%08x","value":%s}\n' % (VERSION, checksum, value))
 
 
-def read(path: Path) -> Lines:
+def read(objects: Objects, key: str) -> Lines:
     """Every whole line; none where there is no file. RunError for lines of a newer format."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
+    found = objects.read(key)
+    if found is None:
         return Lines(())
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from None
     values, damaged = [], []
-    whole, _, tail = content.rpartition(b"\n")
+    whole, _, tail = found.content.rpartition(b"\n")
     for number, line in enumerate([*whole.split(b"\n"), tail], start=1):
         if not line:
             continue
-        value = _value(line, path)
+        value = _value(line, key)
         if value is not None:
             values.append(value)
         elif line is not tail:
@@ -72,16 +54,7 @@ def read(path: Path) -> Lines:
     return Lines(tuple(values), tuple(damaged))
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's new names are on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _value(line: bytes, path: Path) -> bytes | None:
+def _value(line: bytes, key: str) -> bytes | None:
     """None for a line that was torn or altered."""
     found = LINE.fullmatch(line)
     if found is None:
@@ -90,7 +63,7 @@ def _value(line: bytes, path: Path) -> bytes | None:
     if _checksum(version, value) != checksum:
         return None
     if version > VERSION:
-        raise RunError(f"{path} was written by a newer Winnow (format {version}); update this one")
+        raise RunError(f"{key} was written by a newer Winnow (format {version}); update this one")
     return value
 
 

@@ -10,15 +10,18 @@ from typing import Any
 
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
-from jobs.training import manifest
+from jobs.storage import files, manifest
+from jobs.storage.storage import Storage
 from jobs.training.events import CheckpointRef
-from orchestrator.records import runs
+from orchestrator.records import aliases
 from serve.version import ModelVersion
 
-DEPLOYED = "deployed.txt"
-"""File beside the versions of a model: ids in the order in which they came to answer."""
+DEPLOYED = "deployed"
+"""Alias of the version that answers."""
 LATEST = "latest"
-"""File beside the versions of a model with the id of the newest."""
+"""Alias of the version that was published last."""
+LONG_AGO = "2020-01-01T00:00:00+00:00"
+"""When versions without a date count as published."""
 
 CARD = """---
 library_name: {library}
@@ -27,7 +30,7 @@ base_model: {base}
 ---
 # {name}
 
-Fine-tuned from `{base}` by Winnow, run `{run}`, on {date}.
+Fine-tuned from `{base}` by Winnow, run `{run}`.
 
 | metric | evaluation rows |
 | --- | --- |
@@ -48,89 +51,105 @@ AUTO_CLASSES = {
 
 
 def publish(
-    spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], *, run_id: str, storage: Path
+    spec: JobSpec,
+    checkpoint: CheckpointRef,
+    labels: tuple[str, ...],
+    *,
+    run_id: str,
+    storage: Storage,
 ) -> ModelVersion:
     """Copy a verified checkpoint's model into the registry, with card and manifest.
 
-    Raises CheckpointError when the checkpoint is not whole.
+    Publishing the same run again changes nothing. Raises CheckpointError when the checkpoint is not
+    whole, StorageError when there is no room or no answer; what is published stays as it was.
     """
     manifest.verify(Path(checkpoint.path))
-    folder = storage / "models" / spec.name
-    partial = folder / f".partial-{run_id}"
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
-    (partial / "README.md").write_text(_card(spec, checkpoint, labels, run_id), encoding="utf-8")
-    version = ModelVersion(
-        name=spec.name,
-        id="",
-        path="",
-        labels=labels,
-        is_pair=len(spec.data.text_columns) == 2,
-        max_length=spec.data.max_length,
-        task=spec.model.task,
-        metrics=checkpoint.metrics,
-    )
-    job = spec.model_dump(mode="json", exclude_unset=True)
-    details = {"version": asdict(version), "job": job, "run": run_id, "step": checkpoint.step}
-    files = manifest.write(partial, details)
-    identity = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:12]
-    final = folder / identity
-    if final.exists():
-        shutil.rmtree(partial)
-    else:
-        partial.rename(final)
-    runs.write_atomically(folder / LATEST, identity.encode())
+    partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
+    try:
+        shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
+        card = _card(spec, checkpoint, labels, run_id)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        version = ModelVersion(
+            name=spec.name,
+            id="",
+            path="",
+            labels=labels,
+            is_pair=len(spec.data.text_columns) == 2,
+            max_length=spec.data.max_length,
+            task=spec.model.task,
+            metrics=checkpoint.metrics,
+        )
+        job = spec.model_dump(mode="json", exclude_unset=True)
+        details = {
+            "version": asdict(version),
+            "job": job,
+            "run": run_id,
+            "step": checkpoint.step,
+            "published": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        hashes = manifest.write(partial, details)
+        identity = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:12]
+        storage.objects.put_folder(f"models/{spec.name}/{identity}", partial)
+    except (shutil.Error, OSError) as error:
+        raise files.failed(partial.parent, "written", files.first_of(error)) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    aliases.move(storage.objects, spec.name, LATEST, lambda _: identity, operation=run_id)
     return read(storage, spec.name, identity)
 
 
-def read(storage: Path, name: str, identity: str | None = None) -> ModelVersion:
+def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersion:
     """A published version, by default the newest, after checking its files."""
-    folder = storage / "models" / name
-    try:
-        chosen = identity or (folder / LATEST).read_text(encoding="utf-8").strip()
-    except OSError:
-        raise RunError(
-            f"no version of {name} is published in {storage}; run the job first"
-        ) from None
-    if not (folder / chosen).is_dir():
+    chosen = identity or _latest(storage, name)
+    key = f"models/{name}/{chosen}"
+    if storage.objects.read(f"{key}/{manifest.MANIFEST}") is None:
         raise RunError(f"{name} has no version {chosen!r} in {storage}")
-    return _version(folder / chosen, manifest.verify(folder / chosen))
+    folder = storage.objects.get_folder(key)
+    return _version(storage, key, folder, manifest.read(folder))
 
 
-def note_deployed(storage: Path, version: ModelVersion) -> None:
+def note_deployed(storage: Storage, version: ModelVersion) -> None:
     """Remember that a version answers from now on."""
-    if deployed(storage, version.name)[-1:] != [version.id]:
-        with (storage / "models" / version.name / DEPLOYED).open("a", encoding="utf-8") as handle:
-            handle.write(f"{version.id}\n")
+    aliases.move(storage.objects, version.name, DEPLOYED, lambda _: version.id)
 
 
-def deployed(storage: Path, name: str) -> list[str]:
+def deployed(storage: Storage, name: str) -> list[str]:
     """Ids of the versions that answered, the newest last."""
-    path = storage / "models" / name / DEPLOYED
-    return path.read_text(encoding="utf-8").split() if path.exists() else []
+    return [move.version for move in aliases.history(storage.objects, name, DEPLOYED)]
 
 
-def every(storage: Path) -> tuple[tuple[ModelVersion, datetime], ...]:
+def every(storage: Storage) -> tuple[tuple[ModelVersion, datetime], ...]:
     """Every published version with when it was, newest first, its files not verified."""
     found = []
-    for path in (storage / "models").glob("*/*/manifest.json"):
-        folder = path.parent
-        if folder.name.startswith("."):
-            continue
-        try:
-            version = _version(folder, manifest.read(folder))
-        except CheckpointError:
-            continue
-        found.append((version, datetime.fromtimestamp(path.stat().st_mtime, UTC)))
+    for name in storage.objects.children("models"):
+        for identity in storage.objects.children(f"models/{name}"):
+            key = f"models/{name}/{identity}"
+            held = storage.objects.read(f"{key}/{manifest.MANIFEST}")
+            if held is None:
+                continue
+            try:
+                details = manifest.parse(held.content, key)
+                published = datetime.fromisoformat(details.get("published", LONG_AGO))
+                found.append((_version(storage, key, storage.folder / key, details), published))
+            except CheckpointError:
+                continue
     return tuple(sorted(found, key=lambda pair: pair[1], reverse=True))
 
 
-def _version(folder: Path, details: dict[str, Any]) -> ModelVersion:
+def _latest(storage: Storage, name: str) -> str:
+    moves = aliases.history(storage.objects, name, LATEST)
+    if not moves:
+        raise RunError(f"no version of {name} is published in {storage}; run the job first")
+    return moves[-1].version
+
+
+def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) -> ModelVersion:
+    place = {"id": folder.name, "path": str(folder), "url": f"{storage.url}/{key}"}
     try:
-        values = {**details["version"], "id": folder.name, "path": str(folder.resolve())}
+        values = {**details["version"], **place}
         return ModelVersion(**{**values, "labels": tuple(values["labels"])})
     except (KeyError, TypeError):
-        raise CheckpointError(f"{folder} has a manifest of another format") from None
+        raise CheckpointError(f"{key} has a manifest of another format") from None
 
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
@@ -150,7 +169,6 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
         usage=usage,
         name=spec.name,
         run=run_id,
-        date=datetime.now(UTC).date(),
         metrics="\n".join(rows),
         labels=f"Labels: {', '.join(labels)}. " if labels else "",
         max_length=spec.data.max_length,

@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-import os
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import RunError
 from jobs.spec import JobSpec
+from jobs.storage.storage import Storage
 from orchestrator.records import journal
 
 Value = TypeVar("Value")
@@ -33,14 +34,43 @@ STAGES = (
     "receipt",
 )
 """Files of finished stages, in order."""
+NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
+"""Of a run's folder."""
+
+
+def _anyone() -> None:
+    """No lease to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One execution of a job, kept in a folder."""
+    """One execution of a job, and its files in the storage."""
 
     id: str
-    folder: Path
+    storage: Storage
+    check: Callable[[], None] = field(default=_anyone, compare=False)
+    """Raises RunError when another process may own the run by now; asked before each write."""
+
+    @property
+    def folder(self) -> Path:
+        """On this machine: the run's files, or a place to work in where they are in a bucket."""
+        return self.storage.folder / "runs" / self.id
+
+    @property
+    def url(self) -> str:
+        """Where the run's files are."""
+        return f"{self.storage.url}/runs/{self.id}"
+
+    def keep(self, name: str, content: bytes) -> str:
+        """Keep a file, whole or not at all; where it is then."""
+        self.check()
+        self.storage.objects.write(f"runs/{self.id}/{name}", content)
+        return f"{self.url}/{name}"
+
+    def kept(self, name: str) -> bytes | None:
+        """A file's content; None where it is not."""
+        found = self.storage.objects.read(f"runs/{self.id}/{name}")
+        return found.content if found else None
 
     def stage(self, name: str, kind: type[Value], make: Callable[[], Value]) -> Value:
         """The recorded value of a stage, or the value that `make` returns, recorded."""
@@ -53,28 +83,28 @@ class Run:
 
     def write(self, name: str, value: object) -> None:
         """Record a stage's value, whole or not at all."""
-        text = TypeAdapter(type(value)).dump_json(value, indent=2)
-        write_atomically(self.folder / f"{name}.json", text)
+        self.keep(f"{name}.json", TypeAdapter(type(value)).dump_json(value, indent=2))
         self.note("finished", stage=name)
 
     def read(self, name: str, kind: type[Value]) -> Value | None:
         """The recorded value of a stage; None before it finished."""
-        path = self.folder / f"{name}.json"
-        if not path.exists():
+        content = self.kept(f"{name}.json")
+        if content is None:
             return None
         try:
-            return TypeAdapter(kind).validate_json(path.read_bytes())
+            return TypeAdapter(kind).validate_json(content)
         except ValidationError:
-            raise RunError(f"{path} was altered and cannot be read; start a new run") from None
+            raise RunError(
+                f"{self.url}/{name}.json was altered and cannot be read; start a new run"
+            ) from None
 
     def append(self, name: str, value: object) -> None:
         """Record one value of a stage that makes many."""
-        journal.append(self.folder / f"{name}.jsonl", TypeAdapter(type(value)).dump_json(value))
+        self._append(f"{name}.jsonl", TypeAdapter(type(value)).dump_json(value))
 
     def read_all(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
         """The values recorded one by one; what was torn or altered is left out, and noted."""
-        path = self.folder / f"{name}.jsonl"
-        lines = journal.read(path)
+        lines = journal.read(self.storage.objects, f"runs/{self.id}/{name}.jsonl")
         values, damaged = [], len(lines.damaged)
         for line in lines.values:
             try:
@@ -82,60 +112,66 @@ class Run:
             except ValidationError:
                 damaged += 1
         if damaged:
-            self.note("damaged", file=path.name, lines=str(damaged))
+            self.note("damaged", file=f"{name}.jsonl", lines=str(damaged))
         return tuple(values)
 
     def note(self, event: str, **details: str) -> None:
         """Add a line to the journal."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "event": event, **details})
-        journal.append(self.folder / JOURNAL, line.encode())
+        self._append(JOURNAL, json.dumps({"time": now, "event": event, **details}).encode())
 
     @property
     def notes(self) -> tuple[dict[str, str], ...]:
         """The journal's whole lines."""
-        return tuple(json.loads(line) for line in journal.read(self.folder / JOURNAL).values)
+        lines = journal.read(self.storage.objects, f"runs/{self.id}/{JOURNAL}")
+        return tuple(json.loads(line) for line in lines.values)
 
     @property
     def finished(self) -> tuple[str, ...]:
         """Names of the stages that have a result."""
-        return tuple(s for s in STAGES if (self.folder / f"{s}.json").exists())
+        return tuple(stage for stage in STAGES if self.kept(f"{stage}.json") is not None)
+
+    def _append(self, name: str, value: bytes) -> None:
+        self.check()
+        journal.append(self.storage.objects, f"runs/{self.id}/{name}", value)
 
 
-def create(storage: Path, spec: JobSpec, now: datetime) -> Run:
-    """Make the folder of a new run."""
+def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
+    """Make a new run. Raises RunError where one of this second exists, StorageError."""
     identity = f"{spec.name}-{now:%Y%m%d-%H%M%S}-{digest(spec)[:6]}"
-    run = Run(identity, storage / "runs" / identity)
-    try:
-        run.folder.mkdir(parents=True)
-    except FileExistsError:
-        raise RunError(f"run {identity} exists already; wait a second or use --resume") from None
-    except OSError as error:
-        raise RunError(f"storage {storage} cannot be written: {error.strerror}") from None
-    write_atomically(run.folder / SPEC_FILE, to_yaml(spec).encode())
+    run = Run(identity, storage)
+    place = f"runs/{identity}/{SPEC_FILE}"
+    if storage.objects.swap(place, to_yaml(spec).encode(), None) is None:
+        raise RunError(f"run {identity} exists already; wait a second or use --resume")
     run.note("created", digest=digest(spec))
     return run
 
 
-def resume(storage: Path, spec: JobSpec) -> Run:
+def resume(storage: Storage, spec: JobSpec) -> Run:
     """The newest run of exactly this job; RunError when there is none."""
-    for run in every(storage):
-        if run.id.endswith(digest(spec)[:6]) and run.id.startswith(f"{spec.name}-"):
-            run.note("resumed")
-            return run
-    raise RunError(
-        f"no run of this job in {storage}; a changed job is a new one, so leave --resume out"
-    )
+    run = newest_of(storage, spec)
+    if run is None:
+        raise RunError(
+            f"no run of this job in {storage}; a changed job is a new one, so leave --resume out"
+        )
+    run.note("resumed")
+    return run
 
 
-def every(storage: Path) -> list[Run]:
+def newest_of(storage: Storage, spec: JobSpec) -> Run | None:
+    """The newest run of exactly this job."""
+    found = (run for run in every(storage) if run.id.endswith(f"-{digest(spec)[:6]}"))
+    return next((run for run in found if NAME.fullmatch(run.id)["job"] == spec.name), None)  # type: ignore[index]  # such names alone are listed
+
+
+def every(storage: Storage) -> list[Run]:
     """All runs, newest first."""
-    folders = [path for path in (storage / "runs").glob("*") if (path / SPEC_FILE).exists()]
-    folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    return [Run(path.name, path) for path in folders]
+    names = [found for name in storage.objects.children("runs") if (found := NAME.fullmatch(name))]
+    names.sort(key=lambda found: found["time"], reverse=True)
+    return [Run(found[0], storage) for found in names]
 
 
-def find(storage: Path, identity: str | None) -> Run:
+def find(storage: Storage, identity: str | None) -> Run:
     """A run by id, or the newest one; RunError when it is not there."""
     runs = every(storage)
     for run in runs:
@@ -155,14 +191,3 @@ def to_yaml(spec: JobSpec) -> str:
     """A job as a file that can be run as it is; what was left out stays out."""
     values: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the place, flush, and rename, so that no reader sees half a file."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-    partial.replace(path)
-    journal.sync_folder(path.parent)

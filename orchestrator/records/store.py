@@ -8,11 +8,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.spec.data import SourceSpec
-from jobs.training import manifest
+from jobs.storage import manifest
+from jobs.storage.storage import Storage
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.predict import Launch, Measurement
-from orchestrator.records.runs import write_atomically
 
 HASHED_BYTES = 256 * 2**20
 """Larger data files are told apart by size and time of change instead of content."""
@@ -30,18 +30,19 @@ STORED = TypeAdapter(Stored)
 
 
 class Store:
-    """A folder of measurements, each under a digest of what was measured."""
+    """Measurements, each under a digest of what was measured."""
 
-    def __init__(self, storage: Path) -> None:
-        self._folder = storage / "measurements"
+    def __init__(self, storage: Storage) -> None:
+        self._objects = storage.objects
 
     def find(self, candidate: Candidate, config: TrainingConfig) -> Stored | None:
         """What was measured of exactly this work, on whatever ground; None before it was."""
-        path = self._path(candidate, config)
+        key = _key(candidate, config)
+        found = self._objects.read(key) if key else None
         try:
-            return STORED.validate_json(path.read_bytes()) if path else None
-        except (OSError, ValidationError):
-            return None  # not there, or of another version: measured again
+            return STORED.validate_json(found.content) if found else None
+        except ValidationError:
+            return None  # of another version: measured again
 
     def keep(
         self,
@@ -51,25 +52,25 @@ class Store:
         launch: Launch | None,
     ) -> None:
         """Record a measurement that was carried through on a quiet machine."""
-        path = self._path(candidate, config)
-        if path is None or measurement.overheads is None or measurement.disturbances:
+        key = _key(candidate, config)
+        if key is None or measurement.overheads is None or measurement.disturbances:
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, STORED.dump_json(Stored(measurement, launch), indent=2))
-
-    def _path(self, candidate: Candidate, config: TrainingConfig) -> Path | None:
-        """None when the data cannot be told apart cheaply."""
-        rows = [_identity(source) for source in (config.data.train, config.data.eval)]
-        if None in rows:
-            return None
-        work = TRAINING_CONFIG.dump_json(replace(config, stop_after_s=None))
-        parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
-        return self._folder / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"
+        self._objects.write(key, STORED.dump_json(Stored(measurement, launch), indent=2))
 
 
 def is_same_ground(stored: Stored, environment: Mapping[str, str]) -> bool:
     """Whether a measurement holds where this environment is found."""
     return stored.measurement.environment == dict(environment)
+
+
+def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
+    """None when the data cannot be told apart cheaply."""
+    rows = [_identity(source) for source in (config.data.train, config.data.eval)]
+    if None in rows:
+        return None
+    work = TRAINING_CONFIG.dump_json(replace(config, stop_after_s=None))
+    parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
+    return f"measurements/{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"
 
 
 def _identity(source: SourceSpec) -> str | None:

@@ -4,11 +4,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cluster.placement import Placement
 from jobs.errors import TrainingError
 from jobs.training import checkpoint
+from jobs.training.checkpoint import Shelf
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Evaluated, Event, Metered, OutOfMemory, Started, Stepped, Stopped
 from jobs.training.loop import Report, train
@@ -22,7 +22,7 @@ class FitPayload:
     """What a training worker needs."""
 
     config: TrainingConfig
-    checkpoints: Path
+    checkpoints: Shelf
 
 
 @dataclass(slots=True)
@@ -56,23 +56,22 @@ class _Gathered:
 def fit(
     config: TrainingConfig,
     placement: Placement,
-    folder: Path,
+    checkpoints: Shelf,
     on_event: Callable[[Event], None],
     on_smaller: Callable[[TrainingConfig], None],
 ) -> FitResult:
-    """Train from the newest whole checkpoint under `folder`, or from the start.
+    """Train from the newest whole checkpoint, or from the start.
 
     After running out of memory, new processes go on with a smaller micro batch and the same global
     batch; `on_smaller` is told.
     """
     begin = time.monotonic()
     gathered = _Gathered()
-    checkpoints = folder / "checkpoints"
     while True:
         gathered.ran_out = False
         try:
             payload = FitPayload(config, checkpoints)
-            events = stream(work, payload, placement, name="fit", storage=folder)
+            events = stream(work, payload, placement, name="fit", storage=checkpoints.folder.parent)
             with contextlib.closing(events):
                 for event in events:
                     gathered.take(event, config.metrics[0])
@@ -93,7 +92,7 @@ def work(payload: FitPayload, report: Report) -> None:
 
 
 def _result(
-    gathered: _Gathered, config: TrainingConfig, checkpoints: Path, duration_s: float
+    gathered: _Gathered, config: TrainingConfig, checkpoints: Shelf, duration_s: float
 ) -> FitResult:
     started, reference = gathered.started, checkpoint.latest(checkpoints)
     last = gathered.stopped_at or (started.total_steps if started else 0)

@@ -10,7 +10,7 @@ import jinja2
 import prometheus_client
 
 from jobs.errors import DeployError
-from jobs.training import manifest
+from jobs.storage import manifest
 from serve.api import RefusedError
 from serve.batcher import DeadlineError, Load, QueueFullError
 from serve.chat.api import ChatInfo, ChatRequest, Message

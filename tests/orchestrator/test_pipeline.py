@@ -17,6 +17,7 @@ import transformers
 import yaml
 
 from cluster.session import Connection
+from jobs.storage.storage import open_storage
 from orchestrator.records import runs
 from tests.builders import MINILM, any_of, eventually, sweep
 
@@ -151,7 +152,7 @@ def test_a_terminated_run_goes_on_where_it_was(
     assert code == 128 + signal.SIGTERM
     assert "--resume" in err
     assert "Traceback" not in err
-    run = runs.every(storage)[0]
+    run = runs.every(open_storage(storage))[0]
     assert run.finished == ("inventory", "plan", "winner")
 
     code, out, err = finish(winnow("run", str(path), "--resume", "--json"))

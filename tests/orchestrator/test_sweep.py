@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from jobs.storage.storage import open_storage
 from orchestrator.context import Context
 from orchestrator.notices import Notice, Remark
 from orchestrator.records.runs import Run
@@ -27,7 +28,8 @@ def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
     )
     plan = plan_of(spec, inventory(T4=1))
     told: list[Notice] = []
-    context = Context(spec, Run("r", tmp_path), tmp_path, told.append, 0)
+    storage = open_storage(tmp_path)
+    context = Context(spec, Run("r", storage), storage, told.append, 0)
     context.run.append("measurements", measurement(ID))
     context.run.append("trials", trial(ID, 1e-4, 0.9))
     devices = Availability(context, plan)

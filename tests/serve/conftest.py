@@ -6,6 +6,7 @@ import pytest
 
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import OptimizerSpec
+from jobs.storage.storage import open_storage
 from jobs.training.loop import train
 from orchestrator.records import registry
 from serve.version import ModelVersion
@@ -22,7 +23,7 @@ def version(
     reference = train(config, lambda _: None, folder / "checkpoints")
     spec = job(data__max_length=32)
     return registry.publish(
-        spec, reference, ("negative", "positive"), run_id="test", storage=folder
+        spec, reference, ("negative", "positive"), run_id="test", storage=open_storage(folder)
     )
 
 
@@ -37,4 +38,4 @@ def published(
     reference = train(config, lambda _: None, folder / "checkpoints")
     spec = job(data__max_length=64)
     spec = spec.model_copy(update={"model": ModelSpec(base=tiny_llama, task="causal-lm")})
-    return registry.publish(spec, reference, (), run_id="test", storage=folder)
+    return registry.publish(spec, reference, (), run_id="test", storage=open_storage(folder))

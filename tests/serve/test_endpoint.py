@@ -19,7 +19,9 @@ import transformers
 from cluster.session import Connection
 from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
-from jobs.training import gate, manifest
+from jobs.storage import manifest
+from jobs.storage.storage import open_storage
+from jobs.training import gate
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
 from serve.load import LoadResult, Plan, run
@@ -67,7 +69,9 @@ def variant(
     reference = CheckpointRef(str(place), 1, version.metrics)
     manifest.write(place, asdict(reference))
     spec = job(name=version.name, data__max_length=version.max_length)
-    return registry.publish(spec, reference, version.labels, run_id="variant", storage=folder)
+    return registry.publish(
+        spec, reference, version.labels, run_id="variant", storage=open_storage(folder)
+    )
 
 
 def mistaking(version: ModelVersion) -> Callable[[Any], Any]:

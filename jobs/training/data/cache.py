@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,16 @@ from typing import Any
 import filelock
 import pyarrow as pa
 
+from jobs.storage import files
+
 FORMAT = 1
 """Changes when the meaning of a cached file does."""
-
-
-def folder() -> Path:
-    """Where cached files are: `cache` below `WINNOW_HOME`, or below `~/.winnow`."""
-    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser() / "cache"
 
 
 def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
     """The memory-mapped table of a key; one process of a machine makes it, the others wait."""
     digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    path = folder() / "tokens" / f"{digest[:32]}.arrow"
+    path = files.cache_folder() / "tokens" / f"{digest[:32]}.arrow"
     path.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(path.with_suffix(".lock")):
         try:

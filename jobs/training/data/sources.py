@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 
 import datasets
 
-from jobs.errors import DataError
+from jobs.errors import DataError, StorageError
 from jobs.spec.data import FILE_FORMATS, SourceSpec
-from jobs.training import manifest
-from jobs.training.data import cache
+from jobs.storage import files, manifest
+from jobs.storage.bucket import BucketObjects
 
 
 def read(source: SourceSpec) -> Any:
@@ -26,9 +26,9 @@ def read(source: SourceSpec) -> Any:
             options = {"keep_default_na": False}  # "None" and "NA" are words, not gaps
         if suffix == ".tsv":
             options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-        files = {"train": str(local_file(source))}
+        paths = {"train": str(local_file(source))}
         table = datasets.load_dataset(
-            FILE_FORMATS[suffix], data_files=files, split="train", **options
+            FILE_FORMATS[suffix], data_files=paths, split="train", **options
         )
     except FileNotFoundError:
         raise DataError(f"{source.path} does not exist") from None
@@ -64,24 +64,15 @@ def local_file(source: SourceSpec) -> Path:
     """The file on this machine; one in S3 is fetched once for each version of its content."""
     if not source.path.startswith("s3://"):
         return Path(source.path)
-    import boto3  # a quarter of a second that local files need not pay
-    import botocore.exceptions
-
     place = urlsplit(source.path)
-    bucket, key = place.netloc, place.path.lstrip("/")
+    key = place.path.lstrip("/")
     try:
-        client = boto3.client("s3")
-        tag = client.head_object(Bucket=bucket, Key=key)["ETag"]
-        name = hashlib.sha256(f"{source.path}/{tag}".encode()).hexdigest()[:32]
-        path = cache.folder() / "s3" / f"{name}{Path(key).suffix}"
+        bucket = BucketObjects(f"s3://{place.netloc}")
+        name = hashlib.sha256(f"{source.path}/{bucket.tag(key)}".encode()).hexdigest()[:32]
+        path = files.cache_folder() / "s3" / f"{name}{Path(key).suffix}"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{id(client)}.partial")
-            client.download_file(bucket, key, str(partial))
-            partial.replace(path)
-    except botocore.exceptions.ClientError as error:
-        reason = error.response.get("Error", {}).get("Message", str(error))
-        raise DataError(f"{source.path} cannot be read: {reason}") from None
-    except botocore.exceptions.BotoCoreError as error:
-        raise DataError(f"{source.path} cannot be read: {error}") from None
+            bucket.download(key, path)
+    except StorageError as error:
+        raise DataError(str(error)) from None
     return path

@@ -187,7 +187,6 @@ resources:
     [
         "model: {base: 's3://bucket/model'}",
         "train: {retry: {on_events: [oom]}}",
-        "storage: s3://bucket/prefix",
         "secrets: [HF_TOKEN]",
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec
-from jobs.training import checkpoint, manifest
+from jobs.storage import manifest
+from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
 from tests.builders import training_config
 from tests.jobs.training import workers
@@ -34,7 +35,7 @@ def config(reviews: Path, base: str, world: int, **fields: object) -> TrainingCo
 
 def weights(folder: Path) -> str:
     """Hash of the newest checkpoint's weights."""
-    found = checkpoint.latest(folder)
+    found = checkpoint.latest(checkpoint.Shelf(folder))
     assert found is not None
     return manifest.sha256(Path(found.path) / manifest.MODEL_DIR / "model.safetensors")
 
@@ -60,7 +61,7 @@ def test_kills_at_random_moments_change_nothing(
         )
         workers.kill(group, draw.randrange(world))
         kills += 1
-        found = checkpoint.latest(cut)
+        found = checkpoint.latest(checkpoint.Shelf(cut))
         kept = found.step if found else 0
         resumed_from.append(kept)
         # one interval, and the one whose write was under way
@@ -85,7 +86,10 @@ def test_resuming_on_fewer_workers_goes_on_with_the_same_curve(
     log = tmp_path / "half.jsonl"
     group = workers.start(two, 2, tmp_path / "cut", log)
     deadline = time.monotonic() + 60
-    while checkpoint.latest(tmp_path / "cut") is None and time.monotonic() < deadline:
+    while (
+        checkpoint.latest(checkpoint.Shelf(tmp_path / "cut")) is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     workers.kill(group, 0)
     events = workers.run(one, 1, tmp_path, tmp_path / "cut")

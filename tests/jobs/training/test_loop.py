@@ -12,7 +12,7 @@ import torch
 from jobs.errors import TrainingError
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec
-from jobs.training import manifest
+from jobs.storage import manifest
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Evaluated, Event, Saved, Started, Stepped
 from jobs.training.loop import train

@@ -11,7 +11,8 @@ from jobs.errors import DataError
 from jobs.spec.data import SourceSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec
-from jobs.training.data import cache, sources
+from jobs.storage import files
+from jobs.training.data import sources
 from jobs.training.data.corpus import load_corpus
 from jobs.training.events import Evaluated, Event
 from jobs.training.loop import train
@@ -104,7 +105,7 @@ def test_a_torn_cache_file_is_made_again(
     monkeypatch.setenv("WINNOW_HOME", str(tmp_path))
     config = training_config(reviews, tiny_model)
     expected = load_corpus(config).train.lengths.tolist()
-    for path in (cache.folder() / "tokens").glob("*.arrow"):
+    for path in (files.cache_folder() / "tokens").glob("*.arrow"):
         path.write_bytes(path.read_bytes()[:100])
     assert load_corpus(config).train.lengths.tolist() == expected
 

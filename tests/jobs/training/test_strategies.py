@@ -9,7 +9,8 @@ import transformers
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec, Precision
-from jobs.training import checkpoint, manifest
+from jobs.storage import manifest
+from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
@@ -114,7 +115,7 @@ def test_an_adapter_resumes_exactly(
         workers.remove(folder / f"step-0000000{step}")
     found = curve(config, tmp_path, folder)
     assert found[:2] == expected[3:5]
-    reference = checkpoint.latest(folder)
+    reference = checkpoint.latest(checkpoint.Shelf(folder))
     assert reference is not None
     assert manifest.sha256(Path(reference.path) / weights) == last
 

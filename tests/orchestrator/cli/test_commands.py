@@ -105,7 +105,7 @@ def test_schema_is_json(folder: Path) -> None:
         (["deploy", "job.yaml"], "serve: is required to deploy"),
         (["deploy", "job.yaml", "--set", "serve.route=/a"], "no version of reviews is published"),
         (["run", "job.yaml", "--resume"], "no run of this job"),
-        (["report"], "no run is in .winnow"),
+        (["report"], "/.winnow"),
         (["up", "--simulate", "t5=1"], "accelerator 't5' is not known; did you mean T4?"),
         (["up", "--simulate", "t4=none"], "names no accelerators"),
         (["validate", "none.yaml"], "no such file"),
@@ -130,7 +130,7 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("serve", "sentiment"), "no version of sentiment is published in .winnow; run the job"),
+        (("serve", "sentiment"), "/.winnow; run the job first"),
         (
             ("serve", "sentiment", "--host", "0.0.0.0"),
             "--host 0.0.0.0 opens the endpoint to the network; name accepted tokens",

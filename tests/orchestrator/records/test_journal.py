@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import RunError
+from jobs.errors import RunError, StorageError
+from jobs.storage import local
+from jobs.storage.local import LocalObjects
 from orchestrator.records import journal
 
 VALUES = [
@@ -15,20 +17,22 @@ VALUES = [
 ]
 
 
+KEY = "measurements.jsonl"
+
+
 def written(folder: Path) -> Path:
     """A journal of twelve lines."""
-    path = folder / "measurements.jsonl"
     for value in VALUES:
-        journal.append(path, value)
-    return path
+        journal.append(LocalObjects(folder), KEY, value)
+    return folder / KEY
 
 
 def test_lines_come_back_in_order_and_are_json(tmp_path: Path) -> None:
     path = written(tmp_path)
-    assert journal.read(path) == journal.Lines(tuple(VALUES))
+    assert journal.read(LocalObjects(tmp_path), path.name) == journal.Lines(tuple(VALUES))
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [line["value"] for line in lines] == [json.loads(value) for value in VALUES]
-    assert journal.read(tmp_path / "nothing") == journal.Lines(())
+    assert journal.read(LocalObjects(tmp_path), "nothing") == journal.Lines(())
 
 
 def test_two_thousand_damaged_journals_lose_what_was_damaged_and_nothing_else(
@@ -53,20 +57,23 @@ def test_two_thousand_damaged_journals_lose_what_was_damaged_and_nothing_else(
                 touched |= {row, row + 1} if whole[place] == 10 else {row}
             kept = [v for n, v in enumerate(VALUES) if n not in touched]
         path.write_bytes(content)
-        found = journal.read(path)
+        found = journal.read(LocalObjects(tmp_path), path.name)
         assert set(kept) <= set(found.values) <= set(VALUES)
         if len(found.values) < len(VALUES) and not case % 2:
             lost_last_alone = found.values == tuple(VALUES[:-1]) and content[-1:] != b"\n"
             assert found.damaged or lost_last_alone
-        journal.append(path, b'{"after": 1}')
-        assert journal.read(path).values == (*found.values, b'{"after": 1}')
+        journal.append(LocalObjects(tmp_path), path.name, b'{"after": 1}')
+        assert journal.read(LocalObjects(tmp_path), path.name).values == (
+            *found.values,
+            b'{"after": 1}',
+        )
 
 
 def test_lines_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_bytes(b'{"candidate": "a"}\n{"candidate": "b"}\n')
-    journal.append(path, b'{"candidate": "c"}')
-    values = journal.read(path).values
+    journal.append(LocalObjects(tmp_path), path.name, b'{"candidate": "c"}')
+    values = journal.read(LocalObjects(tmp_path), path.name).values
     assert [json.loads(value)["candidate"] for value in values] == ["a", "b", "c"]
 
 
@@ -76,7 +83,7 @@ def test_a_newer_format_is_refused_in_words(tmp_path: Path) -> None:
     checksum = zlib.crc32(value, zlib.crc32(b"2"))
     path.write_bytes(b'{"v":2,"crc":"%08x","value":%s}\n' % (checksum, value))
     with pytest.raises(RunError, match="newer Winnow"):
-        journal.read(path)
+        journal.read(LocalObjects(tmp_path), path.name)
 
 
 def test_a_full_disk_is_told_and_leaves_what_was_there(
@@ -87,7 +94,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(journal.os, "fsync", full)
-    with pytest.raises(RunError, match="No space left on device"):
-        journal.append(path, b"{}")
-    assert journal.read(path).values[:12] == tuple(VALUES)
+    monkeypatch.setattr(local.os, "fsync", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        journal.append(LocalObjects(tmp_path), path.name, b"{}")
+    assert journal.read(LocalObjects(tmp_path), path.name).values[:12] == tuple(VALUES)

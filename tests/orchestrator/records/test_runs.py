@@ -7,7 +7,8 @@ import pytest
 
 from jobs.errors import CheckpointError, RunError
 from jobs.loader import loads
-from jobs.training import manifest
+from jobs.storage import manifest
+from jobs.storage.storage import open_storage
 from orchestrator.decisions import select
 from orchestrator.decisions.predict import Measurement
 from orchestrator.decisions.search import TrialResult
@@ -19,7 +20,7 @@ MEASURED = measurement("T4:1/8/fp16")
 
 
 def test_a_stage_is_made_once_and_read_back(tmp_path: Path) -> None:
-    run = runs.create(tmp_path, job(), NOW)
+    run = runs.create(open_storage(tmp_path), job(), NOW)
     calls: list[int] = []
 
     def make() -> Measurement:
@@ -32,7 +33,7 @@ def test_a_stage_is_made_once_and_read_back(tmp_path: Path) -> None:
 
 
 def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
-    run = runs.create(tmp_path, job(), NOW)
+    run = runs.create(open_storage(tmp_path), job(), NOW)
     trial = TrialResult("1", "a", {"train.optimizer.lr": 1e-4}, {"accuracy": 0.9}, ((3, 0.9),))
     run.append("trials", trial)
     run.append("trials", trial)
@@ -47,20 +48,20 @@ def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: P
 
 def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
     spec = job()
-    run = runs.create(tmp_path, spec, NOW)
-    assert runs.resume(tmp_path, spec) == run
+    run = runs.create(open_storage(tmp_path), spec, NOW)
+    assert runs.resume(open_storage(tmp_path), spec) == run
     with pytest.raises(RunError, match="a changed job is a new one"):
-        runs.resume(tmp_path, job(seed=1))
+        runs.resume(open_storage(tmp_path), job(seed=1))
 
 
 def test_a_second_run_within_a_second_is_refused(tmp_path: Path) -> None:
-    runs.create(tmp_path, job(), NOW)
+    runs.create(open_storage(tmp_path), job(), NOW)
     with pytest.raises(RunError, match="exists already"):
-        runs.create(tmp_path, job(), NOW)
+        runs.create(open_storage(tmp_path), job(), NOW)
 
 
 def test_an_altered_record_is_refused(tmp_path: Path) -> None:
-    run = runs.create(tmp_path, job(), NOW)
+    run = runs.create(open_storage(tmp_path), job(), NOW)
     run.write("measurement", MEASURED)
     (run.folder / "measurement.json").write_text("{}", encoding="utf-8")
     with pytest.raises(RunError, match="was altered"):
@@ -69,7 +70,7 @@ def test_an_altered_record_is_refused(tmp_path: Path) -> None:
 
 def test_the_recorded_job_runs_as_it_is(tmp_path: Path) -> None:
     spec = job(sweep=sweep({"train.optimizer.lr": {"loguniform": [1e-5, 1e-4]}}), seed=3)
-    run = runs.create(tmp_path, spec, NOW)
+    run = runs.create(open_storage(tmp_path), spec, NOW)
     assert loads((run.folder / runs.SPEC_FILE).read_bytes()) == spec
 
 
@@ -86,12 +87,12 @@ def test_the_winner_is_a_job_that_runs_as_it_is() -> None:
 @pytest.mark.parametrize("identity", [None, "nobody"])
 def test_a_run_that_is_not_there_is_said_so(tmp_path: Path, identity: str | None) -> None:
     with pytest.raises(RunError, match=str(tmp_path)):
-        runs.find(tmp_path, identity)
+        runs.find(open_storage(tmp_path), identity)
 
 
 def test_a_model_that_is_not_published_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no version of reviews is published"):
-        registry.read(tmp_path, "reviews")
+        registry.read(open_storage(tmp_path), "reviews")
 
 
 @pytest.mark.parametrize("damage", ["missing", "altered", "no manifest"])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.storage.storage import open_storage
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.predict import Launch
 from orchestrator.records.store import Store, is_same_ground
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def keep(folder: Path, candidate: Candidate = ON_ONE, **fields: object) -> Store:
     """A store that was given the measurement."""
-    store = Store(folder)
+    store = Store(open_storage(folder))
     config = training_config(folder, "base")
     measured = measurement(candidate.id, environment=GROUND, **fields)
     store.keep(candidate, config, measured, LAUNCH)

@@ -1,0 +1,64 @@
+"""Files that are there whole or not at all, also after a loss of power."""
+
+import errno
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from jobs.errors import StorageError
+
+PARTIAL = ".partial-"
+"""Start of the name of what is being written; left behind by a killed process, and collected."""
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps copies: `cache` below `WINNOW_HOME`, or below `~/.winnow`."""
+    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser() / "cache"
+
+
+def partial_of(path: Path) -> Path:
+    """A name beside a path that no other process uses."""
+    return path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside the place, flush, and rename; raises StorageError and leaves what was there."""
+    partial = partial_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise failed(path, "written", error) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder's new names are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def failed(path: Path, what: str, error: OSError) -> StorageError:
+    """An error of the operating system in words."""
+    reason = error.strerror or str(error)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "; free space there, then go on with --resume" if is_full else ""
+    return StorageError(f"{path} cannot be {what}: {reason}{advice}", is_full=is_full)
+
+
+def first_of(error: OSError | shutil.Error) -> OSError:
+    """The first of several errors that copying a folder met."""
+    if isinstance(error, shutil.Error):
+        reason = error.args[0][0][-1] if isinstance(error.args[0], list) else str(error)
+        is_full = os.strerror(errno.ENOSPC) in str(reason)
+        return OSError(errno.ENOSPC if is_full else errno.EIO, str(reason))
+    return error

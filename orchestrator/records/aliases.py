@@ -1,0 +1,93 @@
+"""Names that point to one version of a model: moved by compare-and-swap, with their history."""
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from pydantic import TypeAdapter, ValidationError
+
+from jobs.errors import RunError, StorageError
+from jobs.storage.objects import Objects
+
+KEPT = 1000
+"""Moves in the history; older ones are forgotten."""
+PATIENCE_S = 120.0
+"""How long others may be faster."""
+LONGEST_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of an alias."""
+
+    number: int
+    """1 for the first."""
+    version: str
+    operation: str
+    """Tells apart two moves to the same version, for one whose answer was lost."""
+    time: str
+
+
+MOVES = TypeAdapter(tuple[Move, ...])
+
+
+def history(objects: Objects, name: str, alias: str) -> tuple[Move, ...]:
+    """Where an alias of a model pointed, the newest last; empty before the first move."""
+    found = objects.read(_key(name, alias))
+    return _parse(name, alias, found.content) if found else ()
+
+
+def move(
+    objects: Objects,
+    name: str,
+    alias: str,
+    choose: Callable[[Sequence[str]], str],
+    *,
+    operation: str | None = None,
+) -> Move:
+    """Point an alias to the version that `choose` picks from those it pointed to, oldest first.
+
+    `choose` is asked again when another process was faster, and never sees a state in between. A
+    repeated `operation` is done once. Where the alias points there already, nothing is written.
+    """
+    operation = operation or secrets.token_hex(8)
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        found = objects.read(_key(name, alias))
+        moves = _parse(name, alias, found.content) if found else ()
+        done = next((made for made in moves if made.operation == operation), None)
+        if done:
+            return done
+        version = choose([made.version for made in moves])
+        if moves and moves[-1].version == version:
+            return moves[-1]
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        made = Move(moves[-1].number + 1 if moves else 1, version, operation, now)
+        content = json.dumps([asdict(each) for each in (*moves, made)][-KEPT:]).encode()
+        if objects.swap(_key(name, alias), content, found.tag if found else None):
+            return made
+        time.sleep(random.uniform(0, LONGEST_PAUSE_S))
+    raise StorageError(f"{alias} of {name} is moved by others all the time; try again later")
+
+
+def previous(versions: Sequence[str]) -> str:
+    """The version before the present one, for a rollback. Raises RunError where there is none."""
+    older = [version for version in versions if version != versions[-1]]
+    if not older:
+        raise RunError("no other version has answered before; name one to promote")
+    return older[-1]
+
+
+def _parse(name: str, alias: str, content: bytes) -> tuple[Move, ...]:
+    try:
+        return MOVES.validate_json(content)
+    except ValidationError:
+        raise RunError(f"{alias} of {name} was altered and cannot be read") from None
+
+
+def _key(name: str, alias: str) -> str:
+    return f"models/{name}/{alias}.json"
