@@ -1,7 +1,7 @@
 """Where a run can go: one SKU, so many workers, on nodes that are there."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from cluster import catalogue
 from cluster.inventory import Inventory, Node
@@ -74,6 +74,22 @@ def place(
         simulated=any(node.simulated for node in nodes),
         spot=spot,
     )
+
+
+def moved(
+    placement: Placement, nodes: Iterable[Node], avoid: frozenset[str] = frozenset()
+) -> Placement | None:
+    """The same placement on the nodes that are there now; None where they are too few."""
+    found = [
+        node
+        for node in nodes
+        if node.sku == placement.sku
+        and node.id not in avoid
+        and placement.spot in (None, node.spot)
+    ]
+    if sum(node.devices for node in found) < placement.workers:
+        return None
+    return replace(placement, node_ids=tuple(node.id for node in found))
 
 
 def _closest(sku: str, count: int, inventory: Inventory) -> str:

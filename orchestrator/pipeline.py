@@ -8,9 +8,10 @@ from cluster.inventory import Inventory
 from cluster.prices import read_book
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
+from jobs.spec.resources import WaitSpec
 from jobs.storage.storage import S3_SCHEME
 from jobs.training.checkpoint import Shelf
-from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
 from jobs.training.model.shape import shape_of
@@ -19,6 +20,7 @@ from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
 from orchestrator.decisions.budget import Spent
 from orchestrator.decisions.plan import Plan, make_plan
+from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Remark, StageFinished, StageStarted
@@ -173,15 +175,30 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             watch.show(event)
             tracks.take(event)
 
-        def smaller(config: TrainingConfig) -> None:
-            context.run.note("out_of_memory", micro_batch_size=str(config.micro_batch_size))
-            remark(f"out of memory; going on with micro batch {config.micro_batch_size}")
+        def failed(failure: Failed, decision: Retry | GiveUp) -> None:
+            done = _shown(failure, decision)
+            context.run.note("failure", cause=failure.cause, message=failure.message, done=done)
+            remark(f"{failure.message}: {done}")
 
+        rules = fitting.Rules(
+            context.spec.train.retry,
+            context.spec.resources.wait if context.spec.resources else WaitSpec(),
+        )
         shelf = _shelf(context.run)
-        result = fitting.fit(config, winner.candidate.placement, shelf, take, smaller)
+        result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed)
     steps = result.stopped_at or result.steps
     context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
     return replace(result, projections=tuple(watch.projections))
+
+
+def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
+    """What is done about a failure, in words."""
+    if isinstance(decision, GiveUp):
+        return f"given up, because {decision.reason}"
+    if decision.smaller:
+        return "going on with half the micro batch"
+    away = f", without {len(decision.avoid)} nodes" if decision.avoid else ""
+    return f"going on from the newest checkpoint{away}"
 
 
 def _shelf(run: Run) -> Shelf:

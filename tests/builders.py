@@ -1,10 +1,15 @@
 """Values for tests, with only what a test cares about spelled out."""
 
+import contextlib
+import os
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cluster.inventory import Inventory, Node
 from jobs.loader import overrides
@@ -185,3 +190,20 @@ def training_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
         "device": "cpu",
     }
     return TrainingConfig(**{**values, **fields})
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
+    """A disk of a size in memory at a folder; what it yields changes its size. Skips without it."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("a disk in memory cannot be mounted here")
+
+    def resize(size: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+
+    try:
+        yield resize
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -12,7 +12,6 @@ def _is_chat(spec: JobSpec) -> bool:
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("model.base", lambda s: s.model.base.startswith("s3://")),
-    ("train.retry", lambda s: s.train.retry is not None),
     (
         "serve.rollout",
         lambda s: _is_chat(s) and s.serve is not None and s.serve.rollout is not None,

@@ -6,7 +6,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from jobs.errors import StorageError
+from jobs.errors import StorageError, first_line
 
 PARTIAL = ".partial-"
 """Start of the name of what is being written; left behind by a killed process, and collected."""
@@ -55,10 +55,10 @@ def failed(path: Path, what: str, error: OSError) -> StorageError:
     return StorageError(f"{path} cannot be {what}: {reason}{advice}", is_full=is_full)
 
 
-def first_of(error: OSError | shutil.Error) -> OSError:
-    """The first of several errors that copying a folder met."""
-    if isinstance(error, shutil.Error):
-        reason = error.args[0][0][-1] if isinstance(error.args[0], list) else str(error)
-        is_full = os.strerror(errno.ENOSPC) in str(reason)
-        return OSError(errno.ENOSPC if is_full else errno.EIO, str(reason))
-    return error
+def first_of(error: Exception) -> OSError:
+    """The operating system's error in one of a library, or the first that copying a folder met."""
+    if isinstance(error, OSError) and not isinstance(error, shutil.Error):
+        return error
+    is_full = os.strerror(errno.ENOSPC) in str(error)
+    number = errno.ENOSPC if is_full else errno.EIO
+    return OSError(number, os.strerror(errno.ENOSPC) if is_full else first_line(error))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import CheckpointError
+from jobs.storage import files
 
 MANIFEST = "manifest.json"
 OWN = "sha256"
@@ -20,13 +21,13 @@ MODEL_DIR = "model"
 
 def write(folder: Path, details: dict[str, Any]) -> dict[str, str]:
     """Hash every file, write the manifest with `details` last, and flush all of it to disk."""
-    files = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
+    hashes = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
     path = folder / MANIFEST
-    values = {"files": files, **details}
+    values = {"files": hashes, **details}
     text = json.dumps({OWN: _own(values), **values}, indent=2)
     path.write_text(text, encoding="utf-8")
     flush(folder)
-    return files
+    return hashes
 
 
 def flush(folder: Path) -> None:
@@ -71,7 +72,11 @@ def verify(folder: Path) -> dict[str, Any]:
         path = folder / name
         if path.is_symlink() or not path.is_file():
             raise CheckpointError(f"{path} is missing")
-        if sha256(path) != digest:
+        try:
+            found = sha256(path)
+        except OSError as error:
+            raise files.failed(path, "read", error) from None
+        if found != digest:
             raise CheckpointError(f"{path} was altered: its SHA-256 is not the manifest's")
     return manifest
 

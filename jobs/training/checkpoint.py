@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import safetensors
+
 from jobs.errors import CheckpointError
 from jobs.spec.train import LOWER_IS_BETTER
 from jobs.storage import files, manifest
@@ -61,8 +63,8 @@ class Checkpoints:
             return []
         try:
             reference = pending.result()
-        except OSError as error:
-            raise files.failed(self._shelf.folder, "written", error) from None
+        except (OSError, safetensors.SafetensorError) as error:
+            raise files.failed(self._shelf.folder, "written", files.first_of(error)) from None
         return [Saved(reference.step, reference.path)]
 
 

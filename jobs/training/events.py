@@ -68,6 +68,13 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Training was asked to leave and did, with a checkpoint of where it was."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is complete on disk."""
 
@@ -218,4 +225,5 @@ Event = (
     | Burned
     | OutOfMemory
     | PassedOver
+    | Left
 )

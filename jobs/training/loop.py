@@ -21,6 +21,7 @@ from jobs.training.events import (
     Evaluated,
     Event,
     Joined,
+    Left,
     OutOfMemory,
     PassedOver,
     Saved,
@@ -34,6 +35,8 @@ from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
 Report = Callable[[Event], None]
+Leave = Callable[[], bool]
+"""Whether to save and end; the main worker's answer counts."""
 
 
 @dataclass(slots=True)
@@ -66,13 +69,17 @@ class Due:
 
 
 def train(
-    config: TrainingConfig, report: Report, checkpoints: Shelf | Path | None = None
+    config: TrainingConfig,
+    report: Report,
+    checkpoints: Shelf | Path | None = None,
+    leave: Leave | None = None,
 ) -> CheckpointRef:
     """Train from the newest whole checkpoint in `checkpoints`, or from the start.
 
-    Only the main worker reports. Without a folder nothing is saved, and the returned reference has
-    an empty path. Running out of memory is reported by the worker it happens to, and raised.
-    Raises DataError, ModelError, TrainingError or CheckpointError.
+    Only the main worker reports. All workers are given a `leave`, or none. Without a folder nothing
+    is saved, and the returned reference has an empty path. Running out of memory is reported by the
+    worker it happens to, and raised.
+    Raises DataError, ModelError, TrainingError, CheckpointError or StorageError.
     """
     shelf = Shelf(checkpoints) if isinstance(checkpoints, Path) else checkpoints
     with join(config.device) as world:
@@ -80,7 +87,7 @@ def train(
         tell(Joined())
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
-            return run(build_session(config, corpus, world), tell, shelf)
+            return run(build_session(config, corpus, world), tell, shelf, leave)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
@@ -93,13 +100,15 @@ def is_out_of_memory(error: Exception) -> bool:
     return is_named or "can't allocate memory" in str(error)
 
 
-def run(session: Session, report: Report, checkpoints: Shelf | None) -> CheckpointRef:
+def run(
+    session: Session, report: Report, checkpoints: Shelf | None, leave: Leave | None = None
+) -> CheckpointRef:
     """The loop itself, over a session that is ready."""
     first = _resume(session, checkpoints, report)
     report(_started(session, first))
     saver = Checkpoints(session, checkpoints) if checkpoints else None
     with Meter(session) as meter:
-        metrics = _Loop(session, report, meter, saver).run(first)
+        metrics = _Loop(session, report, meter, saver, leave).run(first)
         report(meter.measured())
     return _finish(session, saver, checkpoints, metrics, report)
 
@@ -108,9 +117,15 @@ class _Loop:
     """Stretches of steps, with what is due between them."""
 
     def __init__(
-        self, session: Session, report: Report, meter: Meter, saver: Checkpoints | None
+        self,
+        session: Session,
+        report: Report,
+        meter: Meter,
+        saver: Checkpoints | None,
+        leave: Leave | None,
     ) -> None:
         self._session, self._report, self._meter, self._saver = session, report, meter, saver
+        self._leave = leave
         self._origin = time.monotonic()
         self._final = final_precision(session.config, session.world)
         # the host stays a stretch ahead of a GPU, which so never waits for it
@@ -136,6 +151,9 @@ class _Loop:
             step = last
             self._tell(engine.collect(ahead=self._ahead))
             now = time.monotonic()
+            if step < total and self._must_leave(step):
+                self._save(step, {})
+                return metrics
             is_last = step == total or self._is_out_of_time(step, now)
             metrics = self._judge(step, is_due=judging.check(step, now), is_last=is_last)
             if saving.check(step, now) or is_last:
@@ -148,6 +166,13 @@ class _Loop:
             return False
         self._tell(self._session.engine.collect())
         self._report(Stopped(step))
+        return True
+
+    def _must_leave(self, step: int) -> bool:
+        if self._leave is None or not self._session.world.agree(value=self._leave()):
+            return False
+        self._tell(self._session.engine.collect())
+        self._report(Left(step))
         return True
 
     def _judge(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:

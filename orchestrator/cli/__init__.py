@@ -28,7 +28,8 @@ from orchestrator.cli import (
     tune_serve,
     validate,
 )
-from orchestrator.cli.options import Terminated, interrupt, print_error
+from orchestrator.cli.options import print_error
+from orchestrator.interruption import Terminated, interrupt
 
 EXIT_ERROR, EXIT_JOB_FILE = 1, 2
 """Something failed; the job file is not usable."""

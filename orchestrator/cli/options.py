@@ -42,15 +42,6 @@ RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
 
 
-class Terminated(BaseException):
-    """SIGTERM: the same clean end as Ctrl-C, with another exit code."""
-
-
-def interrupt(*_: object) -> None:
-    """Turn SIGTERM into an exception, so that every `with` is left."""
-    raise Terminated
-
-
 def load_job(path: Path, settings: list[str] | None) -> JobSpec:
     """Load and check a job file, with the paths in it made absolute."""
     rules = (catalogue.accelerator_rules, files_exist(path.parent))

@@ -19,8 +19,6 @@ from orchestrator.cli.options import (
     AsJson,
     JobFile,
     Settings,
-    Terminated,
-    interrupt,
     load_job,
     out,
     print_json,
@@ -28,6 +26,7 @@ from orchestrator.cli.options import (
     storage_of,
 )
 from orchestrator.console import Console
+from orchestrator.interruption import Terminated, interrupt
 from orchestrator.notices import Remark
 from orchestrator.records import lease, runs
 

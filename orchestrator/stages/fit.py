@@ -1,20 +1,40 @@
-"""The fit stage: train the winner with Ray Train."""
+"""The fit stage: train the winner with Ray Train, and go on after failures that may pass."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cluster import discovery
+from cluster import placement as placing
 from cluster.placement import Placement
-from jobs.errors import TrainingError
+from jobs.errors import ClusterError, TrainingError
+from jobs.spec.quantities import format_duration
+from jobs.spec.resources import WaitSpec
+from jobs.spec.train import RetrySpec
 from jobs.training import checkpoint
 from jobs.training.checkpoint import Shelf
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, Metered, OutOfMemory, Started, Stepped, Stopped
-from jobs.training.loop import Report, train
+from jobs.training.events import Evaluated, Event, Metered, Started, Stepped, Stopped
+from jobs.training.loop import Leave, Report, train
+from orchestrator.decisions import recovery
+from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import with_smaller_micro_batch
+from orchestrator.interruption import asked_first
 from orchestrator.records.receipt import FitResult
+from orchestrator.stages import devices
+from orchestrator.stages.causes import GroupError
 from orchestrator.stages.group import stream
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a job says about failures."""
+
+    retry: RetrySpec | None = None
+    wait: WaitSpec = field(default_factory=WaitSpec)
+    """How long to wait for devices after some were lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +51,6 @@ class _Gathered:
 
     started: Started | None = None
     speed: Metered | None = None
-    ran_out: bool = False
     stopped_at: int | None = None
     losses: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
@@ -49,46 +68,80 @@ class _Gathered:
                 self.speed = event
             case Stopped():
                 self.stopped_at = event.step
-            case OutOfMemory():
-                self.ran_out = True
 
 
 def fit(
     config: TrainingConfig,
     placement: Placement,
     checkpoints: Shelf,
+    rules: Rules,
     on_event: Callable[[Event], None],
-    on_smaller: Callable[[TrainingConfig], None],
+    on_failure: Callable[[Failed, Retry | GiveUp], None],
 ) -> FitResult:
-    """Train from the newest whole checkpoint, or from the start.
+    """Train from the newest whole checkpoint, or from the start; go on after what may pass.
 
-    After running out of memory, new processes go on with a smaller micro batch and the same global
-    batch; `on_smaller` is told.
+    `on_failure` is told of each failure and what is done about it. After a signal the workers save
+    and end, and it is raised. Raises TrainingError when the failure is one to give up at.
     """
     begin = time.monotonic()
-    gathered = _Gathered()
+    gathered, failures = _Gathered(), list[Failed]()
     while True:
-        gathered.ran_out = False
         try:
-            payload = FitPayload(config, checkpoints)
-            events = stream(work, payload, placement, name="fit", storage=checkpoints.folder.parent)
-            with contextlib.closing(events):
-                for event in events:
-                    gathered.take(event, config.metrics[0])
-                    on_event(event)
-            break
-        except TrainingError:
-            smaller = with_smaller_micro_batch(config) if gathered.ran_out else None
-            if smaller is None:
-                raise
+            _attempt(config, placement, checkpoints, gathered, on_event)
+            return _result(gathered, config, checkpoints, time.monotonic() - begin)
+        except GroupError as error:
+            failures.append(error.failed)
+        smaller = with_smaller_micro_batch(config)
+        decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
+        on_failure(failures[-1], decision)
+        if isinstance(decision, GiveUp):
+            raise TrainingError(f"{failures[-1].message}; {decision.reason}")
+        time.sleep(decision.pause_s)
+        if decision.smaller and smaller:
             config = smaller
-            on_smaller(config)
-    return _result(gathered, config, checkpoints, time.monotonic() - begin)
+        else:
+            placement = _found_again(placement, decision.avoid, rules.wait)
 
 
-def work(payload: FitPayload, report: Report) -> None:
+def _attempt(
+    config: TrainingConfig,
+    placement: Placement,
+    checkpoints: Shelf,
+    gathered: _Gathered,
+    on_event: Callable[[Event], None],
+) -> None:
+    leave, payload = threading.Event(), FitPayload(config, checkpoints)
+    events = stream(
+        work, payload, placement, name="fit", storage=checkpoints.folder.parent, leave=leave
+    )
+    with asked_first(leave), contextlib.closing(events):
+        for event in events:
+            gathered.take(event, config.metrics[0])
+            on_event(event)
+
+
+def _found_again(placement: Placement, avoid: frozenset[str], wait: WaitSpec) -> Placement:
+    """The placement on nodes that are up, without those to avoid where others suffice.
+
+    Nodes come back under new ids. Raises ClusterError when there are too few for too long.
+    """
+    limit_s = wait.timeout.total_seconds()
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        nodes = discovery.discover().nodes
+        found = placing.moved(placement, nodes, avoid) or placing.moved(placement, nodes)
+        if found and devices.is_free(found):
+            return found
+        time.sleep(devices.GLANCE_S)
+    raise ClusterError(
+        f"the devices of {placement.name} did not come back within {format_duration(wait.timeout)};"
+        " go on with --resume when they are there"
+    )
+
+
+def work(payload: FitPayload, report: Report, leave: Leave) -> None:
     """Train in one worker of the group."""
-    train(payload.config, report, payload.checkpoints)
+    train(payload.config, report, payload.checkpoints, leave)
 
 
 def _result(

@@ -11,7 +11,8 @@ import ray.tune
 
 from cluster.placement import Placement
 from orchestrator.stages.devices import selector, worker_resources
-from orchestrator.stages.group import Report, Work, check_node, stream
+from orchestrator.stages.group import Report, Work, stream
+from orchestrator.stages.worker import check_node
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 """All that the driver of a worker group reserves, so that drivers never starve their workers."""

@@ -186,7 +186,6 @@ resources:
     "line",
     [
         "model: {base: 's3://bucket/model'}",
-        "train: {retry: {on_events: [oom]}}",
         "secrets: [HF_TOKEN]",
     ],
 )

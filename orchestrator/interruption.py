@@ -1,0 +1,43 @@
+"""SIGTERM and Ctrl-C: an exception that leaves every `with`, or first a moment to save."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+
+class Terminated(BaseException):
+    """SIGTERM: the same clean end as Ctrl-C, with another exit code."""
+
+
+def interrupt(*_: object) -> None:
+    """Turn SIGTERM into an exception, so that every `with` is left."""
+    raise Terminated
+
+
+@contextlib.contextmanager
+def asked_first(leave: threading.Event) -> Iterator[None]:
+    """Inside the block a first signal sets `leave` and a second one interrupts.
+
+    Whoever sees `leave` ends in good order; then the block raises what the signal stands for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kinds: list[type[BaseException]] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        kinds.append(KeyboardInterrupt if number == signal.SIGINT else Terminated)
+        if leave.is_set():
+            raise kinds[-1]
+        leave.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if kinds:  # also where leaving failed
+            raise kinds[0]
