@@ -24,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from jobs.storage.local import LocalObjects  # noqa: E402 - runs from a clone, installed or not
 from orchestrator.records import journal  # noqa: E402 - runs from a clone, installed or not
 
 
@@ -88,7 +89,8 @@ def lines(storage: Path, name: str) -> list[dict[str, Any]]:
     """What was recorded one by one; a torn last line does not count."""
     found = []
     for path in storage.glob(f"runs/*/{name}.jsonl"):
-        found += [json.loads(value) for value in journal.read(path).values]
+        lines = journal.read(LocalObjects(path.parent), path.name)
+        found += [json.loads(value) for value in lines.values]
     return found
 
 

@@ -132,9 +132,15 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[session.Connection]:
-    """One local cluster with simulated accelerators for all tests that need Ray."""
+def ray_cluster(
+    tmp_path_factory: pytest.TempPathFactory, s3_url: str
+) -> Iterator[session.Connection]:
+    """One local cluster with simulated accelerators for all tests that need Ray.
+
+    Its workers know the S3 server.
+    """
     os.environ["WINNOW_HOME"] = str(tmp_path_factory.mktemp("home"))
+    os.environ.update({**s3.KEYS, "AWS_ENDPOINT_URL_S3": s3_url})
     requests = [AcceleratorRequest(n.split(":")[0], int(n.split(":")[1])) for n in SIMULATED]
     local.start(requests)
     try:

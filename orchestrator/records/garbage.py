@@ -1,0 +1,92 @@
+"""What killed processes leave in a storage: unfinished files, half uploads, Ray's own folders."""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from jobs.storage import manifest
+from jobs.storage.bucket import BucketObjects
+from jobs.storage.files import PARTIAL
+from jobs.storage.objects import Entry
+from jobs.storage.storage import Storage
+from orchestrator.records import runs
+
+FOLDERS = ("runs", "models", "measurements", "leases")
+"""Of a storage."""
+RAY_FOLDERS = ("ray", "fit/ray")
+"""Of a run: what Ray Train and Ray Tune write, from which we never restore."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Something that nothing will ever read."""
+
+    place: str
+    """Key below the storage, or a path on this machine."""
+    why: str
+    size: int
+    """Bytes, as far as that is known."""
+    modified: datetime | None
+    upload: str | None = None
+    """Id of an upload in parts that never ended."""
+
+
+def find(storage: Storage, before: datetime) -> list[Garbage]:
+    """What was last touched before a time, and is of no use any more."""
+    found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage)]
+    return [item for item in found if item.modified is None or item.modified < before]
+
+
+def delete(storage: Storage, garbage: Garbage) -> None:
+    """Remove it; nothing happens where it is gone already."""
+    if garbage.upload and isinstance(storage.objects, BucketObjects):
+        storage.objects.abort_upload(garbage.place, garbage.upload)
+    elif Path(garbage.place).is_absolute():
+        path = Path(garbage.place)
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    else:
+        storage.objects.delete_folder(garbage.place)
+
+
+def _on_disk(storage: Storage) -> Iterator[Garbage]:
+    for folder in FOLDERS:  # and nowhere else, should the storage be a folder of other things too
+        for path in sorted((storage.folder / folder).rglob(f"{PARTIAL}*")):
+            yield _file(path, "was never finished")
+    for run in runs.every(storage):
+        if any(note["event"] == "completed" for note in run.notes):
+            for name in RAY_FOLDERS:
+                if (run.folder / name).is_dir():
+                    yield _file(run.folder / name, "Ray's own files of a run that is complete")
+
+
+def _file(path: Path, why: str) -> Garbage:
+    inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    details = [each.stat() for each in inside] or [path.stat()]
+    newest = max(each.st_mtime for each in details)
+    modified = datetime.fromtimestamp(newest).astimezone()
+    return Garbage(str(path), why, sum(each.st_size for each in details), modified)
+
+
+def _half_folders(storage: Storage) -> Iterator[Garbage]:
+    """Versions and checkpoints without a manifest."""
+    places = [f"models/{name}" for name in storage.objects.children("models")]
+    places += [f"runs/{run.id}/fit/checkpoints" for run in runs.every(storage)]
+    for place in places:
+        inside: dict[str, list[Entry]] = defaultdict(list)
+        for entry in storage.objects.entries(place):
+            name, _, rest = entry.key.removeprefix(f"{place}/").partition("/")
+            if rest and not name.startswith("."):
+                inside[f"{place}/{name}"].append(entry)
+        for folder, entries in inside.items():
+            if f"{folder}/{manifest.MANIFEST}" not in {entry.key for entry in entries}:
+                size, newest = sum(e.size for e in entries), max(e.modified for e in entries)
+                yield Garbage(folder, "has no manifest: half an upload", size, newest)
+
+
+def _uploads(storage: Storage) -> Iterator[Garbage]:
+    if isinstance(storage.objects, BucketObjects):
+        for key, identity, began in storage.objects.unfinished_uploads():
+            yield Garbage(key, "an upload in parts that never ended", 0, began, identity)
