@@ -43,6 +43,11 @@ ELSEWHERE = {Cause.DEVICE, Cause.HANG}
 """Causes after which a node is left out at once, where there are others."""
 
 
+def may_pass(cause: Cause) -> bool:
+    """Whether the same work may succeed when it is done once more."""
+    return cause in EVENTS and cause is not Cause.OUT_OF_MEMORY
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """One attempt that ended early."""

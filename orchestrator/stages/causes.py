@@ -29,6 +29,8 @@ BROKEN = ("cuda error", "uncorrectable", "ecc error", "gpu is lost", "xid")
 
 def of_worker(error: Exception) -> Cause:
     """Of an exception in a worker."""
+    if isinstance(error, GroupError):
+        return error.failed.cause
     if isinstance(error, StorageError):
         return Cause.DISK_FULL if error.is_full else Cause.STORAGE
     if isinstance(error, WinnowError):

@@ -1,5 +1,6 @@
 """The quality stage: trials over the fields that change learning, stopped early by ASHA."""
 
+import json
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -11,17 +12,20 @@ import ray.tune
 import ray.tune.schedulers
 import ray.tune.search.optuna
 
-from jobs.errors import TrainingError, WinnowError
+from jobs.errors import TrainingError, first_line
 from jobs.spec import JobSpec
 from jobs.training.events import Evaluated, Event, Joined
 from jobs.training.loop import train
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate
+from orchestrator.decisions.recovery import Cause, may_pass
 from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
-from orchestrator.stages import tuning
+from orchestrator.stages import causes, tuning
 from orchestrator.stages.devices import release
 
+ROUNDS = 3
+"""How often a trial is begun that a lost worker or node ended."""
 ASHA_REDUCTION = 3
 """One trial in three goes on at each rung."""
 
@@ -42,11 +46,40 @@ def run_trials(
     """Run the trials that are not among `finished` on one candidate's placement.
 
     Fields given as lists are tried in full when the trials suffice, else Optuna proposes values.
+    What a lost worker or node ended is run again, ROUNDS times in all. Raises TrainingError when no
+    trial came to an end.
     """
-    missing = _missing(spec, finished)
-    if not missing:
-        return
-    recorder = _Recorder(search.judged_metric(spec), candidate, budget, on_trial)
+    done, lost = list(finished), dict[str, TrialResult]()
+
+    def take(trial: TrialResult) -> None:
+        done.append(trial)
+        on_trial(trial)
+
+    for _ in range(ROUNDS):
+        missing = _missing(spec, done)
+        if not missing:
+            return
+        recorder = _Recorder(search.judged_metric(spec), candidate, budget, take)
+        _round(spec, candidate, budget, done, missing, recorder, concurrent, storage)
+        lost = recorder.lost
+        if not lost:
+            return
+    for trial in lost.values():
+        take(trial)
+    if all(trial.failure for trial in done):
+        raise TrainingError(next(iter(lost.values())).failure or "no trial came to an end")
+
+
+def _round(
+    spec: JobSpec,
+    candidate: Candidate,
+    budget: TrialBudget,
+    finished: Sequence[TrialResult],
+    missing: list[dict[str, Scalar]] | int,
+    recorder: "_Recorder",
+    concurrent: int,
+    storage: Path,
+) -> None:
     driver = ray.tune.with_parameters(
         _drive, spec=spec, candidate=candidate, budget=budget, storage=storage
     )
@@ -68,8 +101,9 @@ def run_trials(
             tuning.Reports(recorder.report, recorder.end),
         ),
     )
-    recorder.failures += tuning.crashes(tuner.fit())
-    if recorder.failures and not recorder.ended:
+    for params, words in tuning.crashed(tuner.fit()):
+        recorder.lose(params["params"], words)
+    if recorder.failures and not recorder.ended and not recorder.lost:
         raise TrainingError(recorder.failures[0])
 
 
@@ -105,6 +139,8 @@ class _Recorder:
         self.metric = metric
         self.failures: list[str] = []
         self.ended = 0
+        self.lost: dict[str, TrialResult] = {}
+        """What a lost worker or node ended, by id: to be run again."""
         self._candidate = candidate
         self._budget = budget
         self._on_trial = on_trial
@@ -121,6 +157,9 @@ class _Recorder:
         for placement_group in last.get("groups", ()):
             release(placement_group)
         params = last["config"]["params"]
+        if "failure" in last and may_pass(Cause(last["cause"])):
+            self.lose(params, last["failure"])
+            return
         if "failure" in last:
             self.failures.append(last["failure"])
             failed = TrialResult(trial, self._candidate.id, params, {}, failure=last["failure"])
@@ -139,6 +178,11 @@ class _Recorder:
         )
         self._on_trial(result)
 
+    def lose(self, params: Params, words: str) -> None:
+        """Note a trial that may come to an end when it is run again."""
+        name = f"lost-{json.dumps(dict(params), sort_keys=True)}"
+        self.lost[name] = TrialResult(name, self._candidate.id, dict(params), {}, failure=words)
+
 
 def _drive(
     config: dict[str, Any],
@@ -150,9 +194,9 @@ def _drive(
 ) -> None:
     try:
         _train(config["params"], spec, candidate, budget, storage)
-    except WinnowError as error:
+    except Exception as error:  # noqa: BLE001 - told to the sweep, which goes on
         worst = {"step": budget.steps, search.judged_metric(spec): 0.0}
-        ray.tune.report({**worst, "failure": str(error)})
+        ray.tune.report({**worst, "failure": first_line(error), "cause": causes.of_worker(error)})
 
 
 def _train(

@@ -26,10 +26,13 @@ from jobs.training.probe import ProbeRequest, probe_all
 from orchestrator.decisions import predict
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.predict import Launch, Measurement
+from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
-from orchestrator.stages import tuning
+from orchestrator.stages import causes, tuning
 from orchestrator.stages.group import stream
 
+FRUITLESS_ROUNDS = 3
+"""How often probes are begun that bring nothing, where that may pass."""
 GROUND_TIMEOUT_S = 60.0
 """How long a node may take to import torch and describe itself."""
 
@@ -61,13 +64,17 @@ def measure(
 
     Placements and candidates are probed in the order given, those first whose devices are free;
     placements that stay busy are left out. Running out of memory ends a group; what it left is
-    probed by fresh groups. Raises TrainingError when a round brings no result.
+    probed by fresh groups, as is what a lost worker or node ended. Raises TrainingError when
+    FRUITLESS_ROUNDS bring no result, or one for a reason that stays.
     """
-    left = {candidate.id: candidate for candidate in candidates}
+    left, fruitless = {candidate.id: candidate for candidate in candidates}, 0
     while left:
-        found, busy = _probe_round(spec, list(left.values()), storage, findings)
-        if not found and not busy:
-            raise TrainingError(f"the probes of {', '.join(left)} came to no result")
+        found, busy, failures = _probe_round(spec, list(left.values()), storage, findings)
+        fruitless = 0 if found or busy else fruitless + 1
+        lasting = [failure for failure in failures if not may_pass(failure.cause)]
+        if fruitless and (lasting or fruitless == FRUITLESS_ROUNDS):
+            text = f"the probes of {', '.join(left)} came to no result"
+            raise TrainingError((lasting or failures)[0].message if failures else text)
         left = {
             name: candidate
             for name, candidate in left.items()
@@ -104,14 +111,14 @@ def measure_again(
 
 def _probe_round(
     spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
-) -> tuple[set[str], list[Placement]]:
-    """Ids that came to a result, and placements whose devices stayed busy."""
+) -> tuple[set[str], list[Placement], list[Failed]]:
+    """Ids that came to a result, placements whose devices stayed busy, and what failed."""
     found: set[str] = set()
-    failures: list[str] = []
+    failures: list[Failed] = []
 
     def take(_: str, report: dict[str, Any]) -> None:
         if "failure" in report:
-            failures.append(report["failure"])
+            failures.append(Failed(Cause(report["cause"]), report["failure"]))
         elif "launch" in report:
             findings.on_launch(LAUNCH.validate_python(report["launch"]))
         else:
@@ -136,10 +143,8 @@ def _probe_round(
         ),
         run_config=tuning.run_config(f"speed-{time.time_ns():x}", storage, tuning.Reports(take)),
     )
-    failures += tuning.crashes(tuner.fit())
-    if failures and not found:
-        raise TrainingError(failures[0])
-    return found, search.busy
+    failures += [Failed(Cause.LOST_WORKER, text) for _, text in tuning.crashed(tuner.fit())]
+    return found, search.busy, failures
 
 
 class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
@@ -186,7 +191,7 @@ def _drive(config: dict[str, Any], **fixed: Any) -> None:
     try:
         _probe(config, **fixed)
     except WinnowError as error:
-        ray.tune.report({"failure": str(error)})
+        ray.tune.report({"failure": str(error), "cause": causes.of_worker(error)})
 
 
 def _probe(

@@ -53,7 +53,7 @@ def run_on(
 
 def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:
     """Quiet, under the run's folder, with our own record of what trials report."""
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # crashes are told by `crashes`
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # crashes are told by `crashed`
     return ray.tune.RunConfig(
         name=name, storage_path=str(storage / "ray"), verbose=0, callbacks=[callback]
     )
@@ -81,9 +81,10 @@ class Reports(ray.tune.Callback):  # type: ignore[misc]
             self._on_end(trial.trial_id, {**trial.last_result, "config": trial.config})
 
 
-def crashes(results: ray.tune.ResultGrid) -> list[str]:
-    """What trials died of that could not say so themselves."""
-    return [last_line(error) for error in results.errors]
+def crashed(results: ray.tune.ResultGrid) -> list[tuple[dict[str, Any], str]]:
+    """Configuration of trials that died without a word, and what Ray says of it."""
+    found = [result for result in results if result.error]
+    return [(dict(result.config or {}), last_line(result.error)) for result in found]
 
 
 def last_line(error: object) -> str:

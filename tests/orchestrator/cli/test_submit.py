@@ -7,17 +7,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import yaml
 
+from jobs.storage.storage import open_storage
+from orchestrator.records import runs
 from tests.builders import any_of, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[3]
 RAY = str(Path(sys.executable).with_name("ray"))
+SUBMISSIONS = 10
 PACKAGES = ("jobs", "cluster", "serve", "orchestrator")
 
 
@@ -122,14 +126,15 @@ def test_ray_job_submit_runs_the_job(head: dict[str, str], project: Path) -> Non
     assert list((project / "storage/models/submitted").glob("*/model.safetensors"))
 
 
-def test_the_same_job_is_submitted_once(head: dict[str, str], project: Path) -> None:
+def test_ten_submissions_of_one_job_make_one_run(head: dict[str, str], project: Path) -> None:
     for package in PACKAGES:
         shutil.rmtree(project / package)
-    command = [sys.executable, "-m", "orchestrator", "submit", "job.yaml"]
+    command = [sys.executable, "-m", "orchestrator", "submit", "job.yaml", "--json"]
     command += ["--address", head["DASHBOARD"]]
-    first = call([*command, "--json"], project, head)
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert '"SUCCEEDED"' in first.stdout
-    second = call([*command, "--json"], project, head)
-    assert second.stdout == first.stdout
-    assert len(list((project / "storage/runs").iterdir())) == 1
+    with ThreadPoolExecutor(SUBMISSIONS) as pool:
+        calls = [pool.submit(call, command, project, head) for _ in range(SUBMISSIONS)]
+        done = [made.result() for made in calls]
+    assert [made.returncode for made in done] == [0] * SUBMISSIONS, done
+    assert len({made.stdout for made in done}) == 1
+    assert '"SUCCEEDED"' in done[0].stdout
+    assert len(runs.every(open_storage(project / "storage"))) == 1
