@@ -25,6 +25,8 @@ START_TIMEOUT_S = 90.0
 """How long the head and its simulated nodes may take to come up."""
 STOP_TIMEOUT_S = 10.0
 """How long they get to stop by themselves."""
+LOG_BYTES = 32 * 2**20
+"""Of one of Ray's log files, of which two older ones are kept."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
 """Ray's usual ports, taken when they are free."""
 SHORT_TEMPORARY = "/tmp"
@@ -68,6 +70,8 @@ def environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(_token_file()),
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": "2",
         **ingress.SWITCHES,
     }
 

@@ -1,7 +1,9 @@
 """The Ray stages on a cluster of simulated accelerators."""
 
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.placement import Placement, place
@@ -88,7 +90,7 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     assert eventually(lambda: _worker_groups_left() == [])
 
 
-def test_ranges_are_searched_with_what_earlier_trials_found(
+def test_ranges_are_searched_with_what_earlier_trials_found_and_a_killed_one_is_run_again(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
     from cluster.discovery import discover
@@ -103,6 +105,8 @@ def test_ranges_are_searched_with_what_earlier_trials_found(
     candidate = make_plan(spec, discover(), shape_of(tiny_model)).candidates[0]
     known = TrialResult("earlier", candidate.id, {lr: 5e-3}, {"accuracy": 0.9})
     trials: list[TrialResult] = []
+    killer = threading.Thread(target=kill_a_trial)
+    killer.start()
     quality.run_trials(
         spec,
         candidate,
@@ -112,9 +116,25 @@ def test_ranges_are_searched_with_what_earlier_trials_found(
         storage=tmp_path,
         on_trial=trials.append,
     )
+    killer.join()
     assert len(trials) == 2
+    assert not any(trial.failure for trial in trials)
     assert all(1e-4 <= trial.params[lr] <= 1e-2 for trial in trials)
     assert len({trial.params[lr] for trial in (*trials, known)}) == 3
+
+
+def kill_a_trial() -> None:
+    """The first that there is."""
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        trial = "ray::ImplicitFunc.train"
+        every = psutil.process_iter(["cmdline"])
+        found.extend(p for p in every if (p.info["cmdline"] or [""])[0].startswith(trial))
+        return bool(found)
+
+    assert eventually(look, within_s=60)
+    found[0].kill()
 
 
 def test_a_trial_stopped_from_outside_leaves_its_devices_free(
