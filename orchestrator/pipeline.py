@@ -186,6 +186,9 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         )
         shelf = _shelf(context.run)
         result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed)
+    if shelf.bucket:
+        for path in place.glob("*"):
+            context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
     steps = result.stopped_at or result.steps
     context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
     return replace(result, projections=tuple(watch.projections))

@@ -173,24 +173,27 @@ class BucketObjects:
         options = {"Bucket": self._bucket, "Key": key, "UploadId": identity}
         self._patiently("deleted", key, lambda: _client().abort_multipart_upload(**options))
 
-    def download(self, key: str, path: Path) -> None:
-        """Fetch one file, whole or not at all."""
+    def download(self, key: str, path: Path) -> bool:
+        """Fetch one file, whole or not at all; False where nothing is."""
         partial = files.partial_of(path)
         place = {"Bucket": self._bucket, "Key": self._name(key)}
 
-        def act() -> None:
+        def act() -> bool:
             body = _client().get_object(**place)["Body"]
             with partial.open("wb") as handle:
                 for chunk in body.iter_chunks(CHUNK_BYTES):
                     handle.write(chunk)
+            return True
 
         try:
-            self._patiently("read", key, act)
+            if not self._patiently("read", key, act, absent=None):
+                return False
             partial.replace(path)
         except OSError as error:
             raise files.failed(path, "written", error) from None
         finally:
             partial.unlink(missing_ok=True)
+        return True
 
     def tag(self, key: str) -> str:
         """Changes with the content. Raises StorageError where nothing is."""
@@ -224,7 +227,7 @@ class BucketObjects:
                 folder.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(TRANSFERS) as pool:
                 list(pool.map(lambda name: self.download(f"{key}/{name}", partial / name), names))
-            manifest.verify(partial)
+            manifest.verify(partial)  # also finds what is missing
             partial.rename(place)
         except CheckpointError as error:
             words = str(error).replace(str(partial), f"{self.url}/{key}")

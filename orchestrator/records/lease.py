@@ -63,13 +63,12 @@ class Lease:
         return self._holder.epoch
 
     def check(self) -> None:
-        """Raise RunError when another process may have the lease by now."""
+        """Raise RunError when another process has the lease by now; StorageError."""
         if not self._is_lost and time.monotonic() - self._beaten > STALE_S / 2:
-            with contextlib.suppress(StorageError):
-                self._beat()
-        if self._is_lost or time.monotonic() - self._beaten > STALE_S:
+            self._beat()
+        if self._is_lost:
             raise RunError(
-                f"another process may have taken over {self._holder.what}, because this one gave no"
+                f"another process has taken over {self._holder.what}, because this one gave no"
                 f" sign of life for {STALE_S:.0f} s; this one stops"
             )
 

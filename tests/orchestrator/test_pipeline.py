@@ -176,6 +176,7 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     assert version.id == outcome["model"]["id"]
     assert outcome["model"]["url"] == f"{storage.url}/models/tiny-reviews/{version.id}"
     assert run.kept("report.html")
+    assert any(True for _ in storage.objects.entries(f"runs/{run.id}/fit/tensorboard"))
 
 
 def training_workers() -> list[psutil.Process]:

@@ -61,7 +61,10 @@ def require_columns(table: Any, columns: tuple[str, ...], source: SourceSpec) ->
 
 
 def local_file(source: SourceSpec) -> Path:
-    """The file on this machine; one in S3 is fetched once for each version of its content."""
+    """The file on this machine; one in S3 is fetched once for each version of its content.
+
+    Raises DataError, or StorageError where the server may answer again later.
+    """
     if not source.path.startswith("s3://"):
         return Path(source.path)
     place = urlsplit(source.path)
@@ -74,5 +77,7 @@ def local_file(source: SourceSpec) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             bucket.download(key, path)
     except StorageError as error:
+        if error.is_passing:
+            raise
         raise DataError(str(error)) from None
     return path

@@ -113,6 +113,13 @@ def test_a_flipped_bit_in_any_file_is_found_and_named(
         objects.get_folder("v")
 
 
+def test_a_missing_file_is_named(objects: Objects, make: Callable[..., Path]) -> None:
+    objects.put_folder("v", make())
+    objects.delete("v/deep/er/b.json")
+    with pytest.raises(CheckpointError, match=r"deep/er/b\.json is missing"):
+        objects.get_folder("v")
+
+
 def test_half_an_upload_is_not_there(objects: Objects, make: Callable[..., Path]) -> None:
     folder = make()
     for name in FILES:

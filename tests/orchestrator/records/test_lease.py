@@ -105,7 +105,7 @@ def test_a_silent_owner_elsewhere_is_followed_and_refused_when_it_wakes(
     with held(objects, KEY, WHAT, print) as mine:
         os.kill(holder.pid, signal.SIGCONT)
         holder.join(timeout=10)
-        assert "may have taken over job a-job" in (tmp_path / "ready").read_text(encoding="utf-8")
+        assert "has taken over job a-job" in (tmp_path / "ready").read_text(encoding="utf-8")
         mine.check()
         found = objects.read(KEY)
         assert found
