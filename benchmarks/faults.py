@@ -4,9 +4,10 @@
 
 A job sweeps two learning rates, trains a tiny model on one of two simulated nodes, publishes and
 deploys it. Once it is left alone; then each kind of process is killed with SIGKILL at moments drawn
-evenly over the time that took, and the run is resumed when its own process ended by that. Written
-for each round: the moment, what the run's own process returned, how often it was resumed, and
-whether the weights, scores, trials, versions and the endpoint are those of the run left alone.
+evenly over the time that took, and the run is resumed when its own process ended by that. A
+preemption is announced to Ray half a minute before the node that trains is killed, and a stopped
+worker gets SIGSTOP. Written for each round: the moment, what the run's own process returned, how often it was resumed, and whether the
+weights, scores, trials, versions and the endpoint are those of the run left alone.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +37,7 @@ from jobs.storage.local import LocalObjects  # noqa: E402
 from jobs.storage.storage import open_storage  # noqa: E402
 from orchestrator.records import journal, registry  # noqa: E402
 
-KINDS = ("worker", "node", "driver", "controller", "head")
+KINDS = ("worker", "node", "driver", "controller", "head", "preemption", "stopped")
 NODES = ("T4", "T4")
 LIMIT_S = 400
 """A run that takes longer hangs."""
@@ -235,17 +237,40 @@ def kill(kind: str, run: "subprocess.Popen[bytes]", draw: random.Random) -> str 
     cluster = local.running()
     if cluster is None:
         return None
+    if kind == "preemption":
+        return preempt(cluster)
     family = psutil.Process(cluster.pid).children(recursive=True)
-    chosen = [process for process in family if is_kind(process, kind)]
+    wanted = "worker" if kind == "stopped" else kind
+    chosen = [process for process in family if is_kind(process, wanted)]
     if not chosen:
         return None
     victim = draw.choice(chosen)
     try:
         name = " ".join(victim.cmdline())[:60]
-        victim.kill()
+        victim.suspend() if kind == "stopped" else victim.kill()
     except psutil.NoSuchProcess:
         return None
     return name
+
+
+NOTICE_S = 30
+
+
+def preempt(cluster: local.LocalCluster) -> str | None:
+    """Announce the end of the node that trains now, and bring it about in half a minute."""
+    family = psutil.Process(cluster.pid).children(recursive=True)
+    workers = [process for process in family if is_kind(process, "worker")]
+    raylet = next((p for w in workers for p in w.parents() if is_kind(p, "node")), None)
+    if raylet is None:
+        return None
+    words = raylet.cmdline()
+    node = next(word.partition("=")[2] for word in words if word.startswith("--node-id="))
+    command = [str(Path(sys.executable).with_name("ray")), "drain-node", f"--node-id={node}"]
+    command += [f"--address={cluster.address}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
+    command += ["--reason-message=taken away", f"--deadline-remaining-seconds={NOTICE_S}"]
+    subprocess.run(command, check=True, env={**os.environ, **local.environment()})
+    threading.Timer(NOTICE_S, raylet.kill).start()
+    return f"notice to {node[:8]}"
 
 
 def is_kind(process: psutil.Process, kind: str) -> bool:

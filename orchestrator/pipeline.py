@@ -197,7 +197,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
 def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
     """What is done about a failure, in words."""
     if isinstance(decision, GiveUp):
-        return f"given up, because {decision.reason}"
+        return f"given up, because {decision.reason or 'it would end the same way again'}"
     if decision.smaller:
         return "going on with half the micro batch"
     away = f", without {len(decision.avoid)} nodes" if decision.avoid else ""

@@ -39,7 +39,7 @@ EVENTS = {
     Cause.PREEMPTION: "preemption",
 }
 """Causes that may be retried, as `train.retry.on_events` names them."""
-ELSEWHERE = {Cause.DEVICE, Cause.HANG}
+ELSEWHERE = {Cause.DEVICE, Cause.HANG, Cause.PREEMPTION}
 """Causes after which a node is left out at once, where there are others."""
 
 
@@ -75,6 +75,7 @@ class GiveUp:
     """End the run, which can be resumed later."""
 
     reason: str
+    """Empty where the failure says it all."""
 
 
 def decide(
@@ -113,4 +114,4 @@ def _avoided(failures: Sequence[Failed]) -> frozenset[str]:
 def _final(cause: Cause) -> str:
     if cause in (Cause.DISK_FULL, Cause.STORAGE):
         return "mend that, then go on with --resume"
-    return "trying again would end the same way"
+    return ""

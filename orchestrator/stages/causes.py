@@ -12,6 +12,8 @@ from jobs.errors import ClusterError, StorageError, TrainingError, WinnowError, 
 from jobs.training.loop import is_out_of_memory
 from orchestrator.decisions.recovery import Cause, Failed
 
+NOTICE_TIMEOUT_S = 5.0
+"""How long the question which nodes leave may take."""
 LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -117,6 +119,12 @@ def of_end(
             " holds them (`winnow status`)"
         )
     return GroupError(Failed(kind, f"training on {name} failed: {text}"))
+
+
+def leaving_nodes() -> frozenset[str]:
+    """Ids of the nodes that are about to be taken away, as a cloud or an autoscaler announced."""
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    return frozenset(client.get_draining_nodes(timeout=NOTICE_TIMEOUT_S))
 
 
 def is_alive(nodes: Iterable[str]) -> bool:

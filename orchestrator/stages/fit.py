@@ -95,7 +95,7 @@ def fit(
         decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
         on_failure(failures[-1], decision)
         if isinstance(decision, GiveUp):
-            raise TrainingError(f"{failures[-1].message}; {decision.reason}")
+            raise TrainingError("; ".join(filter(None, (failures[-1].message, decision.reason))))
         time.sleep(decision.pause_s)
         if decision.smaller and smaller:
             config = smaller

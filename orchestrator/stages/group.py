@@ -16,6 +16,7 @@ import ray.train.torch
 import ray.util
 import ray.util.queue
 
+from cluster import labels
 from cluster.placement import Placement
 from jobs.errors import first_line
 from jobs.training.events import Event
@@ -34,10 +35,21 @@ END_TIMEOUT_S = 20.0
 """How long a group that is left early may take to end."""
 SILENCE_S = 60
 """A worker that does not answer Ray for so long hangs."""
+NOTICE_POLL_S = 5.0
+"""How often the cluster is asked which nodes are about to be taken away."""
 GRACE_S = 90.0
 """How long a group that is asked to leave may take to save."""
 
 Report = Callable[[Event], None]
+SETTINGS = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+    "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(SILENCE_S),
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TIMEOUT_S),
+    "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": str(COLLECTIVE_TIMEOUT_S),
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+"""Of Ray Train, which reads them from the driver's environment."""
+
 Work = Callable[..., object]
 """A function of a payload, a reporter and, where the group may be asked to leave, a question
 whether it was; run by every worker of a group."""
@@ -79,16 +91,8 @@ def stream(
     left early (`contextlib.closing`): that ends the group.
     Raises GroupError with the worker's own words, or ClusterError when the group does not start.
     """
-    environment = {
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
-        "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(SILENCE_S),
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TIMEOUT_S),
-        "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": str(COLLECTIVE_TIMEOUT_S),
-        "RAY_TRAIN_METRICS_ENABLED": "0",
-    }
-    os.environ.update(environment)  # Ray Train reads its settings from the driver's environment
-    messages = ray.util.queue.Queue(actor_options={"num_cpus": 0})
-    orders = ray.util.queue.Queue(actor_options={"num_cpus": 0}) if leave else None
+    os.environ.update(SETTINGS)
+    messages, orders = _channel(), _channel() if leave else None
     channels = {"messages": messages, "orders": orders}
     trainer = _trainer(work, payload, placement, channels, name=name, storage=storage)
     outcome: list[BaseException | None] = []
@@ -97,7 +101,8 @@ def stream(
     thread.start()
     failure: Failure | None = None
     try:
-        for message in _drain(messages, thread, _Order(orders, leave)):
+        order = _Order(orders, leave, group)
+        for message in _drain(messages, thread, order):
             if isinstance(message, Grouped):
                 group.take(message)
             elif isinstance(message, Failure):
@@ -113,6 +118,21 @@ def stream(
                 channel.shutdown(force=True)
     if failure or (outcome and outcome[0] is not None):
         raise causes.of_end(failure, outcome[0] if outcome else None, placement, group.nodes)
+    if order.taken_away:
+        words = f"{len(order.taken_away)} nodes of {placement.name} are taken away"
+        raise GroupError(Failed(Cause.PREEMPTION, words, order.taken_away))
+
+
+def _channel() -> ray.util.queue.Queue:
+    """A queue on this process's own node, which workers may lose but this process may not."""
+    here = {labels.NODE_ID: ray.get_runtime_context().get_node_id()}
+    return ray.util.queue.Queue(actor_options={"num_cpus": 0, "label_selector": here})
+
+
+_NO_RETRIES = ray.train.FailureConfig(
+    max_failures=0, max_preemption_failures=0, controller_failure_limit=0
+)
+"""What is done about a failure is ours to decide."""
 
 
 def _trainer(
@@ -146,7 +166,7 @@ def _trainer(
         run_config=ray.train.RunConfig(
             name=f"{name}-{time.time_ns():x}",  # Ray's index of a reused name can be torn
             storage_path=str(storage / "ray"),
-            failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
+            failure_config=_NO_RETRIES,
         ),
     )
 
@@ -160,17 +180,27 @@ def _fit(trainer: ray.train.torch.TorchTrainer, outcome: list[BaseException | No
 
 @dataclass(slots=True)
 class _Order:
-    """The order to leave, given once."""
+    """The order to leave, given once: after a signal, or when a node is about to be taken away."""
 
     orders: ray.util.queue.Queue | None
     leave: threading.Event | None
+    group: _Group
     given: float | None = None
     """When."""
+    looked: float = 0.0
+    taken_away: frozenset[str] = frozenset()
+    """Nodes of the group that are."""
 
     def give(self) -> None:
         """Pass it on when it is due."""
-        if self.orders is not None and self.leave and self.leave.is_set() and self.given is None:
-            self.given = time.monotonic()
+        if self.orders is None or self.given is not None:
+            return
+        now = time.monotonic()
+        if now - self.looked >= NOTICE_POLL_S:
+            self.looked = now
+            self.taken_away = causes.leaving_nodes() & set(self.group.nodes.values())
+        if self.taken_away or (self.leave and self.leave.is_set()):
+            self.given = now
             self.orders.put("leave")
 
     @property
