@@ -6,8 +6,9 @@ A job sweeps two learning rates, trains a tiny model on one of two simulated nod
 deploys it. Once it is left alone; then each kind of process is killed with SIGKILL at moments drawn
 evenly over the time that took, and the run is resumed when its own process ended by that. A
 preemption is announced to Ray half a minute before the node that trains is killed, and a stopped
-worker gets SIGSTOP. Written for each round: the moment, what the run's own process returned, how often it was resumed, and whether the
-weights, scores, trials, versions and the endpoint are those of the run left alone.
+worker gets SIGSTOP. Written for each round: the moment, what the run's own process returned, how
+often it was resumed, and whether weights, scores, trials, versions and endpoint are those of the
+run left alone.
 """
 
 import argparse
