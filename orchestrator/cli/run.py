@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -56,7 +57,7 @@ def run(
         from orchestrator import pipeline
 
         outcome = pipeline.run(context)
-        print_json(outcome) if as_json else show(outcome)
+    print_json(outcome) if as_json else show(outcome)
 
 
 def sweep(
@@ -75,11 +76,11 @@ def sweep(
         _, plan = pipeline.plan_stage(context)
         found = sweeping.run_sweep(context, plan)
         page = pipeline.write_report(context, plan, found, None, None)
-        if as_json:
-            print_json(found.winner)
-            return
-        out().print(f"winner: {sweeping.describe(found.winner)} ({found.winner.reason})")
-        out().print(f"run it: winnow run {context.run.folder / 'winner.yaml'}\nreport: {page}")
+    if as_json:
+        print_json(found.winner)
+        return
+    out().print(f"winner: {sweeping.describe(found.winner)} ({found.winner.reason})")
+    out().print(f"run it: winnow run {context.run.url}/winner.yaml\nreport: {page}")
 
 
 def train(
@@ -95,7 +96,7 @@ def train(
         from orchestrator import pipeline
 
         outcome = pipeline.run(context)
-        print_json(outcome) if as_json else show(outcome)
+    print_json(outcome) if as_json else show(outcome)
 
 
 @contextlib.contextmanager
@@ -110,12 +111,14 @@ def started(
 ) -> Iterator["Context"]:
     """A run of a job on a cluster, made or found, and nobody else's; interruptions are journaled.
 
-    Raises RunError where another process runs the same job.
+    What libraries print inside goes to stderr: stdout is for the result. Raises RunError where
+    another process runs the same job.
     """
     quiet_libraries()
     storage = storage_of(spec)
     key = f"leases/{spec.name}-{runs.digest(spec)[:12]}"
     with (
+        contextlib.redirect_stdout(sys.stderr),  # Ray tells of lost workers on stdout
         Console(quiet=quiet) as console,
         lease.held(
             storage.objects, key, f"job {spec.name}", lambda text: console(Remark(text))

@@ -78,7 +78,7 @@ def previous(versions: Sequence[str]) -> str:
     """The version before the present one, for a rollback. Raises RunError where there is none."""
     older = [version for version in versions if version != versions[-1]]
     if not older:
-        raise RunError("no other version has answered before; name one to promote")
+        raise RunError("no other version of it has answered before; name one to promote")
     return older[-1]
 
 

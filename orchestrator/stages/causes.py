@@ -12,6 +12,8 @@ from jobs.errors import ClusterError, StorageError, TrainingError, WinnowError, 
 from jobs.training.loop import is_out_of_memory
 from orchestrator.decisions.recovery import Cause, Failed
 
+LOST_KINDS = ("WorkerHealthCheckFailedError", "WorkerGroupStartupFailedError")
+"""Exceptions of Ray Train, which does not export them."""
 NOTICE_TIMEOUT_S = 5.0
 """How long the question which nodes leave may take."""
 LOST_PEER = (
@@ -64,7 +66,7 @@ def of_group(error: BaseException) -> Cause:
     if kind == "PreemptionError":
         return Cause.PREEMPTION
     lost = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
-    if isinstance(error, lost) or kind == "WorkerHealthCheckFailedError":
+    if isinstance(error, lost) or kind in LOST_KINDS:
         return Cause.LOST_WORKER
     return Cause.UNKNOWN
 
@@ -94,6 +96,7 @@ def of_end(
     nodes: Mapping[int, str],
 ) -> GroupError | ClusterError:
     """What to raise for what a worker said and what Ray says; `nodes` of the workers by rank."""
+    outcome = getattr(outcome, "controller_failure", outcome)  # what it wraps
     name, failures = placement.name, getattr(outcome, "worker_failures", None) or {}
     lost = {rank: of_group(error) for rank, error in failures.items()}
     gone = {rank: cause for rank, cause in lost.items() if cause is not Cause.UNKNOWN}
@@ -112,6 +115,7 @@ def of_end(
         return GroupError(Failed(failure.cause, failure.message, there))
     assert outcome is not None
     kind, text = of_group(outcome), first_line(next(iter(failures.values()), outcome))
+    text = text if kind is Cause.UNKNOWN else f"{kind} ({text})"
     is_late = "timed out" in str(outcome).lower() or "Timeout" in type(outcome).__name__
     if kind is Cause.UNKNOWN and is_late:
         return ClusterError(

@@ -142,7 +142,7 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
         ),
         (("load", "http://127.0.0.1:9/none", "--texts", "nodes.txt"), "nodes.txt cannot be read"),
         (("models", "show", "sentiment"), "no version of sentiment is published"),
-        (("models", "rollback", "job.yaml"), "no other version of reviews has answered before"),
+        (("models", "rollback", "job.yaml"), "no other version of it has answered before"),
     ],
 )
 def test_serving_commands_say_what_is_missing(
