@@ -87,7 +87,8 @@ class JobSpec(SpecModel):
     serve: ServeSpec | None = None
     """The endpoint; left out, the model is published but not served."""
     storage: Annotated[str, Field(min_length=1)] = "./.winnow"
-    """Folder for runs and models, relative to the working directory."""
+    """Where runs and models are kept: a folder, relative to the working directory and seen by all
+    nodes, or `s3://bucket/prefix`."""
     tracking: TrackingSpec | None = None
     """Where metrics are also sent."""
     secrets: Items[str] = ()

@@ -207,7 +207,16 @@ def offload_needs_sharding(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("train", "cpu_offload"), message)
 
 
+def storage_names_a_bucket(spec: JobSpec) -> Iterator[Violation]:
+    """A URL is one of S3, with a bucket; anything else is a folder."""
+    scheme, mark, rest = spec.storage.partition("://")
+    if mark and (scheme != "s3" or not rest.partition("/")[0]):
+        what = f"{spec.storage!r} is neither a folder nor a bucket; write s3://bucket/prefix"
+        yield Violation(("storage",), what)
+
+
 RULES: tuple[Rule, ...] = (
+    storage_names_a_bucket,
     global_batch_divides_over_workers,
     micro_batch_fits_global_batch,
     placements_are_distinct,

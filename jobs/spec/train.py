@@ -114,4 +114,4 @@ class TrainSpec(SpecModel):
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training state is saved."""
     retry: RetrySpec | None = None
-    """Which failures are retried."""
+    """Which failures are retried; left out, all that may pass, three times in all."""

@@ -102,6 +102,8 @@ FIELDS = [
     ("prices: {T4: free}", "prices.T4: 'free' is not a number"),
     ("serve: {route: sentiment}", "serve.route: 'sentiment' is no route; start with /"),
     ("serve: {}", "serve.route: is required"),
+    ("storage: s3://", "'s3://' is neither a folder nor a bucket; write s3://bucket/prefix"),
+    ("storage: gs://models/x", "'gs://models/x' is neither a folder nor a bucket"),
     ("serve: {route: /a, replicas: {min: 4, max: 2}}", "serve.replicas.min: min 4 is above max 2"),
     ("serve: {route: /a, batching: {max_wait: 5}}", "serve.batching.max_wait: 5 has no clear unit"),
     ("serve: {route: /a, rollout: {gate: [speed]}}", "'speed' is no rule of a gate; write slo"),
