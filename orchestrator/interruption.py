@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -17,8 +17,8 @@ def interrupt(*_: object) -> None:
 
 
 @contextlib.contextmanager
-def asked_first(leave: threading.Event) -> Iterator[None]:
-    """Inside the block a first signal sets `leave` and a second one interrupts.
+def asked_first(leave: threading.Event, tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block a first signal sets `leave`, which is told, and a second one interrupts.
 
     Whoever sees `leave` ends in good order; then the block raises what the signal stands for.
     """
@@ -32,6 +32,7 @@ def asked_first(leave: threading.Event) -> Iterator[None]:
         if leave.is_set():
             raise kinds[-1]
         leave.set()
+        tell("saving before it ends; a second signal ends it at once")
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

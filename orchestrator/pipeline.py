@@ -185,7 +185,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.resources.wait if context.spec.resources else WaitSpec(),
         )
         shelf = _shelf(context.run)
-        result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed)
+        result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)
     if shelf.bucket:
         for path in place.glob("*"):
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())

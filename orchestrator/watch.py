@@ -5,6 +5,7 @@ from collections.abc import Callable
 from jobs.training.events import (
     Evaluated,
     Event,
+    Left,
     Metered,
     PassedOver,
     Started,
@@ -109,6 +110,8 @@ def _remarks(event: Event) -> list[str]:
             return [speed_text(event), *(f"disturbed: {text}" for text in disturbances(event))]
         case PassedOver():
             return [event.message]
+        case Left():
+            return [f"left after step {event.step}, with a checkpoint"]
         case Stopped():
             return [f"the budget is used up after step {event.step}"]
     return []

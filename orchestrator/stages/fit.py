@@ -77,17 +77,19 @@ def fit(
     rules: Rules,
     on_event: Callable[[Event], None],
     on_failure: Callable[[Failed, Retry | GiveUp], None],
+    tell: Callable[[str], None],
 ) -> FitResult:
     """Train from the newest whole checkpoint, or from the start; go on after what may pass.
 
     `on_failure` is told of each failure and what is done about it. After a signal the workers save
-    and end, and it is raised. Raises TrainingError when the failure is one to give up at.
+    and end, which `tell` hears of, and it is raised. Raises TrainingError when the failure is one
+    to give up at.
     """
     begin = time.monotonic()
     gathered, failures = _Gathered(), list[Failed]()
     while True:
         try:
-            _attempt(config, placement, checkpoints, gathered, on_event)
+            _attempt(config, placement, checkpoints, gathered, on_event, tell)
             return _result(gathered, config, checkpoints, time.monotonic() - begin)
         except GroupError as error:
             failures.append(error.failed)
@@ -109,12 +111,13 @@ def _attempt(
     checkpoints: Shelf,
     gathered: _Gathered,
     on_event: Callable[[Event], None],
+    tell: Callable[[str], None],
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
     events = stream(
         work, payload, placement, name="fit", storage=checkpoints.folder.parent, leave=leave
     )
-    with asked_first(leave), contextlib.closing(events):
+    with asked_first(leave, tell), contextlib.closing(events):
         for event in events:
             gathered.take(event, config.metrics[0])
             on_event(event)
