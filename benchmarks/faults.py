@@ -257,19 +257,31 @@ def kill(kind: str, run: "subprocess.Popen[bytes]", draw: random.Random) -> str 
 NOTICE_S = 30
 
 
+BUSY = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+free = ray._private.state.available_resources_per_node()
+for node in ray.nodes():
+    if node["Alive"] and node["Resources"].get("GPU") and not free[node["NodeID"]].get("GPU"):
+        print(json.dumps([node["NodeID"], node["RayletSocketName"]]))
+"""
+"""Prints id and socket of each node whose devices are in use."""
+
+
 def preempt(cluster: local.LocalCluster) -> str | None:
-    """Announce the end of the node that trains now, and bring it about in half a minute."""
-    family = psutil.Process(cluster.pid).children(recursive=True)
-    workers = [process for process in family if is_kind(process, "worker")]
-    raylet = next((p for w in workers for p in w.parents() if is_kind(p, "node")), None)
-    if raylet is None:
+    """Announce the end of the node that works now, and bring it about in half a minute."""
+    environment = {**os.environ, **local.environment()}
+    asked = [sys.executable, "-c", BUSY, cluster.address]
+    found = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)
+    if not found.stdout.strip():
         return None
-    words = raylet.cmdline()
-    node = next(word.partition("=")[2] for word in words if word.startswith("--node-id="))
+    node, socket = json.loads(found.stdout.splitlines()[0])
+    family = psutil.Process(cluster.pid).children(recursive=True)
+    raylet = next(p for p in family if is_kind(p, "node") and socket in " ".join(p.cmdline()))
     command = [str(Path(sys.executable).with_name("ray")), "drain-node", f"--node-id={node}"]
     command += [f"--address={cluster.address}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
     command += ["--reason-message=taken away", f"--deadline-remaining-seconds={NOTICE_S}"]
-    subprocess.run(command, check=True, env={**os.environ, **local.environment()})
+    subprocess.run(command, check=True, env=environment)
     threading.Timer(NOTICE_S, raylet.kill).start()
     return f"notice to {node[:8]}"
 
