@@ -247,7 +247,7 @@ def kill(kind: str, run: "subprocess.Popen[bytes]", draw: random.Random) -> str 
         return None
     victim = draw.choice(chosen)
     try:
-        name = " ".join(victim.cmdline())[:60]
+        name = Path(victim.cmdline()[0]).name
         victim.suspend() if kind == "stopped" else victim.kill()
     except psutil.NoSuchProcess:
         return None
