@@ -9,7 +9,6 @@ from cluster.prices import read_book
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.resources import WaitSpec
-from jobs.storage.storage import S3_SCHEME
 from jobs.training.checkpoint import Shelf
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
@@ -186,7 +185,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         )
         shelf = _shelf(context.run)
         result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)
-    if shelf.bucket:
+    if context.storage.is_bucket:
         for path in place.glob("*"):
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
     steps = result.stopped_at or result.steps
@@ -207,8 +206,7 @@ def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
 def _shelf(run: Run) -> Shelf:
     """Where a run's checkpoints are: its folder, and the bucket where there is one."""
     place = "fit/checkpoints"
-    is_bucket = run.storage.url.startswith(S3_SCHEME)
-    return Shelf(run.folder / place, f"{run.url}/{place}" if is_bucket else "")
+    return Shelf(run.folder / place, f"{run.url}/{place}" if run.storage.is_bucket else "")
 
 
 def _metric_limits(spec: JobSpec) -> dict[str, float]:

@@ -25,6 +25,11 @@ class Storage:
         """As a job would name it."""
         return self.objects.url
 
+    @property
+    def is_bucket(self) -> bool:
+        """Whether `folder` is only a place to work in."""
+        return isinstance(self.objects, BucketObjects)
+
     def __str__(self) -> str:
         return self.url
 

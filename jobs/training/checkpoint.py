@@ -105,12 +105,12 @@ def _write(snapshot: state.Snapshot, session: Session, shelf: Shelf) -> Checkpoi
     partial.mkdir(parents=True)
     state.write(snapshot, session, partial)
     manifest.write(partial, asdict(snapshot.reference))
-    if shelf.bucket:
-        shelf.bucket.put_folder(final.name, partial)
-    LocalObjects(final.parent).put_folder(final.name, partial)
-    for objects in (LocalObjects(final.parent), shelf.bucket):
-        if objects:
-            _tidy(objects, session.config.checkpoint.keep, session.config.metrics[0])
+    here, bucket = LocalObjects(final.parent), shelf.bucket
+    here.put_folder(final.name, partial)
+    if bucket:  # after it is whole here, which it stays should the bucket not answer
+        bucket.put_folder(final.name, final)
+    for objects in filter(None, (here, bucket)):
+        _tidy(objects, session.config.checkpoint.keep, session.config.metrics[0])
     return snapshot.reference
 
 

@@ -94,7 +94,7 @@ def rollback(
 ) -> None:
     """Let the version that answered before the present one answer again, at once."""
     spec = load_job(job, settings)
-    older = aliases.previous(registry.deployed(storage_of(spec), spec.name))
+    older = aliases.previous(spec.name, registry.deployed(storage_of(spec), spec.name))
     at_once = [*(settings or []), "serve.rollout=null"]
     deploying.deploy(job, older, at_once, address, as_json)
 

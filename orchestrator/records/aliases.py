@@ -74,11 +74,11 @@ def move(
     raise StorageError(f"{alias} of {name} is moved by others all the time; try again later")
 
 
-def previous(versions: Sequence[str]) -> str:
+def previous(name: str, versions: Sequence[str]) -> str:
     """The version before the present one, for a rollback. Raises RunError where there is none."""
     older = [version for version in versions if version != versions[-1]]
     if not older:
-        raise RunError("no other version of it has answered before; name one to promote")
+        raise RunError(f"no other version of {name} has answered before; name one to promote")
     return older[-1]
 
 

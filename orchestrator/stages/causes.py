@@ -1,8 +1,10 @@
 """What a failure of a worker or of its group was, told from the exceptions of torch and Ray."""
 
 import errno
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -127,8 +129,16 @@ def of_end(
 
 def leaving_nodes() -> frozenset[str]:
     """Ids of the nodes that are about to be taken away, as a cloud or an autoscaler announced."""
-    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-    return frozenset(client.get_draining_nodes(timeout=NOTICE_TIMEOUT_S))
+    try:
+        client = _client(ray.get_runtime_context().gcs_address)
+        return frozenset(client.get_draining_nodes(timeout=NOTICE_TIMEOUT_S))
+    except ray.exceptions.RayError:
+        return frozenset()  # a head that does not answer is noticed elsewhere
+
+
+@functools.cache
+def _client(address: str) -> Any:
+    return ray._raylet.GcsClient(address=address)
 
 
 def is_alive(nodes: Iterable[str]) -> bool:

@@ -59,7 +59,6 @@ whether it was; run by every worker of a group."""
 class _Group:
     """What is known of a running group."""
 
-    placement: Placement
     on_group: Callable[[str], None] | None
     ids: set[str] = field(default_factory=set)
     nodes: dict[int, str] = field(default_factory=dict)
@@ -96,7 +95,7 @@ def stream(
     channels = {"messages": messages, "orders": orders}
     trainer = _trainer(work, payload, placement, channels, name=name, storage=storage)
     outcome: list[BaseException | None] = []
-    group = _Group(placement, on_group)
+    group = _Group(on_group)
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     failure: Failure | None = None

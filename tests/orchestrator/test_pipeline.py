@@ -96,11 +96,11 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
             space,
             trials=2,
             trial_share=0.5,
-            probe={"warmup": "10ms", "duration": "100ms", "confirm": 0},
+            probe={"warmup": "10ms", "duration": "100ms", "confirm": 1},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
         serve={"route": "/tiny", "engine": "openvino-fp32"},  # choosing one takes a minute
-        resources={"any_of": any_of("cpu:1")},
+        resources={"any_of": any_of("cpu:1", "cpu:2")},
     )
     code, out, err = finish(winnow("run", str(path), "--json"))
     assert code == 0, out or err
@@ -171,6 +171,7 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     assert code == 0, out or err
     outcome = json.loads(out)
     assert outcome["run"] == run.id
+    assert outcome["receipt"]["resumed"] is True
     failures = [note for note in run.notes if note["event"] == "failure"]
     assert [note["cause"] for note in failures] == ["a worker was lost"]
     version = registry.read(storage, "tiny-reviews")

@@ -42,7 +42,7 @@ def promote(operation: str, _: Sequence[str]) -> str:
 
 def roll_back(versions: Sequence[str]) -> str:
     """To the version before, or to a first one."""
-    return aliases.previous(versions) if len(set(versions)) > 1 else "first"
+    return aliases.previous(MODEL, versions) if len(set(versions)) > 1 else "first"
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ def test_an_operation_that_is_repeated_is_done_once(tmp_path: Path) -> None:
 
 
 def test_a_rollback_goes_to_the_version_before(tmp_path: Path) -> None:
-    assert aliases.previous(["a", "b", "b"]) == "a"
-    assert aliases.previous(["a", "b", "a"]) == "b"
-    with pytest.raises(RunError, match="no other version"):
-        aliases.previous(["a"])
+    assert aliases.previous("m", ["a", "b", "b"]) == "a"
+    assert aliases.previous("m", ["a", "b", "a"]) == "b"
+    with pytest.raises(RunError, match="no other version of m"):
+        aliases.previous("m", ["a"])
 
 
 def test_an_altered_alias_is_refused(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def check(place: str, folder: Path) -> None:
     for row in answered.values():
         before = [move.version for move in moves[: row["number"] - 1]]
         if row["is_rollback"] and len(set(before)) > 1:
-            assert row["version"] == aliases.previous(before)
+            assert row["version"] == aliases.previous(promoting.MODEL, before)
 
 
 def run_all(place: str, folder: Path) -> list[Path]:
