@@ -200,7 +200,7 @@ def hit(
             killed = kill(kind, run, draw)
         time.sleep(0.05)
     after_s = time.monotonic() - begin
-    code, codes = wait(run), []
+    code, codes = wait(run), list[int]()
     while code != 0 and len(codes) < RESUMES:
         codes.append(code)
         up()

@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -21,14 +22,14 @@ WARMUP_STEPS = 40
 LORA_RANK = 16
 
 
-class Clock(transformers.TrainerCallback):
+class Clock(transformers.TrainerCallback):  # type: ignore[misc]
     """Stops training after some seconds and knows how many steps they held."""
 
     def __init__(self, seconds: float, warmup: int) -> None:
         self.seconds, self.warmup = seconds, warmup
         self.begin, self.steps, self.elapsed = 0.0, 0, 0.0
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
         """Begin after the warm-up; end when the time is over."""
         done = state.global_step - self.warmup
         if done == 0:
@@ -75,7 +76,7 @@ def main() -> None:
         print(json.dumps({**rate, "workers": workers, "peak_memory_gib": memory}))
 
 
-def classification(work: Path):
+def classification(work: Path) -> tuple[Any, Any, Any]:
     """Rows of train.tsv, a BERT with a head, and padding to the longest of a batch."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(work / "bert")
     with (work / "train.tsv").open(encoding="utf-8", newline="") as handle:
@@ -88,7 +89,7 @@ def classification(work: Path):
     return rows, model, transformers.DataCollatorWithPadding(tokenizer)
 
 
-def language(work: Path):
+def language(work: Path) -> tuple[Any, Any, Any]:
     """Rows of questions.jsonl, a causal model with a fresh adapter, and padding likewise."""
     import peft
 

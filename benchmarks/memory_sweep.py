@@ -58,10 +58,11 @@ def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
 
     spec = load_job(job, ["sweep.probe.confirm=0"])
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
-    context = Context(spec, run, folder, tell, serve_port)
+    context = Context(spec, run, open_storage(folder), tell, serve_port)
     _, plan = pipeline.plan_stage(context)
     found = sweep.run_sweep(context, plan)
-    results = [line["candidate"] for line in lines(run.folder / "measurements.jsonl")]
+    measured = journal.read(run.storage.objects, f"runs/{run.id}/measurements.jsonl").values
+    results = [json.loads(value)["candidate"] for value in measured]
     candidate = found.winner.candidate
     workers = candidate.placement.workers
     return {
@@ -75,11 +76,6 @@ def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
         "asked_global_batch": spec.train.global_batch_size,
         "sweep_s": found.duration_s,
     }
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """What was recorded one by one."""
-    return [json.loads(value) for value in journal.read(path).values]
 
 
 def tell(notice: Notice) -> None:

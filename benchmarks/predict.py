@@ -115,7 +115,7 @@ def measure_job(
     from orchestrator.context import Context
 
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
-    context = Context(spec, run, folder, tell, serve_port)
+    context = Context(spec, run, open_storage(folder), tell, serve_port)
     _, plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
@@ -168,10 +168,10 @@ def train(context: Any, plan: Any, prediction: Any) -> Any:
     from orchestrator.records.receipt import write_receipt
 
     run = context.run
-    own = runs.Run(run.id, run.folder / "fits" / prediction.candidate.replace("/", "-"))
-    own.folder.mkdir(parents=True)
+    storage = open_storage(run.folder / "fits" / prediction.candidate.replace("/", "-"))
+    own = runs.Run(run.id, storage)
     winner = Winner(plan.candidate(prediction.candidate), {}, prediction, "benchmark")
-    fit = pipeline.fit_stage(dataclasses.replace(context, run=own), winner)
+    fit = pipeline.fit_stage(dataclasses.replace(context, run=own, storage=storage), winner)
     shutil.rmtree(own.folder / "fit" / "checkpoints")
     return write_receipt(run.id, winner, fit, 0.0)
 

@@ -157,8 +157,8 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         servers = [stack.enter_context(make(version, arguments))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
         servers += [
-            stack.enter_context(other(*peer.split("=", 1), version, engine, arguments))
-            for peer in arguments.peer
+            stack.enter_context(other(name, python, version, engine, arguments))
+            for name, _, python in (peer.partition("=") for peer in arguments.peer)
         ]
         ceiling = ceiling_of(version, engine, device_of(arguments))
         print(f"{engine}: {ceiling:,.0f} texts a (CPU) second by itself", flush=True)
@@ -168,6 +168,8 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
                 script = script_of(home, size, in_lists=server.name in TAKE_LISTS)
                 rows.append(measure(server, concurrency, size, arguments, script))
                 print(asdict(rows[-1]), file=sys.stderr, flush=True)
+                if rows[-1].failed and (log := log_of(server.name)).exists():
+                    print(log.read_text(errors="replace")[-1000:], file=sys.stderr, flush=True)
                 time.sleep(PAUSE_S)
     return engine, ceiling, rows
 
@@ -244,7 +246,7 @@ def process_of(
     name: str, words: list[str], environment: dict[str, str], port: int
 ) -> Iterator[Server]:
     """A server in a process that ends with the `with`."""
-    log = Path(os.environ["WINNOW_HOME"]) / f"{name}.log"
+    log = log_of(name)
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
@@ -253,10 +255,16 @@ def process_of(
         yield server
     finally:
         family = psutil.Process(process.pid).children(recursive=True) if is_up(process) else []
-        for member in (*family, process):
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 member.terminate()
+        process.terminate()
         process.wait(20)
+
+
+def log_of(name: str) -> Path:
+    """What a server in a process of ours prints."""
+    return Path(os.environ["WINNOW_HOME"]) / f"{name}.log"
 
 
 def is_up(process: "subprocess.Popen[bytes]") -> bool:
@@ -369,7 +377,7 @@ def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
         own = [r for r in rows if (r.texts, r.concurrency, r.server) == (size, concurrency, name)]
 
         def median(field: str, own: list[Any] = own) -> float:
-            return statistics.median(getattr(row, field) for row in own)
+            return float(statistics.median(getattr(row, field) for row in own))
 
         cpu = median("cpu_us")
         rate = median("texts_per_s") if is_gpu else 1e6 * size / cpu

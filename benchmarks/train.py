@@ -15,6 +15,7 @@ miniature on CPUs, to check the script.
 
 import argparse
 import csv
+import functools
 import json
 import os
 import platform
@@ -125,7 +126,7 @@ def main() -> int:
         parts = {"bert": bert, "scaling": scaling, "ray": ray, "lora": lora, "zero": zero}
         try:
             for name in arguments.parts.split(","):
-                bench.attempt(name, lambda part=name: parts[part](bench))
+                bench.attempt(name, functools.partial(parts[name], bench))
         finally:
             subprocess.run([*winnow(), "down"], check=False, stdout=subprocess.DEVNULL)
     record(bench, arguments.out)
@@ -207,7 +208,7 @@ def lora(bench: Bench) -> None:
     base = trainer(bench, LORA_ROWS, "--lora")
     bench.note("lora/trainer", base)
     for mode in bench.modes:
-        changes = {
+        changes: dict[str, Any] = {
             "adapter": {"type": "lora", "r": 16, "alpha": 32, "dropout": 0.0},
             "compile": mode == "compiled",
             "micro": LORA_MICRO,

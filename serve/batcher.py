@@ -68,6 +68,8 @@ class _Request:
     began: float
     scores: list[list[float]] = field(default_factory=list)
     left: int = 0
+    read: int = 0
+    """Texts that the engine's thread has tokenised."""
     is_cut: bool = False
 
 
@@ -124,7 +126,9 @@ class Batcher:
         self.limits = limits
         self.launch, self._tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
-        self._arrived: queue.SimpleQueue[tuple[_Request, int] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._opened: _Request | None = None
+        """What is being tokenised, a piece at a time."""
         self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
         self._tokens_per_s: float | None = None
@@ -154,8 +158,7 @@ class Batcher:
         self._count(1, guess)
         late = loop.call_later(timeout_s, _refuse, future, DeadlineError())
         try:
-            for index in range(len(texts)):
-                self._arrived.put((request, index))
+            self._arrived.put(request)
             return await future
         finally:
             late.cancel()
@@ -195,12 +198,13 @@ class Batcher:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
         taken: list[tuple[_Request, int]] = []
         characters = 0
-        while characters < PIECE_CHARACTERS and (arrived := self._next(may_wait=is_idle)):
-            request, index = arrived
-            if not request.future.done():
-                taken.append(arrived)
-                characters += sum(len(part) for part in request.texts[index])
+        while characters < PIECE_CHARACTERS and (request := self._next(may_wait=is_idle)):
             is_idle = False
+            while characters < PIECE_CHARACTERS and request.read < len(request.texts):
+                taken.append((request, request.read))
+                characters += sum(map(len, request.texts[request.read]))
+                request.read += 1
+            self._opened = request if request.read < len(request.texts) else None
         if not taken:
             return []
         try:
@@ -212,14 +216,18 @@ class Batcher:
             return []
         return [_Item(r, i, row, len(row)) for (r, i), row in zip(taken, rows, strict=True)]
 
-    def _next(self, *, may_wait: bool) -> tuple[_Request, int] | None:
-        """The text that came first, if there is one; None to wake up for the end."""
-        if not may_wait and self._arrived.empty():
-            return None
-        arrived = self._arrived.get()
-        if may_wait:
-            time.sleep(self.limits.idle_wait_s)
-        return arrived
+    def _next(self, *, may_wait: bool) -> _Request | None:
+        """The first request that is still wanted, if one is there; None to wake up for the end."""
+        while self._opened is None or self._opened.future.done():
+            if not may_wait and self._arrived.empty():
+                self._opened = None
+                return None
+            self._opened = self._arrived.get()
+            if self._opened is None:
+                return None
+            if may_wait:
+                time.sleep(self.limits.idle_wait_s)
+        return self._opened
 
     def _begin(self, batch: list[_Item]) -> None:
         """Launch one batch, if somebody still wants it."""

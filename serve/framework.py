@@ -1,5 +1,6 @@
 """What applications share: the server of this process, errors in one shape, metrics, health."""
 
+import gc
 import time
 from typing import Any
 
@@ -29,7 +30,13 @@ def find() -> Answering | None:
 
 
 def install(server: Answering) -> None:
-    """Let this process answer with a server."""
+    """Let this process answer with a server.
+
+    What is there by now stays: the garbage collector no longer walks through it, which stopped
+    everything for 0.1 to 0.3 s every few hundred requests.
+    """
+    gc.collect()
+    gc.freeze()
     _current[:] = [server]
 
 

@@ -20,7 +20,7 @@ class Row:
 
     ids: Sequence[int]
     types: Sequence[int]
-    """0 in the first text, 1 in the second."""
+    """0 in the first text, 1 in the second; empty where a lone text has only 0."""
     is_cut: bool = False
     """Whether the input was longer than the model takes."""
 
@@ -38,6 +38,7 @@ class Tokenizer:
         self._fast = loaded.backend_tokenizer
         self._fast.enable_truncation(max_length)
         self._fast.no_padding()
+        self._has_lone_types = any(self._fast.encode("a").type_ids)
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What rows of token ids read as, without special tokens."""
@@ -47,9 +48,9 @@ class Tokenizer:
         """Each text or pair as a row, cut to the model's length."""
         inputs = [text[0] if len(text) == 1 else text for text in texts]
         found = self._fast.encode_batch_fast(inputs)
+        has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [
-            Row(found_row.ids, found_row.type_ids, bool(found_row.overflowing))
-            for found_row in found
+            Row(row.ids, row.type_ids if has_types else (), bool(row.overflowing)) for row in found
         ]
 
 
@@ -82,7 +83,7 @@ class Padding:
         ids[: len(rows)][inside] = np.fromiter(
             itertools.chain.from_iterable(row.ids for row in rows), np.int64
         )
-        if any(1 in row.types for row in rows):
+        if any(row.types for row in rows):
             types[: len(rows)][inside] = np.fromiter(
                 itertools.chain.from_iterable(row.types for row in rows), np.int64
             )
