@@ -1,6 +1,5 @@
 """One replica's model: requests in, labels out, with limits and counts. No Ray and no transport."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,10 +115,8 @@ class Server:
         version = fetched(config.version)
         config = replace(config, version=version)
         self.config = config
-        if config.device == "cuda":
-            # a GPU is faster than one core can tokenise; on CPUs the cores are the engine's
-            os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        tokenizer = Tokenizer(Path(version.path), version.max_length)
+        is_gpu = config.device == "cuda"  # faster than one core can tokenise
+        tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
         self.choice, engine = prepare(config, tokenizer)
         self.metrics = Metrics(version.name, version.id)
         self._labels = list(version.labels)

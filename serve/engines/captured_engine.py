@@ -84,6 +84,7 @@ class CapturedEngine:
     def _capture(self, shape: Shape) -> _Captured:
         count = 3 * shape[0] * shape[1]
         batch = self._inputs[:count].view(3, *shape)
+        batch.zero_()  # what an earlier batch left there would not be ids of this one's shape
         batch[1] = 1
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())

@@ -1,6 +1,7 @@
 """Tokenised rows, and the padded arrays that engines take."""
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ import transformers
 
 Text = tuple[str, ...]
 """One text, or a pair."""
+SPREAD_TEXTS = 64
+"""So many are worth waking other cores for; fewer took longer with them."""
 Matrix = npt.NDArray[np.int64]
 
 
@@ -31,7 +34,9 @@ class Row:
 class Tokenizer:
     """The model's fast tokenizer, without its Python layer: it lets go of the interpreter lock."""
 
-    def __init__(self, folder: Path, max_length: int) -> None:
+    def __init__(self, folder: Path, max_length: int, *, is_spread: bool = False) -> None:
+        """With `is_spread` many texts are tokenised on all cores."""
+        self._is_spread = is_spread
         loaded = transformers.AutoTokenizer.from_pretrained(folder)
         self.pad_id = int(loaded.pad_token_id or 0)
         self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
@@ -47,6 +52,8 @@ class Tokenizer:
     def rows(self, texts: Sequence[Text]) -> list[Row]:
         """Each text or pair as a row, cut to the model's length."""
         inputs = [text[0] if len(text) == 1 else text for text in texts]
+        is_spread = self._is_spread and len(texts) >= SPREAD_TEXTS
+        os.environ["TOKENIZERS_PARALLELISM"] = "true" if is_spread else "false"
         found = self._fast.encode_batch_fast(inputs)
         has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [
