@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import CheckpointError, StorageError
-from jobs.storage import manifest
+from jobs.storage import client, manifest
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
@@ -162,11 +162,9 @@ def test_a_bucket_that_is_not_there_is_not_asked_again(bucket: str) -> None:
 
 
 def test_wrong_keys_are_not_asked_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jobs.storage import bucket as module
-
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-    module._client_of.cache_clear()
+    client.client_of.cache_clear()
     with pytest.raises(StorageError, match="cannot be read") as caught:
         BucketObjects(bucket).read("x")
-    module._client_of.cache_clear()
+    client.client_of.cache_clear()
     assert not caught.value.is_passing

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.storage import client
 from jobs.storage.storage import Storage, open_storage
 from orchestrator.records import garbage, registry, runs
 from tests import s3
@@ -61,12 +62,10 @@ def test_unfinished_files_and_what_ray_wrote_are_deleted(storage: Storage) -> No
 
 
 def test_uploads_that_never_ended_are_ended(bucket: str) -> None:
-    from jobs.storage import bucket as module
-
     storage, key = open_storage(bucket), f"{bucket.rpartition('/')[2]}/big"
-    client = module._client()
-    upload = client.create_multipart_upload(Bucket=s3.BUCKET, Key=key)["UploadId"]
-    client.upload_part(Bucket=s3.BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=b"0" * 99)
+    server = client.s3()
+    upload = server.create_multipart_upload(Bucket=s3.BUCKET, Key=key)["UploadId"]
+    server.upload_part(Bucket=s3.BUCKET, Key=key, UploadId=upload, PartNumber=1, Body=b"0" * 99)
     (found,) = garbage.find(storage, SOON)
     assert found.upload == upload
     garbage.delete(storage, found)
