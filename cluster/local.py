@@ -20,6 +20,7 @@ import psutil
 from cluster import catalogue, ingress
 from jobs.errors import ClusterError
 from jobs.spec.quantities import AcceleratorRequest
+from jobs.storage import files
 
 START_TIMEOUT_S = 90.0
 """How long the head and its simulated nodes may take to come up."""
@@ -54,11 +55,6 @@ class LocalCluster:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
 
-def home() -> Path:
-    """Folder for the state of the local cluster, `WINNOW_HOME` or `~/.winnow`."""
-    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser()
-
-
 LOOPBACK_SWITCH = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Binds Ray to loopback only, as it does on desktop systems, whose name the switch carries."""
 
@@ -90,12 +86,12 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     """Start the local cluster; raises ClusterError when one is up or it does not come up."""
     if running():
         raise ClusterError("a local cluster is already up; stop it with `winnow down`")
-    home().mkdir(parents=True, exist_ok=True)
+    files.home().mkdir(parents=True, exist_ok=True)
     _state_file().unlink(missing_ok=True)
     _write_token()
     nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
     dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
-    log = home() / "cluster.log"
+    log = files.home() / "cluster.log"
     folder = Path(tempfile.mkdtemp(prefix="winnow-", dir=SHORT_TEMPORARY))
     process = _start_keeper(nodes, dashboard_port, folder, log)
     try:
@@ -218,12 +214,12 @@ def _free_port(wanted: int) -> int:
 
 
 def _state_file() -> Path:
-    return home() / "cluster.json"
+    return files.home() / "cluster.json"
 
 
 def _address_file() -> Path:
-    return home() / "address"
+    return files.home() / "address"
 
 
 def _token_file() -> Path:
-    return home() / "token"
+    return files.home() / "token"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from cluster import catalogue, local
+from cluster import catalogue
 from jobs.errors import ClusterError
+from jobs.storage import files
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ _QUOTES = TypeAdapter(tuple[Quote, ...])
 
 def book_path() -> Path:
     """Where fetched prices are kept."""
-    return local.home() / "prices.json"
+    return files.home() / "prices.json"
 
 
 def read_book() -> PriceBook:

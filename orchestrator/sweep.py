@@ -19,6 +19,9 @@ from orchestrator.records.receipt import FitResult
 from orchestrator.records.store import Store, is_same_ground
 from orchestrator.stages import quality, speed
 
+WINNER = "winner.yaml"
+"""File of a run with the job that the sweep chose."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
@@ -43,7 +46,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     plan = devices.preferred()
     if context.spec.sweep is None:
         winner = _choose(context, plan, devices)
-        run.write("winner", winner)
+        _keep_winner(context, winner)
         return Sweep((), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
     trials = _try(context, plan, speeds, devices)
@@ -52,9 +55,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
-    run.write("winner", winner)
-    winning = select.winning_job(context.spec, winner)
-    run.keep("winner.yaml", runs.to_yaml(winning).encode())
+    _keep_winner(context, winner)
     shown = (
         report.show_interval(winner.prediction.time_s, report.show_time)
         if winner.prediction
@@ -63,6 +64,13 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     context.notify(StageFinished("select", f"{describe(winner)}, full run {shown}"))
     cost = budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials)
     return Sweep(speeds.measurements, speeds.predictions, trials, winner, duration, cost)
+
+
+def _keep_winner(context: Context, winner: Winner) -> None:
+    """Record it, as a value and as a job of its own."""
+    job = runs.to_yaml(select.winning_job(context.spec, winner))
+    context.run.keep(WINNER, job.encode())
+    context.run.write("winner", winner)
 
 
 def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:

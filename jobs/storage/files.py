@@ -12,9 +12,14 @@ PARTIAL = ".partial-"
 """Start of the name of what is being written; left behind by a killed process, and collected."""
 
 
+def home() -> Path:
+    """Where this machine keeps what is its own: `WINNOW_HOME`, or `~/.winnow`."""
+    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser()
+
+
 def cache_folder() -> Path:
-    """Where this machine keeps copies: `cache` below `WINNOW_HOME`, or below `~/.winnow`."""
-    return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser() / "cache"
+    """Where this machine keeps copies."""
+    return home() / "cache"
 
 
 def partial_of(path: Path) -> Path:

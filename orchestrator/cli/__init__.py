@@ -6,8 +6,8 @@ import traceback
 
 import typer
 
-from cluster import local
 from jobs.errors import JobFileError, WinnowError
+from jobs.storage import files
 from orchestrator.cli import (
     accuracy,
     cluster,
@@ -88,7 +88,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - a bug: the user gets a sentence, we get the trace
         if isinstance(error.__cause__, Terminated):  # it went through C code, such as Ray's
             sys.exit(128 + signal.SIGTERM)
-        path = local.home() / "crash.log"
+        path = files.home() / "crash.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")
         print_error(WinnowError(f"{type(error).__name__}: {error}; this is a bug, see {path}"))

@@ -15,6 +15,7 @@ from orchestrator.cli.options import (
     out,
     print_json,
     quiet_libraries,
+    results_only,
     storage_of,
 )
 from orchestrator.records import registry
@@ -31,7 +32,7 @@ def deploy(
     spec, serving = load_served(job, settings, "deploy")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
-    with session.connect(address=address) as cluster:
+    with results_only(), session.connect(address=address) as cluster:
         from cluster import discovery
         from serve import deployment
 
@@ -42,10 +43,10 @@ def deploy(
             nodes,
             port=cluster.serve_port,
             find=functools.partial(registry.read, storage_of(spec)),
-            tell=lambda text: None if as_json else out().print(text, markup=False),
+            tell=lambda text: out().print(text, markup=False),
         )
         registry.note_deployed(storage_of(spec), model)
-        if as_json:
-            print_json(endpoint)
-        else:
-            out().print(f"{endpoint.url}/predict answers with version {endpoint.version}")
+    if as_json:
+        print_json(endpoint)
+    else:
+        out().print(f"{endpoint.url}/predict answers with version {endpoint.version}")

@@ -1,9 +1,11 @@
 """What the commands share: options, loading a job, and printing results and errors."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +71,13 @@ def storage_of(spec: JobSpec) -> Storage:
 def out() -> rich.console.Console:
     """Where results for people go."""
     return rich.console.Console(highlight=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def results_only() -> Iterator[None]:
+    """Keep stdout for results: Ray tells of lost workers there, and progress is none."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from orchestrator.cli.options import (
     out,
     print_json,
     quiet_libraries,
+    results_only,
     storage_of,
 )
 from orchestrator.console import Console
@@ -39,6 +39,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest ru
 OrNew = Annotated[
     bool, typer.Option("--or-new", help="With --resume: start a run where there is none.")
 ]
+
+OPEN_CLUSTER = (
+    "this Ray cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token"
+)
 
 
 def run(
@@ -76,11 +80,12 @@ def sweep(
         _, plan = pipeline.plan_stage(context)
         found = sweeping.run_sweep(context, plan)
         page = pipeline.write_report(context, plan, found, None, None)
+        winner = context.run.local_copy(sweeping.WINNER)
     if as_json:
         print_json(found.winner)
         return
     out().print(f"winner: {sweeping.describe(found.winner)} ({found.winner.reason})")
-    out().print(f"run it: winnow run {context.run.url}/winner.yaml\nreport: {page}")
+    out().print(f"run it: winnow run {winner}\nreport: {page}", markup=False)
 
 
 def train(
@@ -111,14 +116,13 @@ def started(
 ) -> Iterator["Context"]:
     """A run of a job on a cluster, made or found, and nobody else's; interruptions are journaled.
 
-    What libraries print inside goes to stderr: stdout is for the result. Raises RunError where
-    another process runs the same job.
+    Raises RunError where another process runs the same job.
     """
     quiet_libraries()
     storage = storage_of(spec)
     key = f"leases/{spec.name}-{runs.digest(spec)[:12]}"
     with (
-        contextlib.redirect_stdout(sys.stderr),  # Ray tells of lost workers on stdout
+        results_only(),
         Console(quiet=quiet) as console,
         lease.held(
             storage.objects, key, f"job {spec.name}", lambda text: console(Remark(text))
@@ -127,33 +131,31 @@ def started(
         run = replace(_find_or_create(storage, spec, resume, or_new), check=owned.check)
         run.note("owned", epoch=str(owned.epoch))
         console(Remark(f"run {run.id} in {run.url}"))
-        try:
-            with session.connect(address=address) as cluster:
-                from orchestrator.context import Context
+        with _journaled(run, job, console), session.connect(address=address) as cluster:
+            from orchestrator.context import Context
 
-                signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
-                console(Remark(f"cluster {cluster.address}"))
-                if not cluster.has_token:
-                    console(
-                        Remark(
-                            "this Ray cluster takes jobs from anyone who reaches it: start"
-                            " it with RAY_AUTH_MODE=token"
-                        )
-                    )
-                yield Context(spec, run, storage, console, cluster.serve_port)
-        except (KeyboardInterrupt, Terminated):
-            with contextlib.suppress(WinnowError):  # the storage may be what failed
-                run.note("interrupted")
-            console(
-                Remark(
-                    f"stopped; go on with the same options and --resume: winnow run {job} --resume"
-                )
-            )
-            raise
-        except Exception as error:
-            with contextlib.suppress(WinnowError):
-                run.note("failed", error=str(error))
-            raise
+            signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
+            console(Remark(f"cluster {cluster.address}"))
+            if not cluster.has_token:
+                console(Remark(OPEN_CLUSTER))
+            yield Context(spec, run, storage, console, cluster.serve_port)
+
+
+@contextlib.contextmanager
+def _journaled(run: runs.Run, job: Path, console: Console) -> Iterator[None]:
+    """Note in the run's journal how it ended, if not well."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated):
+        with contextlib.suppress(WinnowError):  # the storage may be what failed
+            run.note("interrupted")
+        command = f"winnow run {job} --resume"
+        console(Remark(f"stopped; go on with the same options and --resume: {command}"))
+        raise
+    except Exception as error:
+        with contextlib.suppress(WinnowError):
+            run.note("failed", error=str(error))
+        raise
 
 
 def _find_or_create(storage: Storage, spec: JobSpec, resume: bool, or_new: bool) -> runs.Run:

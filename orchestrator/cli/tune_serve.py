@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
     out,
     print_json,
     quiet_libraries,
+    results_only,
     storage_of,
     table,
 )
@@ -52,17 +53,12 @@ def tune_serve(
     spec, serving = load_served(job, settings, "tune")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
-    with session.connect(address=address):
+    with results_only(), session.connect(address=address):
         from cluster import discovery
         from serve import tuner
 
         found = places(serving, discovery.discover())
-        curves = tuner.curves(
-            model,
-            serving,
-            found,
-            lambda text: None if as_json else out().print(text, markup=False),
-        )
+        curves = tuner.curves(model, serving, found, lambda text: out().print(text, markup=False))
     slo = serving.slo.p95_latency if serving.slo else None
     limit_ms = None if slo is None else 1000 * slo.total_seconds()
     tuned = Tuned(curves, tuning.options(curves, hourly(spec, found), limit_ms), limit_ms)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import RunError
 from jobs.spec import JobSpec
+from jobs.storage.files import write_atomically
 from jobs.storage.storage import Storage
 from orchestrator.records import journal
 
@@ -71,6 +72,13 @@ class Run:
         """A file's content; None where it is not."""
         found = self.storage.objects.read(f"runs/{self.id}/{name}")
         return found.content if found else None
+
+    def local_copy(self, name: str) -> Path:
+        """A kept file on this machine, where commands can read it."""
+        path = self.folder / name
+        if self.storage.is_bucket:
+            write_atomically(path, self.kept(name) or b"")
+        return path
 
     def stage(self, name: str, kind: type[Value], make: Callable[[], Value]) -> Value:
         """The recorded value of a stage, or the value that `make` returns, recorded."""
