@@ -9,7 +9,7 @@ from typing import Any
 
 import ray.cluster_utils
 
-from cluster import labels, nvml
+from cluster import catalogue, labels, nvml
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 
 WATCH_S = 1.0
@@ -44,15 +44,16 @@ def main() -> None:
 
 def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Cluster:
     """A head on this machine's cores."""
-    cores = os.cpu_count() or 1
+    cores, gpus = os.cpu_count() or 1, nvml.count_gpus() if has_gpus else 0
+    sku = {} if gpus else {labels.SKU: catalogue.CPU}
     return ray.cluster_utils.Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": cores * (1 + SPARE_CPUS_PER_CORE),
-            "num_gpus": nvml.count_gpus() if has_gpus else 0,  # Ray counts none by itself here
+            "num_gpus": gpus,  # Ray counts none by itself here
             "include_dashboard": True,
             "dashboard_port": dashboard_port,
-            "labels": {labels.CORES: str(cores)},
+            "labels": {labels.CORES: str(cores), **sku},
         },
     )
 

@@ -179,24 +179,23 @@ def _remove_others(name: str, *, keep: str) -> None:
 def _run(
     application: str, version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
 ) -> None:
-    target = ray.serve.RunTarget(
-        _application(version, spec, nodes, prefix), name=application, route_prefix=prefix
-    )
+    is_gpu = nodes[0].sku != catalogue.CPU and not nodes[0].simulated
+    here = {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"}
+    bound = bind(version, spec, prefix, here, is_gpu=is_gpu)
+    target = ray.serve.RunTarget(bound, name=application, route_prefix=prefix)
     try:
         ray.serve.run_many([target], wait_for_applications_running=False)
     except (ValueError, RuntimeError, ray.serve.exceptions.RayServeException) as error:
         raise DeployError(f"{version.name} cannot be deployed: {first_line(error)}") from None
 
 
-def _application(
-    version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
+def bind(
+    version: ModelVersion, spec: ServeSpec, prefix: str, nodes: dict[str, str], *, is_gpu: bool
 ) -> ray.serve.Application:
-    is_cpu = nodes[0].sku == catalogue.CPU
+    """A version's application below a path, on nodes with these labels."""
+    is_cpu = catalogue.find(spec.accelerators.name).name == catalogue.CPU
     count = spec.accelerators.count
-    options: dict[str, Any] = {
-        "num_cpus": count if is_cpu else 1,
-        "label_selector": {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"},
-    }
+    options: dict[str, Any] = {"num_cpus": count if is_cpu else 1, "label_selector": nodes}
     if not is_cpu:
         options["num_gpus"] = count
     replicas, scaling = spec.replicas, spec.autoscaling
@@ -219,7 +218,6 @@ def _application(
             policy=ray.serve.config.AutoscalingPolicy(policy_function=policy),
         ),
     )
-    is_gpu = not is_cpu and not nodes[0].simulated
     return deployment.bind(configure(version, spec, prefix, is_gpu=is_gpu))
 
 

@@ -17,6 +17,7 @@ from orchestrator.cli import (
     hardware,
     init,
     load,
+    manifests,
     models,
     plan,
     render,
@@ -63,6 +64,7 @@ for command in (
     cluster.up,
     cluster.down,
     submit.submit,
+    manifests.manifests,
 ):
     app.command()(command)
 

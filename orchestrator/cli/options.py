@@ -44,8 +44,13 @@ RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
 
 
-def load_job(path: Path, settings: list[str] | None) -> JobSpec:
-    """Load and check a job file, with the paths in it made absolute."""
+def load_job(path: Path, settings: list[str] | None, *, is_elsewhere: bool = False) -> JobSpec:
+    """Load and check a job file, with the paths in it made absolute.
+
+    A job that runs elsewhere keeps its paths, and its files are not looked for here.
+    """
+    if is_elsewhere:
+        return load(path, settings=settings or (), extra_rules=(catalogue.accelerator_rules,))
     rules = (catalogue.accelerator_rules, files_exist(path.parent))
     spec = load(path, settings=settings or (), extra_rules=rules)
     return with_absolute_paths(spec, path.parent)

@@ -1,0 +1,40 @@
+"""`winnow manifests`: a job for Kubernetes, as KubeRay takes it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.storage.files import write_atomically
+from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
+from orchestrator.decisions import kubernetes
+
+
+def manifests(
+    job: JobFile,
+    image: Annotated[str, typer.Option(help="Image with Ray and Winnow, by digest at best.")],
+    settings: Settings = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where to write them.")] = Path("k8s"),
+    namespace: Annotated[str | None, typer.Option(help="Namespace of everything.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Kueue's local queue for the job.")] = None,
+    claim: Annotated[str | None, typer.Option(help="PersistentVolumeClaim at /mnt/winnow.")] = None,
+    redis: Annotated[
+        str | None, typer.Option(help="Redis for the head's state, instead of RocksDB.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a RayJob, a RayCluster and a RayService, each a folder for `kubectl apply -k`."""
+    spec = load_job(job, settings, is_elsewhere=True)
+    options = kubernetes.Options(image, namespace, queue, claim, redis)
+    found = kubernetes.manifests(spec, options)
+    for name, documents in found.items():
+        write_atomically(folder / name, kubernetes.to_text(*documents).encode())
+    folders = sorted({name.partition("/")[0] for name in found})
+    if as_json:
+        print_json({"folder": str(folder), "files": sorted(found)})
+        return
+    out().print(f"wrote {len(found)} files to {folder}; then, one after the other:", markup=False)
+    for name in ("job", "endpoint"):
+        if name in folders:
+            out().print(f"  kubectl apply -k {folder / name}", markup=False)
+    out().print(f"or a cluster that stays up: kubectl apply -k {folder / 'cluster'}", markup=False)

@@ -1,0 +1,191 @@
+"""Pods of a Ray cluster on Kubernetes: how many devices, which nodes, and what they may do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster import catalogue, labels
+from jobs.spec.quantities import AcceleratorRequest
+
+Document = dict[str, Any]
+
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+PRODUCTS: dict[str, tuple[str, ...]] = {
+    "T4": ("Tesla-T4",),
+    "V100-16GB": ("Tesla-V100-SXM2-16GB", "Tesla-V100-PCIE-16GB"),
+    "V100-32GB": ("Tesla-V100-SXM2-32GB", "Tesla-V100-PCIE-32GB", "Tesla-V100-SXM3-32GB"),
+    "A10": ("NVIDIA-A10",),
+    "A10G": ("NVIDIA-A10G",),
+    "L4": ("NVIDIA-L4",),
+    "L40S": ("NVIDIA-L40S",),
+    "A40": ("NVIDIA-A40",),
+    "A100-40GB": ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
+    "A100-80GB": ("NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    "RTX3090": ("NVIDIA-GeForce-RTX-3090",),
+    "RTX4090": ("NVIDIA-GeForce-RTX-4090",),
+    "RTX5090": ("NVIDIA-GeForce-RTX-5090",),
+    "RTX-A6000": ("NVIDIA-RTX-A6000",),
+    "RTX-6000-Ada": ("NVIDIA-RTX-6000-Ada-Generation",),
+    "H100-PCIe": ("NVIDIA-H100-PCIe",),
+    "H100-SXM": ("NVIDIA-H100-80GB-HBM3",),
+    "H200": ("NVIDIA-H200",),
+    "B200": ("NVIDIA-B200",),
+}
+"""What NVIDIA's GPU feature discovery writes on nodes: the driver's product name with dashes. Nodes
+with anything else are found by our own label, which their operator sets."""
+DEVICES = {"MI300X": "amd.com/gpu"}
+NVIDIA = "nvidia.com/gpu"
+CORES, MEMORY_GIB = 4, 16
+"""Of a pod for each GPU in it, and at least."""
+SHARED_MEMORY = "8Gi"
+"""/dev/shm: Ray's objects and NCCL's; 64 MiB, Kubernetes' own, is too little for either."""
+HEAD = {"cpu": "2", "memory": "8Gi"}
+DATA = "/mnt/winnow"
+"""Where a volume claim is mounted."""
+JOB_FOLDER = "/etc/winnow"
+SECRETS = "winnow-secrets"
+"""Secret whose keys become environment variables: S3 keys, HF_TOKEN, endpoint tokens."""
+PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": 8080}
+"""Of the head, as KubeRay expects them; workers have serve and metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What pods run, and what is mounted into them."""
+
+    name: str
+    claim: str | None = None
+    """PersistentVolumeClaim, mounted at DATA."""
+    config: str | None = None
+    """ConfigMap with the job file, mounted at JOB_FOLDER."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Pods with the same devices; one Ray node each."""
+
+    request: AcceleratorRequest
+    least: int
+    """Never fewer pods."""
+    most: int
+    first: int
+    """To begin with; the autoscaler goes on from there."""
+
+    @property
+    def name(self) -> str:
+        """As Kubernetes names things."""
+        return self.request.name.lower()
+
+
+def groups(requests: Sequence[AcceleratorRequest]) -> list[Group]:
+    """One pod for each SKU, as large as its largest placement: there first, gone when idle."""
+    most: dict[str, int] = {}
+    for request in requests:
+        sku = catalogue.find(request.name).name
+        most[sku] = max(most.get(sku, 0), request.count)
+    return [Group(AcceleratorRequest(sku, n), 0, 1, 1) for sku, n in most.items()]
+
+
+def head(image: Image, environment: Sequence[Document], marks: Document) -> Document:
+    """The head's group: it schedules and holds drivers, and never trains."""
+    return {
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
+        "template": _template("ray-head", image, HEAD, environment, tuple(PORTS), marks),
+    }
+
+
+def worker(
+    group: Group, image: Image, environment: Sequence[Document], marks: Document
+) -> Document:
+    """One SKU's group. Nodes are told by product, and Ray by our own label."""
+    sku, count = group.request.name, group.request.count
+    is_cpu = sku == catalogue.CPU
+    cores, memory = (count, count) if is_cpu else (CORES * count, count)
+    resources = {"cpu": str(max(CORES, cores)), "memory": f"{MEMORY_GIB * memory}Gi"}
+    if not is_cpu:
+        resources[DEVICES.get(sku, NVIDIA)] = str(count)
+    names = ("serve", "metrics")
+    template = _template("ray-worker", image, resources, environment, names, marks)
+    if not is_cpu:
+        template["spec"] |= _nodes(sku)
+    return {
+        "groupName": group.name,
+        "replicas": group.first,
+        "minReplicas": group.least,
+        "maxReplicas": group.most,
+        "numOfHosts": 1,
+        "labels": {labels.SKU: sku},
+        "rayStartParams": {},
+        "template": template,
+    }
+
+
+def secured(container: Document) -> Document:
+    """A container that gets no more rights than it has."""
+    return container | {
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "runAsNonRoot": True,
+        }
+    }
+
+
+def unprivileged() -> Document:
+    """Of a whole pod: nobody's user, who owns its volumes."""
+    return {
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+
+
+def _template(
+    name: str,
+    image: Image,
+    resources: Document,
+    environment: Sequence[Document],
+    ports: Sequence[str],
+    marks: Document,
+) -> Document:
+    volumes: list[Document] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}}
+    ]
+    mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}]
+    if image.claim:
+        volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": image.claim}})
+        mounts.append({"name": "data", "mountPath": DATA})
+    if image.config and name == "ray-head":
+        volumes.append({"name": "job", "configMap": {"name": image.config}})
+        mounts.append({"name": "job", "mountPath": JOB_FOLDER, "readOnly": True})
+    container = {
+        "name": name,
+        "image": image.name,
+        "env": list(environment),
+        "envFrom": [{"secretRef": {"name": SECRETS, "optional": True}}],
+        "ports": [{"name": port, "containerPort": PORTS[port]} for port in ports],
+        "resources": {"requests": dict(resources), "limits": dict(resources)},
+        "volumeMounts": mounts,
+    }
+    pod = {"containers": [secured(container)], "volumes": volumes, **unprivileged()}
+    if name == "ray-head":
+        pod["automountServiceAccountToken"] = True  # its autoscaler asks Kubernetes for pods
+    return {"metadata": {"labels": marks}, "spec": pod}
+
+
+def _nodes(sku: str) -> Document:
+    """Which nodes, and that their taint is meant for us."""
+    products = PRODUCTS.get(sku)
+    key, values = (PRODUCT_LABEL, products) if products else (labels.SKU, (sku,))
+    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    device = DEVICES.get(sku, NVIDIA)
+    return {
+        "affinity": {"nodeAffinity": required},
+        "tolerations": [{"key": device, "operator": "Exists", "effect": "NoSchedule"}],
+    }
