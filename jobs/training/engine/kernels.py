@@ -1,6 +1,8 @@
 """GPU kernels of our own, in Triton, which comes with PyTorch's builds for CUDA."""
 
 import importlib.util
+import os
+import shutil
 
 import torch
 
@@ -9,8 +11,10 @@ BLOCK = 1024
 REDUCED = 8
 """Blocks that one program of a sum reads."""
 
-available = importlib.util.find_spec("triton") is not None
-"""Whether Triton is installed; PyTorch's builds for CPUs come without it."""
+_COMPILERS = (os.environ.get("CC") or "gcc", "clang")
+available = importlib.util.find_spec("triton") is not None and any(map(shutil.which, _COMPILERS))
+"""Whether Triton is there, and the C compiler that it starts kernels with: PyTorch's builds for
+CPUs come without the one, small images without the other."""
 
 if available:
     import triton

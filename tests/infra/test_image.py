@@ -1,0 +1,46 @@
+"""The image's recipe, by a linter and by what it promises."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPE = Path(__file__).parents[2] / "infra" / "image" / "Dockerfile"
+LINTER = Path(sys.executable).with_name("hadolint")
+
+
+def lint(text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([LINTER, "-"], input=text, capture_output=True, text=True, check=False)
+
+
+def test_the_linter_finds_nothing() -> None:
+    done = lint(RECIPE.read_text(encoding="utf-8"))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("FROM ${BASE} AS build", "FROM ubuntu:latest AS build"),
+        ("USER 1000", "USER root"),
+        ("WORKDIR /src", "RUN cd /src"),
+    ],
+)
+def test_the_linter_finds_a_planted_mistake(old: str, new: str) -> None:
+    text = RECIPE.read_text(encoding="utf-8")
+    assert old in text
+    assert lint(text.replace(old, new)).returncode != 0
+
+
+def test_the_last_stage_is_pinned_nobody_s_and_without_a_compiler() -> None:
+    text = RECIPE.read_text(encoding="utf-8")
+    assert re.search(r"^ARG BASE=\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
+    assert all(stage.startswith("${BASE}") for stage in stages)
+    last = stages[-1]
+    assert re.search(r"^USER [1-9]\d*$", last, re.MULTILINE)
+    assert "HEALTHCHECK" in last
+    assert 'ARG COMPILER=""' in last
+    assert not re.search(r"\b(gcc|g\+\+|clang|build-essential|pip install)\b", last)
