@@ -18,9 +18,9 @@ class Connection:
     """A cluster this process is connected to."""
 
     address: str
-    has_token: bool
-    """Whether calls to the cluster need a token."""
     serve_port: int
+    dashboard: str
+    """Host and port."""
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
     import ray
 
     try:
-        ray.init(
+        context = ray.init(
             address=address,
             namespace=NAMESPACE,
             log_to_driver=False,
@@ -57,8 +57,8 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
     try:
         yield Connection(
             address=address,
-            has_token=os.environ.get("RAY_AUTH_MODE") == "token",
             serve_port=cluster.serve_port if cluster else local.SERVE_PORT,
+            dashboard=str(context.dashboard_url),
         )
     finally:
         ray.shutdown()

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from cluster import session
+from cluster import access, session
 from orchestrator.cli.options import (
     Address,
     AsJson,
+    InsecureLocal,
     JobFile,
     Settings,
     load_served,
@@ -26,6 +27,7 @@ def deploy(
     version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
     settings: Settings = None,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Deploy a published version of the job's model as the serve section says."""
@@ -33,6 +35,7 @@ def deploy(
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
     with results_only(), session.connect(address=address) as cluster:
+        access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
         from cluster import discovery
         from serve import deployment
 

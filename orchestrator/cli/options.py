@@ -29,6 +29,10 @@ Settings = Annotated[
     typer.Option("--set", metavar="PATH=VALUE", help="Change one field, such as train.epochs=1."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+InsecureLocal = Annotated[
+    bool,
+    typer.Option("--insecure-local", help="Use a cluster of this machine that asks for no token."),
+]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to join; by default RAY_ADDRESS or a local one.")
 ]

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster import session
+from cluster import access, session
 from jobs.errors import WinnowError
 from jobs.spec import JobSpec
 from jobs.storage.storage import Storage
 from orchestrator.cli.options import (
     Address,
     AsJson,
+    InsecureLocal,
     JobFile,
     Settings,
     load_job,
@@ -40,10 +41,6 @@ OrNew = Annotated[
     bool, typer.Option("--or-new", help="With --resume: start a run where there is none.")
 ]
 
-OPEN_CLUSTER = (
-    "this Ray cluster takes jobs from anyone who reaches it: start it with RAY_AUTH_MODE=token"
-)
-
 
 def run(
     job: JobFile,
@@ -51,12 +48,19 @@ def run(
     resume: Resume = False,
     or_new: OrNew = False,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, train, publish and deploy what the job file asks for."""
     spec = load_job(job, settings)
     with started(
-        spec, job, resume=resume, or_new=or_new, address=address, quiet=as_json
+        spec,
+        job,
+        resume=resume,
+        or_new=or_new,
+        address=address,
+        insecure_local=insecure_local,
+        quiet=as_json,
     ) as context:
         from orchestrator import pipeline
 
@@ -69,11 +73,14 @@ def sweep(
     settings: Settings = None,
     resume: Resume = False,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Probe and try candidates, choose a winner, and stop before training it in full."""
     spec = load_job(job, settings)
-    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+    with started(
+        spec, job, resume=resume, address=address, insecure_local=insecure_local, quiet=as_json
+    ) as context:
         from orchestrator import pipeline
         from orchestrator import sweep as sweeping
 
@@ -93,11 +100,14 @@ def train(
     settings: Settings = None,
     resume: Resume = False,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Train and publish as the train section says, without a sweep and without an endpoint."""
     spec = load_job(job, settings).model_copy(update={"sweep": None, "serve": None})
-    with started(spec, job, resume=resume, address=address, quiet=as_json) as context:
+    with started(
+        spec, job, resume=resume, address=address, insecure_local=insecure_local, quiet=as_json
+    ) as context:
         from orchestrator import pipeline
 
         outcome = pipeline.run(context)
@@ -112,11 +122,12 @@ def started(
     resume: bool,
     or_new: bool = False,
     address: str | None,
+    insecure_local: bool,
     quiet: bool,
 ) -> Iterator["Context"]:
     """A run of a job on a cluster, made or found, and nobody else's; interruptions are journaled.
 
-    Raises RunError where another process runs the same job.
+    Raises RunError where another process runs the same job, ClusterError for an open cluster.
     """
     quiet_libraries()
     storage = storage_of(spec)
@@ -136,8 +147,7 @@ def started(
 
             signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
             console(Remark(f"cluster {cluster.address}"))
-            if not cluster.has_token:
-                console(Remark(OPEN_CLUSTER))
+            access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
             yield Context(spec, run, storage, console, cluster.serve_port)
 
 

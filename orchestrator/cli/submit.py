@@ -8,9 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster import local
+from cluster import access, local
 from jobs.errors import ClusterError
-from orchestrator.cli.options import AsJson, JobFile, load_job, out, print_json, quiet_libraries
+from orchestrator.cli.options import (
+    AsJson,
+    InsecureLocal,
+    JobFile,
+    load_job,
+    out,
+    print_json,
+    quiet_libraries,
+)
 from orchestrator.records import runs
 
 STOP_WAIT_S = 120
@@ -25,19 +33,20 @@ def submit(
     address: Annotated[
         str | None, typer.Option(help="Ray's job API, such as http://head:8265.")
     ] = None,
+    insecure_local: InsecureLocal = False,
     wait: Annotated[bool, typer.Option(help="Show the log until the job ends.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Send the job and its folder to a Ray cluster; the same job is never sent twice."""
     spec = load_job(job, None)
     identity = f"{spec.name}-{runs.digest(spec)[:12]}"
-    client = _client(address)
+    client = _client(address, insecure_local=insecure_local)
     state = _state(client, identity)
     if state in ("FAILED", "STOPPED"):
         client.delete_job(identity)
         state = None
     if state is None:
-        _send(client, identity, job)
+        _send(client, identity, job, insecure_local=insecure_local)
     state = _follow(client, identity, quiet=as_json) if wait else _state(client, identity)
     if as_json:
         print_json({"submission_id": identity, "status": state})
@@ -47,13 +56,14 @@ def submit(
         raise ClusterError(f"job {identity} ended as {state}; its log says why")
 
 
-def _client(address: str | None) -> Any:
+def _client(address: str | None, *, insecure_local: bool) -> Any:
     cluster = local.running()
     if address is None and cluster is None:
         raise ClusterError("no cluster is up; name one with --address or start one with winnow up")
     if address is None and cluster is not None:
         address = cluster.dashboard_url
         os.environ.update(local.environment())
+    access.require_tokens(str(address), insecure_local=insecure_local)
     quiet_libraries()
     os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # data files are often ignored by git
     import ray.job_submission
@@ -72,11 +82,12 @@ def _state(client: Any, identity: str) -> str | None:
         return None
 
 
-def _send(client: Any, identity: str, job: Path) -> None:
+def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> None:
+    flag = " --insecure-local" if insecure_local else ""
     try:
         client.submit_job(
             submission_id=identity,
-            entrypoint=f"python -m orchestrator run {job.name} --resume --or-new",
+            entrypoint=f"python -m orchestrator run {job.name} --resume --or-new{flag}",
             runtime_env={
                 "working_dir": str(job.parent.resolve()),
                 "excludes": EXCLUDED,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster import catalogue, prices, session
+from cluster import access, catalogue, prices, session
 from cluster.inventory import Inventory, Node
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
@@ -15,6 +15,7 @@ from jobs.spec.serve import ServeSpec
 from orchestrator.cli.options import (
     Address,
     AsJson,
+    InsecureLocal,
     JobFile,
     Settings,
     load_served,
@@ -47,13 +48,15 @@ def tune_serve(
     version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
     settings: Settings = None,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Time every engine on every kind of device here; print what serves cheapest within the slo."""
     spec, serving = load_served(job, settings, "tune")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
-    with results_only(), session.connect(address=address):
+    with results_only(), session.connect(address=address) as cluster:
+        access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
         from cluster import discovery
         from serve import tuner
 
