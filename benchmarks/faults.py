@@ -32,7 +32,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cluster import local  # noqa: E402 - runs from a clone, installed or not
+from cluster import labels, local  # noqa: E402 - runs from a clone, installed or not
 from jobs.spec.quantities import AcceleratorRequest  # noqa: E402
 from jobs.storage.local import LocalObjects  # noqa: E402
 from jobs.storage.storage import open_storage  # noqa: E402
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--epochs", type=float, default=4.0, help="of the training that is hit")
     parser.add_argument("--minutes", type=float, default=600.0, help="Begin no round after these.")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -71,9 +72,10 @@ def rounds(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All of them, after a run that is left alone."""
     draw, began = random.Random(arguments.seed), time.monotonic()
     up()
-    command(job(folder, "warm")).wait(LIMIT_S)  # caches and compiled modules
+    epochs = arguments.epochs
+    command(job(folder, "warm", epochs)).wait(LIMIT_S)  # caches and compiled modules
     begin = time.monotonic()
-    calm = job(folder, "calm")
+    calm = job(folder, "calm", epochs)
     if command(calm).wait(LIMIT_S) != 0:
         raise SystemExit(f"it fails even when it is left alone: {said(calm)}")
     whole_s, expected = time.monotonic() - begin, found(calm)
@@ -83,7 +85,7 @@ def rounds(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for kind in arguments.kinds:
             if time.monotonic() - began < arguments.minutes * 60:
                 moment_s = draw.uniform(0.05, 1.0) * whole_s
-                path = job(folder, f"{kind}-{number}")
+                path = job(folder, f"{kind}-{number}", epochs)
                 done.append(hit(path, kind, moment_s, draw, expected))
                 print(done[-1], file=sys.stderr, flush=True)
     return {"whole_s": whole_s, "expected": expected, "rounds": done}
@@ -135,7 +137,7 @@ def rows(folder: Path) -> None:
                 )
 
 
-def job(folder: Path, name: str) -> Path:
+def job(folder: Path, name: str, epochs: float) -> Path:
     """A job file with a storage of its own; all share a name, a route and a cluster."""
     values = {
         "version": 1,
@@ -148,7 +150,7 @@ def job(folder: Path, name: str) -> Path:
             "max_length": 16,
         },
         "train": {
-            "epochs": 4,
+            "epochs": epochs,
             "global_batch_size": 16,
             "micro_batch_size": 16,
             "precision": "fp32",
@@ -300,7 +302,7 @@ def is_kind(process: psutil.Process, kind: str) -> bool:
     if kind == "head":
         return bool(words) and words[0].endswith("gcs_server")
     is_raylet = bool(words) and words[0].endswith("raylet/raylet")
-    return is_raylet and "--head" not in words and "sku" in line and "winnow" in line
+    return is_raylet and labels.SIMULATED in line
 
 
 def found(path: Path) -> dict[str, Any]:
