@@ -137,7 +137,7 @@ def rows(folder: Path) -> None:
                 )
 
 
-def job(folder: Path, name: str, epochs: float) -> Path:
+def job(folder: Path, name: str, epochs: float = 4.0) -> Path:
     """A job file with a storage of its own; all share a name, a route and a cluster."""
     values = {
         "version": 1,

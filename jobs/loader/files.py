@@ -18,6 +18,8 @@ def files_exist(folder: Path) -> Rule:
                 message = f"{source.path} does not exist; paths are relative to {folder.resolve()}"
                 yield Violation(("data", split, "path"), message)
         base = spec.model.base
+        if base.startswith(model_location.S3_SCHEME):
+            return  # looked up when it is needed, as the hub is
         try:
             model_location.locate(str(folder / base) if base.startswith(".") else base)
         except ModelError as error:

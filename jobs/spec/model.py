@@ -33,7 +33,7 @@ class ModelSpec(SpecModel):
     """Which weights to start from and for which task."""
 
     base: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Hub id, directory, or `package://import_name/folder` inside an installed package."""
+    """Hub id, directory, `s3://bucket/folder`, or `package://import_name/folder` of a package."""
     task: Task = "text-classification"
     """What the model learns to do."""
     dropout: Annotated[float | None, Field(ge=0, lt=1)] = None

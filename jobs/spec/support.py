@@ -11,7 +11,6 @@ def _is_chat(spec: JobSpec) -> bool:
 
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
-    ("model.base", lambda s: s.model.base.startswith("s3://")),
     (
         "serve.rollout",
         lambda s: _is_chat(s) and s.serve is not None and s.serve.rollout is not None,

@@ -79,7 +79,7 @@ def _counter(base: str) -> Callable[[tuple[str, ...]], int]:
 
 def _tokenizer_file(base: str) -> Path | None:
     try:
-        location = model_location.locate(base)
+        location = model_location.locate(base, has_weights=False)
     except ModelError:
         return None
     path = location / "tokenizer.json" if isinstance(location, Path) else None

@@ -1,22 +1,34 @@
-"""Where a base model is: a folder, a folder inside an installed package, or the hub."""
+"""Where a base model is: a folder, here, in a package or in S3, or the hub."""
 
+import hashlib
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import ModelError
+import filelock
 
-PACKAGE_SCHEME = "package://"
+from jobs.errors import ModelError, StorageError
+from jobs.storage import files
+from jobs.storage.bucket import BucketObjects
+from jobs.storage.objects import Entry
+
+PACKAGE_SCHEME, S3_SCHEME = "package://", "s3://"
+WEIGHTS = ".safetensors"
+KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
+"""Endings of what is fetched from S3: nothing that is pickled, no code."""
 
 
-def locate(base: str) -> Path | str:
-    """A local directory for folders and `package://` names, else the hub id as it is.
+def locate(base: str, *, has_weights: bool = True) -> Path | str:
+    """A local directory for folders, `package://` names and S3, else the hub id as it is.
 
-    Raises ModelError when a package or folder is not there.
+    From S3 files are fetched once; without `has_weights` only configuration and tokenizer. Raises
+    ModelError when a package or folder is not there, StorageError where S3 may answer later.
     """
     if base.startswith(PACKAGE_SCHEME):
         return _in_package(base)
+    if base.startswith(S3_SCHEME):
+        return _in_bucket(base, has_weights=has_weights)
     path = Path(base).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -36,6 +48,33 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{directory}/config.json is not a JSON object")
     return config
+
+
+def _in_bucket(base: str, *, has_weights: bool) -> Path:
+    """The copy here of a folder in S3, one for each version of its files."""
+    try:
+        bucket = BucketObjects(base)
+        found = [entry for entry in bucket.entries("") if _is_wanted(entry)]
+        if not any(entry.key == "config.json" for entry in found):
+            raise ModelError(f"{base} has no config.json, so it holds no model")
+        versions = [f"{entry.key} {entry.size} {entry.modified}" for entry in found]
+        name = hashlib.sha256("\n".join((base, *versions)).encode()).hexdigest()[:32]
+        folder = files.cache_folder() / "s3" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(folder.with_suffix(".lock")):
+            for entry in found:
+                is_needed = has_weights or not entry.key.endswith(WEIGHTS)
+                if is_needed and not (folder / entry.key).exists():
+                    bucket.download(entry.key, folder / entry.key)
+    except StorageError as error:
+        if error.is_passing:
+            raise
+        raise ModelError(str(error)) from None
+    return folder
+
+
+def _is_wanted(entry: Entry) -> bool:
+    return "/" not in entry.key and entry.key.endswith(KINDS)
 
 
 def _in_package(base: str) -> Path:

@@ -68,7 +68,7 @@ KNOWN_SHAPES = {
 
 def shape_of(base: str) -> ModelShape | None:
     """Dimensions of a base model; None when its configuration cannot be had or read."""
-    location = model_location.locate(base)
+    location = model_location.locate(base, has_weights=False)
     if isinstance(location, Path):
         return _from_config(model_location.read_config(location))
     name = location.rsplit("/", 1)[-1]

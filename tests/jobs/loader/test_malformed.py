@@ -187,7 +187,6 @@ resources:
 @pytest.mark.parametrize(
     "line",
     [
-        "model: {base: 's3://bucket/model'}",
         "secrets: [HF_TOKEN]",
     ],
 )

@@ -1,0 +1,54 @@
+"""Base models from a folder in S3."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import ModelError
+from jobs.spec.model import ModelSpec
+from jobs.storage.bucket import BucketObjects
+from jobs.training.model import location
+from jobs.training.model.base import load_model, load_tokenizer
+from jobs.training.model.shape import shape_of
+
+
+@pytest.fixture
+def base(bucket: str, tiny_model: str) -> str:
+    """The tiny model in S3, with a file that must not be fetched."""
+    objects = BucketObjects(f"{bucket}/base")
+    for path in Path(tiny_model).iterdir():
+        objects.write(path.name, path.read_bytes())
+    objects.write("pytorch_model.bin", b"pickled")
+    return f"{bucket}/base"
+
+
+def test_a_model_from_s3_is_the_one_from_the_folder(base: str, tiny_model: str) -> None:
+    assert shape_of(base) == shape_of(tiny_model)
+    folder = location.locate(base, has_weights=False)
+    assert isinstance(folder, Path)
+    assert not list(folder.glob("*.safetensors"))  # planning needs none
+    mine = load_model(ModelSpec(base=base), ("a", "b")).state_dict()
+    theirs = load_model(ModelSpec(base=tiny_model), ("a", "b")).state_dict()
+    kept = [name for name in mine if "classifier" not in name]
+    assert all(mine[name].equal(theirs[name]) for name in kept)
+    assert load_tokenizer(base)("fine").input_ids == load_tokenizer(tiny_model)("fine").input_ids
+    assert location.locate(base) == folder
+    assert sorted(path.suffix for path in folder.iterdir() if path.suffix == ".bin") == []
+
+
+def test_a_changed_model_is_fetched_again(base: str) -> None:
+    before = location.locate(base, has_weights=False)
+    objects = BucketObjects(base)
+    config = objects.read("config.json")
+    assert config
+    objects.write("config.json", config.content + b"\n")
+    after = location.locate(base, has_weights=False)
+    assert after != before
+    assert (Path(after) / "config.json").read_bytes() == config.content + b"\n"
+
+
+def test_a_folder_without_a_model_is_refused(bucket: str) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        location.locate(f"{bucket}/nothing")
+    with pytest.raises(ModelError, match="cannot be listed"):
+        location.locate("s3://no-such-bucket-here/x")
