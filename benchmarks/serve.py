@@ -5,12 +5,12 @@
         [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
-and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml). All of
-them are up, one is asked at a time, by turns. `wrk` sends the sentences of `winnow load`. Prints
-for each server and concurrency the median of the rounds: texts/s, p50, p99, CPU microseconds per
-request of all its processes, and its texts per CPU second as a share of what the engine reaches by
-itself; on a GPU its texts per second. With `--texts` a request is a list of so many. `make
-serve-bench` makes all that it needs first.
+and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml, mlserver,
+triton, infinity; the last with its own engine). All of them are up, one is asked at a time, by
+turns. `wrk` sends the sentences of `winnow load`. Prints for each server and concurrency the median
+of the rounds: texts/s, p50, p99, CPU microseconds per request of all its processes, and its texts
+per CPU second as a share of what the engine reaches by itself; on a GPU its texts per second. With
+`--texts` a request is a list of so many. `make serve-bench` makes all that it needs first.
 """
 
 import argparse
@@ -47,9 +47,7 @@ from orchestrator.records import registry  # noqa: E402
 from serve.load import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
-PEERS = ("litserve", "mosec", "fastapi", "bentoml")
-TAKE_LISTS = ("bentoml",)
-"""Peers that batch only requests of lists."""
+PEERS = ("litserve", "mosec", "fastapi", "bentoml", "mlserver", "triton", "infinity")
 READY_S = 120.0
 LOCAL_PORT = 18_000
 """Ours without Ray; peers have the ports after it."""
@@ -146,13 +144,11 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         home = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
         os.environ["WINNOW_HOME"] = home
         stack.callback(local.stop)
-        texts: list[Any] = sentences()
-        for size, in_lists in itertools.product(arguments.texts, (False, True)):
+        texts = sentences()
+        for size, name in itertools.product(arguments.texts, ("winnow", *PEERS)):
             lists = [[texts[(n + i) % len(texts)] for i in range(size)] for n in range(len(texts))]
-            inputs = lists if in_lists or size > 1 else texts
-            bodies = ", ".join(json.dumps(json.dumps({"inputs": value})) for value in inputs)
-            script = script_of(home, size, in_lists=in_lists)
-            script.write_text(LUA.format(bodies=bodies), "utf-8")
+            bodies = ", ".join(json.dumps(json.dumps(asking(name, each)[1])) for each in lists)
+            script_of(home, size, name).write_text(LUA.format(bodies=bodies), "utf-8")
         make = ours_without_ray if arguments.local else ours
         servers = [stack.enter_context(make(version, arguments))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
@@ -165,7 +161,7 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         for _ in range(arguments.rounds):
             asked = itertools.product(arguments.texts, arguments.concurrency, servers)
             for size, concurrency, server in asked:
-                script = script_of(home, size, in_lists=server.name in TAKE_LISTS)
+                script = script_of(home, size, server.name)
                 rows.append(measure(server, concurrency, size, arguments, script))
                 print(asdict(rows[-1]), file=sys.stderr, flush=True)
                 if rows[-1].failed and (log := log_of(server.name)).exists():
@@ -174,9 +170,25 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
     return engine, ceiling, rows
 
 
-def script_of(home: str, size: int, *, in_lists: bool) -> Path:
-    """What wrk sends: so many texts a request, in a list of one where that is asked for."""
-    return Path(home) / f"{'lists' if in_lists else 'texts'}-{size}.lua"
+def asking(name: str, texts: list[str]) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request for so many texts, as a server wants them."""
+    tensor = {"name": "text", "shape": [len(texts), 1], "datatype": "BYTES", "data": texts}
+    match name:
+        case "infinity":
+            return "/classify", {"model": "m", "input": texts}
+        case "mlserver":
+            as_text = {"parameters": {"content_type": "str"}}
+            return "/v2/models/m/infer", {"inputs": [tensor | as_text]}
+        case "triton":
+            return "/v2/models/m/infer", {"inputs": [tensor]}
+        case "bentoml":  # batches only requests of lists
+            return "/predict", {"inputs": texts}
+    return "/predict", {"inputs": texts if len(texts) > 1 else texts[0]}
+
+
+def script_of(home: str, size: int, name: str) -> Path:
+    """What wrk sends to a server: so many texts a request."""
+    return Path(home) / f"{name}-{size}.lua"
 
 
 @contextlib.contextmanager
@@ -277,8 +289,8 @@ def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> N
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and is_up(process):
         with contextlib.suppress(httpx.HTTPError):
-            value = ["a fine film"] if server.name in TAKE_LISTS else "a fine film"
-            answer = httpx.post(f"{server.url}/predict", json={"inputs": value}, timeout=5)
+            path, body = asking(server.name, ["a fine film"])
+            answer = httpx.post(f"{server.url}{path}", json=body, timeout=5)
             if answer.status_code == httpx.codes.OK:
                 return
         time.sleep(0.5)
@@ -328,7 +340,8 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
 
 def measure(server: Server, concurrency: int, size: int, arguments: Any, script: Path) -> Row:
     """Ask one server for some seconds."""
-    url, is_gpu = f"{server.url}/predict", device_of(arguments) == "cuda"
+    path, _ = asking(server.name, [""])
+    url, is_gpu = f"{server.url}{path}", device_of(arguments) == "cuda"
     words = [
         "wrk",
         f"-t{min(8, concurrency) if is_gpu else 1}",
