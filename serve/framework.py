@@ -1,6 +1,7 @@
 """What applications share: the server of this process, errors in one shape, metrics, health."""
 
 import gc
+import importlib.resources
 import time
 from typing import Any
 
@@ -66,6 +67,15 @@ def framework(description: str) -> fastapi.FastAPI:
 def guarded(made: fastapi.FastAPI) -> Door:
     """What a transport runs."""
     return Door(made, find)
+
+
+def page(name: str) -> fastapi.responses.HTMLResponse:
+    """A page for people, with what pages share put into it: it stands under any route."""
+    folder = importlib.resources.files("serve").joinpath("pages")
+    text = folder.joinpath(name).read_text(encoding="utf-8")
+    for part in ("style.css", "common.js"):
+        text = text.replace(f"/* {part} */", folder.joinpath(part).read_text(encoding="utf-8"))
+    return fastapi.responses.HTMLResponse(text)
 
 
 async def refuse(request: fastapi.Request, error: RefusedError) -> fastapi.Response:

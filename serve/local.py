@@ -20,8 +20,9 @@ def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None])
     if isinstance(server, Server):
         for trial in server.choice.trials:
             tell(describe(trial))
-        path = f"{PREDICT}; a page for you is at /"
-    tell(f"{server.info.engine} answers on http://{host}:{port}{path}")
+        path = PREDICT
+    base = f"http://{host}:{port}"
+    tell(f"{server.info.engine} answers on {base}{path}; a page for you is at {base}/")
     uvicorn.run(
         application,
         host=host,

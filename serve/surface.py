@@ -1,6 +1,5 @@
 """The application of a classifier behind the door: health, protocol v2, playground."""
 
-import importlib.resources
 from typing import Any, cast
 
 import fastapi
@@ -19,7 +18,7 @@ from serve.api import (
     TensorInfo,
     texts_of,
 )
-from serve.framework import ERRORS, framework, guarded, ready, response, timeout
+from serve.framework import ERRORS, framework, guarded, page, ready, response, timeout
 from serve.server import Server
 
 DESCRIPTION = "Text classification served by Winnow. POST texts to `predict`."
@@ -56,8 +55,7 @@ async def health() -> ModelInfo:
 @api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
 async def playground() -> fastapi.responses.HTMLResponse:
     """A page for people."""
-    page = importlib.resources.files("serve").joinpath("pages/playground.html")
-    return fastapi.responses.HTMLResponse(page.read_text(encoding="utf-8"))
+    return page("playground.html")
 
 
 @api.get("/v2")

@@ -50,6 +50,12 @@ async def health() -> ChatInfo:
     return ready().info
 
 
+@api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
+async def playground() -> fastapi.responses.HTMLResponse:
+    """A page for people."""
+    return framework.page("chat.html")
+
+
 @api.get("/v1/models")
 async def models() -> Models:
     """Every model that answers here."""

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from serve.chat.server import ChatServer
 from serve.server import ServerConfig
 from serve.version import ModelVersion
 from tests.builders import eventually
+from tests.serve.live import on_socket, seen
 
 ASK = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
 PATH = "/v1/chat/completions"
@@ -262,3 +265,19 @@ def test_a_token_is_asked_for(published: ModelVersion) -> None:
     finally:
         framework._current.clear()
         made.generator.close()
+
+
+def test_the_playground_streams_an_answer_in_a_real_browser(
+    server: ChatServer, tmp_path: Path
+) -> None:
+    from serve.chat import surface
+
+    framework.install(server)
+    with on_socket(surface.application) as url:
+        link = f"{url}/#text=Is a superb film good?&most=3"
+        found = seen(link, tmp_path, until=" tokens in ")
+    framework._current.clear()
+    assert '<div class="card turn user">Is a superb film good?</div>' in found
+    answer = re.search(r'<div class="card turn assistant">([^<]+)</div>', found)
+    assert answer, found[-3000:]
+    assert re.search(r"[123] tokens in [\d.]+ s · version " + server.config.version.id, found)

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 import transformers
-import uvicorn
 
 from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
@@ -22,7 +20,7 @@ from serve import door, framework, surface
 from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
 from serve.server import Server, ServerConfig, configure
 from serve.version import ModelVersion
-from tests.builders import eventually
+from tests.serve.live import on_socket, seen
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -293,16 +291,8 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
 def live(server: Server) -> Iterator[str]:
     """The application on a real socket."""
     framework.install(server)
-    running = uvicorn.Server(
-        uvicorn.Config(surface.application, port=0, log_level="warning", lifespan="off")
-    )
-    thread = threading.Thread(target=running.run, daemon=True)
-    thread.start()
-    assert eventually(lambda: running.started, within_s=10)
-    port = running.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    running.should_exit = True
-    thread.join(10)
+    with on_socket(surface.application) as url:
+        yield url
     framework._current.clear()
 
 
@@ -362,25 +352,7 @@ async def _soon(is_so: Callable[[], bool]) -> bool:
 
 
 def test_the_playground_answers_in_a_real_browser(live: str, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("needs chromium")
-    found = subprocess.run(
-        [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path}",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            f"{live}/#text=a superb film",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    found = seen(f"{live}/#text=a superb film", tmp_path, until="ms in the engine")
     assert "positive</span>" in found
     assert "ms in the engine" in found
 
