@@ -48,9 +48,11 @@ def load_model(spec: ModelSpec, label_names: Sequence[str]) -> Any:
         auto = transformers.AutoModelForSequenceClassification
         if spec.task == "causal-lm":
             auto = transformers.AutoModelForCausalLM
-        return auto.from_pretrained(place, config=config, use_safetensors=True, dtype="float32")
+        model = auto.from_pretrained(place, config=config, use_safetensors=True, dtype="float32")
     except (OSError, ValueError) as error:
         raise ModelError(_unloadable("model", spec.base, error)) from None
+    model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
+    return model
 
 
 def _configure(place: Path | str, spec: ModelSpec, label_names: Sequence[str]) -> Any:

@@ -1,5 +1,6 @@
 """Every engine gives what transformers gives, whatever stands beside a text in its batch."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,12 @@ def test_evaluation_rows_are_saved_beside_the_model(gate: GateRows) -> None:
     assert len(gate.rows) == len(gate.labels) == 50
     assert set(gate.labels) == {0, 1}
     assert all(3 <= len(row) <= 32 and row.ids[0] == 101 for row in gate.rows)
+
+
+def test_a_published_model_says_what_it_is(version: ModelVersion) -> None:
+    config = json.loads((Path(version.path) / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["id2label"] == {"0": "negative", "1": "positive"}
 
 
 def test_rows_are_tokenised_as_transformers_does(version: ModelVersion, maker: Maker) -> None:
