@@ -38,6 +38,7 @@ schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
 	$(BIN)/winnow schema --markdown > docs/job-file.md
 
+# MLServer, Triton (pytriton, Python 3.11.2) and infinity by hand: --peer NAME=PYTHON
 # each peer in an environment of its own, over the packages of ours; wrk comes from the system
 PEERS := litserve mosec bentoml
 mosec_needs := defspec offapi

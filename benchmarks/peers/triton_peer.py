@@ -1,8 +1,14 @@
-"""Triton with its Python backend and the same engine, in dynamic batches of 64."""
+"""Triton with its Python backend and the same engine, in dynamic batches of 64.
 
+Its interpreter is built for early patches of Python 3.11: 3.11.2 works, 3.11.7 does not.
+"""
+
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
+import pytriton
 from engine import Peer  # beside this script
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
@@ -10,6 +16,8 @@ from pytriton.triton import Triton, TritonConfig
 
 if __name__ == "__main__":
     port, peer = int(sys.argv[1]), Peer()
+    libraries = Path(pytriton.__file__).parents[1] / "nvidia_pytriton.libs"
+    os.environ["LD_LIBRARY_PATH"] = str(libraries)  # the server looks beside its own copy
 
     @batch
     def infer(text: np.ndarray) -> dict[str, np.ndarray]:
