@@ -145,7 +145,9 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         os.environ["WINNOW_HOME"] = home
         stack.callback(local.stop)
         texts = sentences()
-        for size, name in itertools.product(arguments.texts, ("winnow", *PEERS)):
+        peers = [peer.split("=", 1) for peer in arguments.peer]
+        names = ("winnow", *(name for name, _ in peers))
+        for size, name in itertools.product(arguments.texts, names):
             lists = [[texts[(n + i) % len(texts)] for i in range(size)] for n in range(len(texts))]
             bodies = ", ".join(json.dumps(json.dumps(asking(name, each)[1])) for each in lists)
             script_of(home, size, name).write_text(LUA.format(bodies=bodies), "utf-8")
@@ -154,7 +156,7 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
         servers += [
             stack.enter_context(other(name, python, version, engine, arguments))
-            for name, _, python in (peer.partition("=") for peer in arguments.peer)
+            for name, python in peers
         ]
         ceiling = ceiling_of(version, engine, device_of(arguments))
         print(f"{engine}: {ceiling:,.0f} texts a (CPU) second by itself", flush=True)

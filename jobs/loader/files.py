@@ -6,6 +6,7 @@ from pathlib import Path
 from jobs.errors import ModelError
 from jobs.spec import JobSpec
 from jobs.spec.rules import Rule, Violation
+from jobs.storage.storage import S3_SCHEME
 from jobs.training.model import location as model_location
 
 
@@ -18,7 +19,7 @@ def files_exist(folder: Path) -> Rule:
                 message = f"{source.path} does not exist; paths are relative to {folder.resolve()}"
                 yield Violation(("data", split, "path"), message)
         base = spec.model.base
-        if base.startswith(model_location.S3_SCHEME):
+        if base.startswith(S3_SCHEME):
             return  # looked up when it is needed, as the hub is
         try:
             model_location.locate(str(folder / base) if base.startswith(".") else base)

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,11 +81,9 @@ def out() -> rich.console.Console:
     return rich.console.Console(highlight=False, soft_wrap=True)
 
 
-@contextlib.contextmanager
-def results_only() -> Iterator[None]:
+def results_only() -> contextlib.AbstractContextManager[Any]:
     """Keep stdout for results: Ray tells of lost workers there, and progress is none."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:

@@ -14,6 +14,7 @@ from cluster import catalogue, ingress
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
+from jobs.storage.storage import S3_SCHEME
 from orchestrator.decisions import pods
 from orchestrator.decisions.pods import Document, Group, Image
 
@@ -97,7 +98,7 @@ def to_text(*documents: Document) -> str:
 
 def _check_places(spec: JobSpec, options: Options) -> None:
     """What a job keeps and reads must be where pods see it."""
-    places = {} if spec.storage.startswith("s3://") else {"storage": spec.storage}
+    places = {} if spec.storage.startswith(S3_SCHEME) else {"storage": spec.storage}
     for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         if source.is_local:
             places[f"data.{name}.path"] = source.path

@@ -74,10 +74,12 @@ class Run:
         return found.content if found else None
 
     def local_copy(self, name: str) -> Path:
-        """A kept file on this machine, where commands can read it."""
-        path = self.folder / name
+        """A kept file on this machine, where commands can read it. RunError where it is not."""
+        path, content = self.folder / name, self.kept(name)
+        if content is None:
+            raise RunError(f"{self.url}/{name} does not exist; start a new run")
         if self.storage.is_bucket:
-            write_atomically(path, self.kept(name) or b"")
+            write_atomically(path, content)
         return path
 
     def stage(self, name: str, kind: type[Value], make: Callable[[], Value]) -> Value:

@@ -1,5 +1,6 @@
 """Tokenised rows, and the padded arrays that engines take."""
 
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import transformers
+
+from jobs.training.data.encoding import parallel_tokenizers
 
 Text = tuple[str, ...]
 """One text, or a pair."""
@@ -37,6 +40,7 @@ class Tokenizer:
     def __init__(self, folder: Path, max_length: int, *, is_spread: bool = False) -> None:
         """With `is_spread` many texts are tokenised on all cores."""
         self._is_spread = is_spread
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the cores are the engine's
         loaded = transformers.AutoTokenizer.from_pretrained(folder)
         self.pad_id = int(loaded.pad_token_id or 0)
         self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
@@ -53,8 +57,8 @@ class Tokenizer:
         """Each text or pair as a row, cut to the model's length."""
         inputs = [text[0] if len(text) == 1 else text for text in texts]
         is_spread = self._is_spread and len(texts) >= SPREAD_TEXTS
-        os.environ["TOKENIZERS_PARALLELISM"] = "true" if is_spread else "false"
-        found = self._fast.encode_batch_fast(inputs)
+        with parallel_tokenizers() if is_spread else contextlib.nullcontext():
+            found = self._fast.encode_batch_fast(inputs)
         has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [
             Row(row.ids, row.type_ids if has_types else (), bool(row.overflowing)) for row in found

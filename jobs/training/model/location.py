@@ -12,8 +12,9 @@ from jobs.errors import ModelError, StorageError
 from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.objects import Entry
+from jobs.storage.storage import S3_SCHEME
 
-PACKAGE_SCHEME, S3_SCHEME = "package://", "s3://"
+PACKAGE_SCHEME = "package://"
 WEIGHTS = ".safetensors"
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Endings of what is fetched from S3: nothing that is pickled, no code."""

@@ -26,7 +26,7 @@ SCHEMAS = "WINNOW_KUBERAY_SCHEMAS"
 IMAGE = "registry.example/winnow@sha256:" + "0" * 64
 
 
-def text_job(**fields: Any) -> Any:
+def whole_job(**fields: Any) -> Any:
     return job(
         data__train={"path": "s3://team/train.csv"},
         data__eval={"path": "s3://team/eval.csv"},
@@ -42,7 +42,7 @@ def text_job(**fields: Any) -> Any:
 def files() -> dict[str, list[Document]]:
     """Of a job on several kinds of GPU, with an endpoint, by path."""
     options = Options(IMAGE, namespace="ml", queue="gpus")
-    return kubernetes.manifests(text_job(), options)
+    return kubernetes.manifests(whole_job(), options)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +222,6 @@ def test_a_volume_holds_what_is_not_in_s3() -> None:
 
 
 def test_a_redis_takes_the_place_of_rocksdb() -> None:
-    found = kubernetes.manifests(text_job(), Options(IMAGE, redis="redis:6379"))
+    found = kubernetes.manifests(whole_job(), Options(IMAGE, redis="redis:6379"))
     (document,) = found["cluster/raycluster.yaml"]
     assert document["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"
