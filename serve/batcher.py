@@ -26,7 +26,7 @@ SWITCH_S = 1e-4
 """How long the event loop may keep the interpreter while the engine wants it. With Python's own
 5 ms the engine idles after each batch: 5 to 10 % fewer texts, see benchmarks/LOG.md."""
 SMOOTHING = 0.1
-"""Weight of the newest batch in the average rate."""
+"""Weight of the newest batch in the averages that the rate comes from."""
 
 
 class QueueFullError(Exception):
@@ -131,7 +131,8 @@ class Batcher:
         """What is being tokenised, a piece at a time."""
         self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
-        self._tokens_per_s: float | None = None
+        self._batch_tokens, self._batch_s = 0.0, 0.0
+        """Of a batch, on average."""
         self._thread = threading.Thread(target=self._run, daemon=True, name="engine")
         sys.setswitchinterval(SWITCH_S)
         self._thread.start()
@@ -139,7 +140,8 @@ class Batcher:
     @property
     def load(self) -> Load:
         """What waits now."""
-        return Load(self._requests, max(0.0, self._waiting_tokens), self._tokens_per_s)
+        rate = self._batch_tokens / self._batch_s if self._batch_s else None
+        return Load(self._requests, max(0.0, self._waiting_tokens), rate)
 
     async def ask(self, texts: Sequence[Text], timeout_s: float) -> Answer:
         """Scores of some texts.
@@ -262,10 +264,10 @@ class Batcher:
         _tell(flight.items, _Done(scores, error, flight.begin, spent_s, rows))
 
     def _learn(self, tokens: int, spent_s: float) -> None:
-        rate = tokens / max(spent_s, 1e-6)
-        if self._tokens_per_s is None:
-            self._tokens_per_s = rate
-        self._tokens_per_s += SMOOTHING * (rate - self._tokens_per_s)
+        # not an average of rates: of two batches that are seen to land at once, one took no time
+        weight = SMOOTHING if self._batch_s else 1.0
+        self._batch_tokens += weight * (tokens - self._batch_tokens)
+        self._batch_s += weight * (spent_s - self._batch_s)
 
 
 def _wanted(items: list[_Item]) -> list[_Item]:
