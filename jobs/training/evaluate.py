@@ -39,6 +39,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of the task and the mean loss over the evaluation rows, or a sample of `limit`."""
     judge = _language if session.config.model.task == "causal-lm" else _classification
+    session.update.settle()
     session.model.eval()
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):

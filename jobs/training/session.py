@@ -64,12 +64,15 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     model = model.to(world.device).train()
     spread = parallel.shard if sharded else parallel.replicate
     wrapped, weights = spread(model, config, world)
+    layers = parallel.repeated_layers(wrapped)
     if config.compile and world.device.type == "cuda":
-        for layer in parallel.repeated_layers(wrapped):
-            layer.compile()
+        for layer in layers:  # not the call, whose hooks differ between layers
+            layer.forward = torch.compile(layer.forward)
     schedule = Schedule(config, corpus.train, world)
     update = Update(weights, config.optimizer, config.precision, world, schedule.total_steps)
-    if world.size > 1 and not sharded and not update.exchanges:
+    if update.exchanges:
+        update.follow(wrapped, layers, schedule.passes)
+    elif world.size > 1 and not sharded:
         wrapped = parallel.average_gradients(wrapped, world)
     reseed(config.seed, world)
     step = TrainStep(

@@ -43,6 +43,7 @@ class Snapshot:
 def take(session: Session, reference: CheckpointRef) -> Snapshot:
     """Every worker gives its part of sharded tensors and its random state."""
     update, keeps = session.update, session.world.is_main
+    update.settle()
     weights = {
         name: _to_host(full(tensor), keeps=keeps)
         for name, tensor in _saved_weights(session).items()

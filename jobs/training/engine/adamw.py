@@ -29,6 +29,9 @@ class AdamW(Protocol):
     def state(self, weight: Weight) -> State:
         """`exp_avg`, `exp_avg_sq` and `step` of a weight, to save or to overwrite."""
 
+    def settle(self) -> None:
+        """Bring weights and moments together that workers updated apart."""
+
     def refresh_copies(self) -> None:
         """Bring 16-bit copies up to date with their originals."""
 
@@ -83,6 +86,9 @@ class TorchAdamW:
         """The moments of a weight."""
         state: State = self._optimizer.state[weight.target]
         return state
+
+    def settle(self) -> None:
+        """Every worker updates all of what it holds."""
 
     def refresh_copies(self) -> None:
         """Bring 16-bit copies up to date."""

@@ -1,8 +1,8 @@
-"""Trained weights end to end: one AdamW kernel, gradients exchanged in a few large pieces."""
+"""Trained weights end to end, and one AdamW kernel over them, shared out between workers."""
 
 import itertools
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,23 +12,33 @@ from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import BETA_1, BETA_2, EPSILON, State, decay_of
 from jobs.training.model.weight import Weight
+from jobs.training.world import World
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that workers exchange at once, as in DDP: large enough for the links' full speed, small
 enough that most are under way while the backward pass still runs."""
+SHARED_FROM_BYTES = 2 * BUCKET_BYTES
+"""Gradients from which on workers share the update; less is updated sooner than it is fetched."""
+
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""PyTorch's two names for it, before and from 2.13 on."""
 
 
 class FlatAdamW:
     """AdamW for GPUs. Weights of one type lie in one tensor and are updated by one kernel.
 
     The kernel reads each gradient in the type it has and writes a weight and its 16-bit copy
-    together, so that each byte moves once.
+    together, so that each byte moves once. Weights with 16-bit copies are shared out: a worker
+    updates its part alone (Xu et al., 2020, "Automatic cross-replica sharding of weight update"),
+    and the others fetch its copies; `settle` makes everything else whole again.
     """
 
-    def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec, steps: int) -> None:
+    def __init__(
+        self, weights: Sequence[Weight], spec: OptimizerSpec, steps: int, world: World
+    ) -> None:
         device = weights[0].target.device
         kinds = [w for w in weights if w.is_copied], [w for w in weights if not w.is_copied]
-        self.groups = [_Group(kind, spec) for kind in kinds if kind]
+        self.groups = [Group(kind, spec, world) for kind in kinds if kind]
         self._place = {id(w.target): (g, n) for g in self.groups for n, w in enumerate(g.weights)}
         self._step = torch.zeros((), device=device)
         done = torch.arange(steps + 2, dtype=torch.float64)
@@ -41,35 +51,38 @@ class FlatAdamW:
             group.take(range(len(group.weights)))
 
     def norm(self) -> torch.Tensor:
-        """L2 norm over the gradients that were taken or exchanged."""
-        squares = [kernels.sum_of_squares(group.gradients) for group in self.groups]
+        """L2 norm over the gradients that were taken or exchanged, the same on every worker."""
+        squares = []
+        for group in self.groups:
+            square = kernels.sum_of_squares(group.received)
+            if group.is_shared:
+                dist.all_reduce(square)
+            squares.append(square)
         return torch.stack(squares).sum().sqrt()
 
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
-        """Update every weight."""
+        """Update every weight of this worker's."""
         self._step.add_(1 - refused)
         # a probe may outlast a short run
         row = self._step.long()[None].clamp(max=len(self._corrections) - 1)
         correction = self._corrections.index_select(0, row)[0]
         numbers = torch.stack([lr, divisor, refused, correction[0], correction[1]])
         for group in self.groups:
-            kernels.adamw(
-                group.flat,
-                group.first,
-                group.second,
-                group.gradients,
-                group.copies,
-                numbers,
-                group.decay,
-                betas=(BETA_1, BETA_2),
-                epsilon=EPSILON,
-            )
+            group.update(numbers)
 
     def state(self, weight: Weight) -> State:
         """The moments of a weight; all share the step."""
         group, number = self._place[id(weight.target)]
         first, second = (group.part(flat, number) for flat in (group.first, group.second))
         return {"exp_avg": first, "exp_avg_sq": second, "step": self._step}
+
+    def settle(self) -> None:
+        """Bring weights and moments together that workers updated apart."""
+        for group in self.groups:
+            if group.is_shared:
+                for bucket in group.buckets:
+                    for flat in (group.flat, group.first, group.second):
+                        all_gather(flat[bucket.whole], flat[bucket.own])
 
     def refresh_copies(self) -> None:
         """Bring 16-bit copies up to date."""
@@ -78,99 +91,41 @@ class FlatAdamW:
                 group.copies.copy_(group.flat)
 
 
-class Exchange:
-    """Sums gradients over workers while the backward pass still runs.
-
-    A bucket is sent when autograd has made its last gradient, in the same order on every worker;
-    gradients go straight from autograd into the flat tensor that the optimizer reads. With
-    `in_16_bits` all are summed in 16 bits, as most are made; embeddings' would otherwise be the
-    largest and the last to arrive.
-    """
-
-    def __init__(
-        self, optimizer: FlatAdamW, weights: Sequence[Weight], *, in_16_bits: bool
-    ) -> None:
-        order = {id(weight.target): index for index, weight in enumerate(weights)}
-        buckets = [
-            bucket
-            for group in optimizer.groups
-            for bucket in _buckets(group, narrow=in_16_bits and group.copies is None)
-        ]
-        # the backward pass ends with the weights that the forward pass begins with
-        buckets.sort(key=lambda b: -min(order[id(b.group.weights[n].target)] for n in b.numbers))
-        self._buckets = buckets
-        self._missing: list[int] = []
-        self._works: list[Any] = []
-        self._is_armed = False
-        for index, bucket in enumerate(buckets):
-            for number in bucket.numbers:
-                source = bucket.group.weights[number].source
-                source.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
-
-    def arm(self) -> None:
-        """Exchange what the next backward pass makes."""
-        self._missing = [len(bucket.numbers) for bucket in self._buckets]
-        self._works = []
-        self._is_armed = True
-
-    def finish(self) -> None:
-        """Send what never got a gradient too, and let the device wait for all sums."""
-        self._missing = [0] * len(self._buckets)
-        self._send_ready()
-        for bucket, work in zip(self._buckets, self._works, strict=True):
-            work.wait()
-            bucket.widen()
-        self._is_armed = False
-
-    def _arrival(self, index: int) -> Any:
-        # no garbage collection finds a cycle that leads through a hook: all weights would stay
-        found = weakref.ref(self)
-
-        def arrived(_: torch.Tensor) -> None:
-            exchange = found()
-            if exchange is not None and exchange._is_armed:
-                exchange._missing[index] -= 1
-                exchange._send_ready()
-
-        return arrived
-
-    def _send_ready(self) -> None:
-        while len(self._works) < len(self._buckets) and not self._missing[len(self._works)]:
-            bucket = self._buckets[len(self._works)]
-            self._works.append(dist.all_reduce(bucket.take(), async_op=True))
-
-
-class _Bucket:
+@dataclass(frozen=True, slots=True)
+class Bucket:
     """Neighbours in a group, whose gradients are exchanged at once."""
 
-    def __init__(self, group: "_Group", numbers: range, *, narrow: bool) -> None:
-        self.group, self.numbers = group, numbers
-        self._flat = group.gradients[group.starts[numbers.start] : group.starts[numbers.stop]]
-        self._narrow = torch.zeros_like(self._flat, dtype=torch.bfloat16) if narrow else None
-
-    def take(self) -> torch.Tensor:
-        """Their gradients from autograd, end to end, in the type that is exchanged."""
-        self.group.take(self.numbers)
-        return self._flat if self._narrow is None else self._narrow.copy_(self._flat)
-
-    def widen(self) -> None:
-        """Bring what was exchanged back into the group's type."""
-        if self._narrow is not None:
-            self._flat.copy_(self._narrow)
+    numbers: range
+    whole: slice
+    """Their place in the flat tensors."""
+    own: slice
+    """What this worker updates of it."""
 
 
-class _Group:
+class Group:
     """Weights of one type, moved into flat tensors of which they become views."""
 
-    def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec) -> None:
+    def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec, world: World) -> None:
         self.weights = weights
         block = kernels.BLOCK
-        sizes = [-(-w.target.numel() // block) * block for w in weights]
-        self.starts = [0, *itertools.accumulate(sizes)]
         device, low = weights[0].target.device, weights[0].source.dtype
+        sizes = [-(-w.target.numel() // block) * block for w in weights]
+        is_large = sum(sizes) * low.itemsize >= SHARED_FROM_BYTES
+        self.is_shared = world.size > 1 and weights[0].is_copied and is_large
+        parts = _partition(sizes, BUCKET_BYTES // low.itemsize)
+        if self.is_shared:
+            for numbers in parts:  # whose parts are whole blocks too
+                held = sum(sizes[number] for number in numbers)
+                sizes[numbers[-1]] += -held % (block * world.size)
+        self.starts = [0, *itertools.accumulate(sizes)]
+        self.buckets = [self._bucket(numbers, world) for numbers in parts]
         total = self.starts[-1]
         self.flat, self.first, self.second = (torch.zeros(total, device=device) for _ in range(3))
         self.gradients = torch.zeros(total, dtype=low, device=device)
+        self.received = self.gradients
+        """Summed gradients of what this worker updates, bucket after bucket where it is shared."""
+        if self.is_shared:
+            self.received = torch.zeros(total // world.size, dtype=low, device=device)
         self.copies: torch.Tensor | None = None
         if weights[0].is_copied:
             self.copies = torch.zeros(total, dtype=low, device=device)
@@ -196,20 +151,53 @@ class _Group:
         with torch.no_grad():
             torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
 
+    def received_of(self, bucket: Bucket) -> torch.Tensor:
+        """Where the summed gradients of a shared bucket arrive."""
+        before = self.buckets[: self.buckets.index(bucket)]
+        start = sum(one.own.stop - one.own.start for one in before)
+        return self.received[start : start + bucket.own.stop - bucket.own.start]
 
-def _buckets(group: _Group, *, narrow: bool) -> list[_Bucket]:
-    size = group.gradients.element_size()
-    buckets, stop = [], len(group.weights)
-    for number in reversed(range(len(group.weights))):
-        held = (group.starts[stop] - group.starts[number]) * size
-        if number == 0 or held + _bytes(group, number - 1) > BUCKET_BYTES:
-            buckets.append(_Bucket(group, range(number, stop), narrow=narrow))
+    def update(self, numbers: torch.Tensor) -> None:
+        """AdamW over this worker's part."""
+        if not self.is_shared:
+            self._update(slice(0, self.starts[-1]), self.received, numbers)
+            return
+        for bucket in self.buckets:
+            self._update(bucket.own, self.received_of(bucket), numbers)
+
+    def _update(self, place: slice, gradients: torch.Tensor, numbers: torch.Tensor) -> None:
+        kernels.adamw(
+            self.flat[place],
+            self.first[place],
+            self.second[place],
+            gradients,
+            None if self.copies is None else self.copies[place],
+            numbers,
+            self.decay[place.start // kernels.BLOCK : place.stop // kernels.BLOCK],
+            betas=(BETA_1, BETA_2),
+            epsilon=EPSILON,
+        )
+
+    def _bucket(self, numbers: range, world: World) -> Bucket:
+        start, stop = self.starts[numbers.start], self.starts[numbers.stop]
+        whole = slice(start, stop)
+        if not self.is_shared:
+            return Bucket(numbers, whole, whole)
+        size = (stop - start) // world.size
+        return Bucket(
+            numbers, whole, slice(start + world.rank * size, start + (world.rank + 1) * size)
+        )
+
+
+def _partition(sizes: Sequence[int], most: int) -> list[range]:
+    """Neighbours of at most `most` elements together, or a larger one; the last come first."""
+    parts, stop = [], len(sizes)
+    for number in reversed(range(len(sizes))):
+        held = sum(sizes[number:stop])
+        if number == 0 or held + sizes[number - 1] > most:
+            parts.append(range(number, stop))
             stop = number
-    return buckets
-
-
-def _bytes(group: _Group, number: int) -> int:
-    return (group.starts[number + 1] - group.starts[number]) * group.gradients.element_size()
+    return parts
 
 
 def _move(tensor: torch.Tensor, place: torch.Tensor) -> None:

@@ -82,7 +82,7 @@ class TrainStep:
 
     def _begin(self) -> None:
         self.update.lr.copy_(self.schedule.learning_rate())
-        self.update.clear()
+        self.update.begin()
         self.loss.zero_()
 
     def _pass(self, batch: Batch, weights: torch.Tensor, *, is_synced: bool) -> None:
@@ -95,6 +95,7 @@ class TrainStep:
         with gradient_sync(self.model, enabled=is_synced):
             with autocast(self.config.precision, self.world.device):
                 part = OBJECTIVES[self.config.model.task](self.model, batch, weights)
+            self.update.fetched()
             torch.autograd.backward(part * factor)
         self.loss.add_(part.detach())
 

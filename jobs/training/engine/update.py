@@ -9,7 +9,8 @@ from torch.distributed.tensor import DTensor
 from jobs.spec.train import OptimizerSpec, Precision
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import AdamW, State, TorchAdamW
-from jobs.training.engine.flat import Exchange, FlatAdamW
+from jobs.training.engine.exchange import Exchange, Refresh
+from jobs.training.engine.flat import FlatAdamW
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
@@ -52,8 +53,9 @@ class Update:
         self.good_steps = scalar(0.0)
         self.halted = scalar(0.0)
         self._exchange: Exchange | None = None
+        self._refresh: Refresh | None = None
         if uses_flat_weights(self.weights):
-            flat = FlatAdamW(self.weights, spec, steps)
+            flat = FlatAdamW(self.weights, spec, steps, world)
             self._adamw: AdamW = flat
             if world.size > 1:
                 is_narrow = precision in AUTOCAST
@@ -66,15 +68,43 @@ class Update:
         """Whether gradients are summed over workers here, and not by a wrapper of the model."""
         return self._exchange is not None
 
-    def arm(self) -> None:
-        """Let workers exchange what the next backward pass makes."""
-        if self._exchange:
-            self._exchange.arm()
+    def follow(
+        self, model: torch.nn.Module, layers: Sequence[torch.nn.Module], passes: int
+    ) -> None:
+        """Exchange with other workers while `model` runs, `passes` times a step.
+
+        `layers` are its repeated ones, before each of which the device waits for its weights.
+        """
+        if self._exchange and isinstance(self._adamw, FlatAdamW):
+            self._exchange.follow(model, passes)
+            self._refresh = Refresh(self._adamw, self.weights, model, layers)
 
     def clear(self) -> None:
         """Drop gradients, so that autograd hands over fresh ones instead of adding to old ones."""
         for weight in self.weights:
             weight.source.grad = None
+
+    def begin(self) -> None:
+        """Before a step: drop gradients and fetch what other workers updated."""
+        self.clear()
+        if self._exchange:
+            self._exchange.begin()
+        if self._refresh:
+            self._refresh.start()
+
+    def fetched(self) -> None:
+        """After a forward pass."""
+        if self._refresh:
+            self._refresh.finish()
+
+    def settle(self) -> None:
+        """Before weights or moments are read: make them whole on every worker, all together."""
+        self._adamw.settle()
+
+    def arm(self) -> None:
+        """Let workers exchange what the next backward pass makes."""
+        if self._exchange:
+            self._exchange.arm()
 
     @torch.no_grad()
     def apply(self, *, exchanged: bool = True) -> None:

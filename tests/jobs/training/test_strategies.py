@@ -1,8 +1,11 @@
 """Sharded training, adapters, gradient checkpointing and accumulation learn what DDP learns."""
 
+import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -17,7 +20,7 @@ from jobs.training.data.tokens import TokenStore
 from jobs.training.events import Evaluated, Event, Stepped
 from jobs.training.loop import train
 from tests.builders import language_config, training_config
-from tests.jobs.training import workers
+from tests.jobs.training import flat_on_cpu, workers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -29,9 +32,13 @@ def two_workers(reviews: Path, base: str, **fields: object) -> TrainingConfig:
 
 def curve(config: TrainingConfig, folder: Path, checkpoints: Path | None = None) -> list[float]:
     """Losses on two workers, and that of the evaluation."""
-    events = workers.run(config, 2, folder, checkpoints)
-    judged = [event["metrics"]["loss"] for event in events if event["event"] == "Evaluated"]
-    return [*workers.losses(events), *judged]
+    return judged(workers.run(config, 2, folder, checkpoints))
+
+
+def judged(events: list[dict]) -> list[float]:
+    """Losses of the steps, and those of the evaluations."""
+    found = [event["metrics"]["loss"] for event in events if event["event"] == "Evaluated"]
+    return [*workers.losses(events), *found]
 
 
 @pytest.mark.parametrize("strategy", ["zero2", "zero3"])
@@ -57,6 +64,56 @@ def test_a_sharded_run_resumes_as_replicas_and_back(
         again = two_workers(reviews, tiny_model, checkpoint=every_step, strategy=strategy)
         found = curve(again, tmp_path, tmp_path / "checkpoints")
         assert found == pytest.approx(expected[kept:], abs=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("bf16", 1), ("bf16", 2), ("fp32", 3)])
+def test_an_update_in_parts_learns_what_a_whole_one_learns(
+    precision: Precision, passes: int, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Three workers, whose evaluations and checkpoints need every part; two go on from there."""
+    every_step = Cadence(1, "step")
+    config = training_config(
+        reviews,
+        tiny_model,
+        global_batch_size=36,
+        micro_batch_size=12 // passes,
+        precision=precision,
+        optimizer=OptimizerSpec(lr=2e-2, max_grad_norm=0.01),
+        eval=EvalSpec(every=Cadence(2, "step")),
+        checkpoint=CheckpointSpec(every=every_step, keep=9),
+    )
+    exact = precision == "fp32"
+    tolerance = 1e-5 if exact else 5e-3
+    whole, parts = (tmp_path / name for name in ("whole", "parts"))
+    never, always = (functools.partial(flat_on_cpu.switch_on, size) for size in (2**40, 0))
+    expected = judged(workers.run(config, 3, tmp_path, whole, never))
+    assert judged(workers.run(config, 3, tmp_path)) == pytest.approx(expected, abs=tolerance)
+    found = judged(workers.run(config, 3, tmp_path, parts, always))
+    assert found == pytest.approx(expected, abs=tolerance)
+    assert drift(parts, whole) < (1e-5 if exact else 0.01)
+    for path in parts.glob("step-*"):
+        if int(path.name.split("-")[1]) > 3:
+            workers.remove(path)
+    two = dataclasses.replace(config, micro_batch_size=18 // passes)
+    workers.run(two, 2, tmp_path, parts, always)
+    assert drift(parts, whole) < (1e-5 if exact else 0.01)
+
+
+def drift(one: Path, other: Path) -> float:
+    """How far weights and moments after step 5 are apart, over how far they came since step 1."""
+
+    def state(folder: Path, step: int) -> torch.Tensor:
+        files = sorted(folder.glob(f"step-*{step}/**/*.safetensors"))
+        tensors = {
+            f"{path.name}/{name}": tensor
+            for path in files
+            if path.name != "random.safetensors"
+            for name, tensor in safetensors.torch.load_file(path).items()
+        }
+        return torch.cat([tensors[name].flatten().float() for name in sorted(tensors)])
+
+    last = state(other, 5)
+    return float((state(one, 5) - last).norm() / (last - state(other, 1)).norm())
 
 
 def test_gradient_checkpointing_changes_no_number(

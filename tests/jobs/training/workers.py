@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -37,19 +37,19 @@ def start(
     log: Path,
     *,
     spare_mib: int | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> list[BaseProcess]:
     """Start a group of workers that train as under torchrun; rank 0 writes its events to `log`.
 
-    With `spare_mib` a worker may take that much memory more than it has at its start.
+    With `spare_mib` a worker may take that much memory more than it has at its start. `prepare` is
+    called in each of them first.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     text = TRAINING_CONFIG.dump_json(config).decode()
-    group = [
-        context.Process(target=_work, args=(text, rank, workers, port, checkpoints, log, spare_mib))
-        for rank in range(workers)
-    ]
+    shared = workers, port, checkpoints, log, spare_mib, prepare
+    group = [context.Process(target=_work, args=(text, rank, *shared)) for rank in range(workers)]
     for process in group:
         process.start()
     return group
@@ -74,11 +74,15 @@ def kill(group: Sequence[BaseProcess], victim: int) -> None:
 
 
 def run(
-    config: TrainingConfig, workers: int, folder: Path, checkpoints: Path | None = None
+    config: TrainingConfig,
+    workers: int,
+    folder: Path,
+    checkpoints: Path | None = None,
+    prepare: Callable[[], None] | None = None,
 ) -> list[dict]:
     """Train to the end; returns rank 0's events."""
     log = folder / f"events-{time.monotonic_ns()}.jsonl"
-    codes = finish(start(config, workers, checkpoints, log))
+    codes = finish(start(config, workers, checkpoints, log, prepare=prepare))
     assert codes == [0] * workers, (log.with_suffix(".error")).read_text(encoding="utf-8")
     return read(log)
 
@@ -115,6 +119,7 @@ def _work(
     checkpoints: Path | None,
     log: Path,
     spare_mib: int | None,
+    prepare: Callable[[], None] | None,
 ) -> None:
     os.environ |= {
         "RANK": str(rank),
@@ -129,6 +134,8 @@ def _work(
     from jobs.training.loop import train
 
     torch.set_num_threads(1)
+    if prepare:
+        prepare()
     if spare_mib is not None:
         limit = psutil.Process().memory_info().vms + spare_mib * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

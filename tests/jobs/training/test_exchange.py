@@ -1,0 +1,98 @@
+"""A module waits for the weights that other workers updated, before it uses them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.spec.train import OptimizerSpec
+from jobs.training.engine import exchange, flat
+from jobs.training.engine.exchange import Refresh
+from jobs.training.engine.flat import FlatAdamW
+from jobs.training.model import parallel
+from jobs.training.model.weight import Weight
+from jobs.training.world import World
+
+WIDTH = 32
+
+
+class Layer(torch.nn.Module):
+    """Uses its inner layer with and without calling it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """Two products with one weight."""
+        return self.inner(torch.nn.functional.linear(values, self.inner.weight))
+
+
+class Model(torch.nn.Module):
+    """Layers between a module that is called and one of which only the weight is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+        self.layers = torch.nn.ModuleList(Layer() for _ in range(3))
+        self.last = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """From first to last."""
+        values = self.first(values)
+        for layer in self.layers:
+            values = layer(values)
+        return torch.nn.functional.linear(values, self.last.weight)
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, in order; nothing is fetched, because there is no other worker."""
+    told: list[str] = []
+
+    class Work:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait(self) -> None:
+            told.append(f"wait {self.name}")
+
+    def fetch(whole: torch.Tensor, own: torch.Tensor, *, async_op: bool) -> Any:
+        assert async_op
+        assert whole.numel() == 2 * own.numel()
+        number = sum(line.startswith("fetch") for line in told)
+        told.append(f"fetch {number}")
+        return Work(str(number))
+
+    monkeypatch.setattr(exchange, "all_gather", fetch)
+    monkeypatch.setattr(flat, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(flat, "BUCKET_BYTES", 1)
+    return told
+
+
+def test_each_module_waits_for_its_own_weights(story: list[str]) -> None:
+    model = Model()
+    weights = [
+        Weight(name, source.detach().float(), source) for name, source in model.named_parameters()
+    ]
+    optimizer = FlatAdamW(
+        weights, OptimizerSpec(lr=1e-3), steps=3, world=World(0, 2, torch.device("cpu"))
+    )
+    layers = parallel.repeated_layers(model)
+    refresh = Refresh(optimizer, weights, model, layers)
+    for number, module in enumerate([model.first, *layers, model.last]):
+        module.register_forward_hook(lambda *_, n=number: story.append(f"used {n}"))
+
+    def step() -> list[str]:
+        story.clear()
+        refresh.start()
+        model(torch.ones(1, WIDTH, dtype=torch.bfloat16))
+        refresh.finish()
+        model(torch.ones(1, WIDTH, dtype=torch.bfloat16))  # a later pass waits for nothing
+        return [line for line in story if not line.startswith("fetch")][:9]
+
+    in_turn = [f"{what} {number}" for number in range(4) for what in ("wait", "used")]
+    assert step() == [*in_turn, "wait 4"]
+    # the last was used before it was waited for: from the next step on all is waited for at once
+    assert step() == [*(f"wait {n}" for n in range(5)), *(f"used {n}" for n in range(4))]
+    assert not refresh._works
