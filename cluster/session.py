@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import local
+from cluster import access, local
 from jobs.errors import ClusterError
 
 NAMESPACE = "winnow"
@@ -19,17 +19,19 @@ class Connection:
 
     address: str
     serve_port: int
-    dashboard: str
-    """Host and port."""
 
 
 @contextlib.contextmanager
-def connect(*, address: str | None = None, start: bool = True) -> Iterator[Connection]:
+def connect(
+    *, address: str | None = None, start: bool = True, insecure_local: bool | None = None
+) -> Iterator[Connection]:
     """Join a cluster for the length of a `with`.
 
     In order: `address`, `RAY_ADDRESS` (set inside a Ray job), the local cluster, and with `start` a
-    new local cluster, which stays up. Raises ClusterError when there is none to join. Modules that
-    import ray must be imported inside the `with`, because Ray reads its environment on import.
+    new local cluster, which stays up. Raises ClusterError when there is none to join, or when it
+    asks for no token: `insecure_local` lets one of this machine's do so, and None, of commands that
+    only look, any. Modules that import ray must be imported inside the `with`, because Ray reads
+    its environment on import.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     cluster = None
@@ -55,11 +57,10 @@ def connect(*, address: str | None = None, start: bool = True) -> Iterator[Conne
         reason = str(error).strip().splitlines()[0]
         raise ClusterError(f"the Ray cluster at {address} cannot be joined: {reason}") from None
     try:
-        yield Connection(
-            address=address,
-            serve_port=cluster.serve_port if cluster else local.SERVE_PORT,
-            dashboard=str(context.dashboard_url),
-        )
+        if cluster is None and insecure_local is not None:  # our own was started with a token
+            access.require_tokens(str(context.dashboard_url), insecure_local=insecure_local)
+        serve_port = cluster.serve_port if cluster else local.SERVE_PORT
+        yield Connection(address=address, serve_port=serve_port)
     finally:
         ray.shutdown()
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster import access, session
+from cluster import session
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -34,8 +34,7 @@ def deploy(
     spec, serving = load_served(job, settings, "deploy")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
-    with results_only(), session.connect(address=address) as cluster:
-        access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
+    with results_only(), session.connect(address=address, insecure_local=insecure_local) as cluster:
         from cluster import discovery
         from serve import deployment
 

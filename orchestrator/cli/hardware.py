@@ -12,7 +12,15 @@ from cluster.inventory import Inventory
 from cluster.prices import PriceBook
 from jobs.errors import ClusterError
 from jobs.training.events import Burned
-from orchestrator.cli.options import Address, AsJson, InventoryFile, out, print_json, table
+from orchestrator.cli.options import (
+    Address,
+    AsJson,
+    InsecureLocal,
+    InventoryFile,
+    out,
+    print_json,
+    table,
+)
 from orchestrator.cli.plan import known_inventory, live_inventory
 
 Probe = Annotated[
@@ -32,11 +40,14 @@ def hardware(
     probe: Probe = False,
     refresh_prices: Refresh = False,
     region: Region = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """List every known accelerator with memory, precisions and price, and the live nodes."""
     if probe:
-        show_burns(address, as_json=as_json, from_file=inventory is not None)
+        if inventory is not None:
+            raise ClusterError("--probe measures live nodes; leave --inventory out")
+        show_burns(address, insecure_local=insecure_local, as_json=as_json)
         return
     failure = refresh(region) if refresh_prices else None
     nodes = live_inventory(address) if address else known_inventory(inventory)
@@ -90,14 +101,15 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: Pri
         out().print(f"\nprices of {len(book.quotes)} accelerators were fetched on {newest}")
 
 
-def show_burns(address: str | None, *, as_json: bool, from_file: bool) -> None:
+def show_burns(address: str | None, *, insecure_local: bool, as_json: bool) -> None:
     """Measure and print, as a share of what the catalogue says."""
-    if from_file:
-        raise ClusterError("--probe measures live nodes; leave --inventory out")
     found: dict[str, Burned] = {}
     columns = ("accelerator", "measured", "rate", "of the catalogue's")
     shown = table(*columns, left=("accelerator", "measured"))
-    with session.connect(address=address) as _, tempfile.TemporaryDirectory() as folder:
+    with (
+        session.connect(address=address, insecure_local=insecure_local),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         from cluster import discovery
         from orchestrator.stages import burning
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster import access, session
+from cluster import session
 from jobs.errors import WinnowError
 from jobs.spec import JobSpec
 from jobs.storage.storage import Storage
@@ -142,12 +142,14 @@ def started(
         run = replace(_find_or_create(storage, spec, resume, or_new), check=owned.check)
         run.note("owned", epoch=str(owned.epoch))
         console(Remark(f"run {run.id} in {run.url}"))
-        with _journaled(run, job, console), session.connect(address=address) as cluster:
+        with (
+            _journaled(run, job, console),
+            session.connect(address=address, insecure_local=insecure_local) as cluster,
+        ):
             from orchestrator.context import Context
 
             signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
             console(Remark(f"cluster {cluster.address}"))
-            access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
             yield Context(spec, run, storage, console, cluster.serve_port)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cluster import access, catalogue, prices, session
+from cluster import catalogue, prices, session
 from cluster.inventory import Inventory, Node
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
@@ -55,8 +55,7 @@ def tune_serve(
     spec, serving = load_served(job, settings, "tune")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
-    with results_only(), session.connect(address=address) as cluster:
-        access.require_tokens(cluster.dashboard, insecure_local=insecure_local)
+    with results_only(), session.connect(address=address, insecure_local=insecure_local):
         from cluster import discovery
         from serve import tuner
 
