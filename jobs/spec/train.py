@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ByteSize, Field
 
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.model import Task
@@ -74,6 +74,9 @@ class CheckpointSpec(SpecModel):
     """How often; the end of training is always saved."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
     """How many are kept, newest first; the best by the first metric is kept besides."""
+    max_size: ByteSize | None = None
+    """Room for all that are kept, such as 20GiB: above it the oldest go first, then the best. While
+    one is written it comes on top; one that is larger by itself ends the run."""
 
 
 class RetrySpec(SpecModel):

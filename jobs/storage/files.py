@@ -43,6 +43,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise failed(path, "written", error) from None
 
 
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until a folder's new names are on the disk."""
     handle = os.open(folder, os.O_RDONLY)

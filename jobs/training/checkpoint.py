@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors
+from pydantic import ByteSize
 
 from jobs.errors import CheckpointError
-from jobs.spec.train import LOWER_IS_BETTER
+from jobs.spec.train import LOWER_IS_BETTER, CheckpointSpec
 from jobs.storage import files, manifest
 from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
@@ -105,35 +106,57 @@ def _write(snapshot: state.Snapshot, session: Session, shelf: Shelf) -> Checkpoi
     partial.mkdir(parents=True)
     state.write(snapshot, session, partial)
     manifest.write(partial, asdict(snapshot.reference))
+    spec = session.config.checkpoint
+    _check_size(partial, spec.max_size)
     here, bucket = LocalObjects(final.parent), shelf.bucket
     here.put_folder(final.name, partial)
     if bucket:  # after it is whole here, which it stays should the bucket not answer
         bucket.put_folder(final.name, final)
     for objects in filter(None, (here, bucket)):
-        _tidy(objects, session.config.checkpoint.keep, session.config.metrics[0])
+        _tidy(objects, spec, session.config.metrics[0])
     return snapshot.reference
 
 
-def _tidy(objects: Objects, keep: int, metric: str) -> None:
+def _check_size(partial: Path, most: ByteSize | None) -> None:
+    size = ByteSize(files.size_of(partial))
+    if most is not None and size > most:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"a checkpoint takes {size.human_readable()}, and train.checkpoint.max_size is"
+            f" {most.human_readable()}; give checkpoints more room"
+        )
+
+
+def _tidy(objects: Objects, spec: CheckpointSpec, metric: str) -> None:
     names = sorted(objects.children(""), reverse=True)
-    if len(names) > keep:
+    if len(names) > spec.keep or spec.max_size is not None:
         scores = {name: _score(objects, name, metric) for name in names}
-        for name in _superfluous(names, scores, keep, is_lower_better=metric in LOWER_IS_BETTER):
+        best = _best(scores, is_lower_better=metric in LOWER_IS_BETTER)
+        kept = [name for name in names if name in {*names[: spec.keep], best}]
+        if spec.max_size is not None:
+            sizes = {name: sum(e.size for e in objects.entries(name)) for name in kept}
+            kept = _fitting(kept, sizes, spec.max_size, best)
+        for name in set(names) - set(kept):
             objects.delete_folder(name)
 
 
-def _superfluous(
-    names: Sequence[str],
-    scores: Mapping[str, float | None],
-    keep: int,
-    *,
-    is_lower_better: bool,
+def _best(scores: Mapping[str, float | None], *, is_lower_better: bool) -> str | None:
+    judged = {name: score for name, score in scores.items() if score is not None}
+    choose = min if is_lower_better else max
+    return choose(judged, key=lambda name: judged[name], default=None)
+
+
+def _fitting(
+    names: Sequence[str], sizes: Mapping[str, int], most: int, best: str | None
 ) -> list[str]:
-    """All but the newest ones, which come first, and the best of those that were judged."""
-    judged = [name for name in names if scores[name] is not None]
-    sign = -1 if is_lower_better else 1
-    best = max(judged, key=lambda name: sign * (scores[name] or 0.0), default=None)
-    return [name for name in names[keep:] if name != best]
+    """The newest, which comes first, then the best, then as many more as there is room for."""
+    kept, room = list[str](), most
+    for name in sorted(names, key=lambda name: (name != names[0], name != best)):
+        room -= sizes[name]
+        if kept and room < 0:
+            break
+        kept.append(name)
+    return kept
 
 
 def _score(objects: Objects, name: str, metric: str) -> float | None:

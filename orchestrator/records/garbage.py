@@ -1,4 +1,4 @@
-"""What killed processes leave in a storage: unfinished files, half uploads, Ray's own folders."""
+"""What can go: unfinished files, half uploads, Ray's own folders, copies of a bucket's files."""
 
 import shutil
 from collections import defaultdict
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs.storage import manifest
 from jobs.storage.bucket import BucketObjects
-from jobs.storage.files import PARTIAL
+from jobs.storage.files import PARTIAL, cache_folder
 from jobs.storage.objects import Entry
 from jobs.storage.storage import Storage
 from orchestrator.records import runs
@@ -22,7 +22,7 @@ RAY_FOLDERS = ("ray", "fit/ray")
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Something that nothing will ever read."""
+    """Something that nothing will ever read, or that can be fetched again."""
 
     place: str
     """Key below the storage, or a path on this machine."""
@@ -35,8 +35,8 @@ class Garbage:
 
 
 def find(storage: Storage, before: datetime) -> list[Garbage]:
-    """What was last touched before a time, and is of no use any more."""
-    found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage)]
+    """What was last touched before a time, and is of no use any more or can be had again."""
+    found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage), *_copies(storage)]
     return [item for item in found if item.modified is None or item.modified < before]
 
 
@@ -90,3 +90,10 @@ def _uploads(storage: Storage) -> Iterator[Garbage]:
     if isinstance(storage.objects, BucketObjects):
         for key, identity, began in storage.objects.unfinished_uploads():
             yield Garbage(key, "an upload in parts that never ended", 0, began, identity)
+
+
+def _copies(storage: Storage) -> Iterator[Garbage]:
+    """What this machine fetched from buckets."""
+    if isinstance(storage.objects, BucketObjects):
+        for path in sorted((cache_folder() / "s3").glob("*")):
+            yield _file(path, "a copy of what is in a bucket, not used for so long")

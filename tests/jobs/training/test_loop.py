@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.errors import TrainingError
+from jobs.errors import CheckpointError, TrainingError
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec
-from jobs.storage import manifest
+from jobs.storage import files, manifest
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Evaluated, Event, Saved, Started, Stepped
 from jobs.training.loop import train
@@ -121,6 +121,39 @@ def test_only_the_newest_checkpoints_are_kept(
     )
     train(config, lambda _: None, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005"]
+
+
+def test_checkpoints_take_no_more_room_than_they_may(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """The newest and the best stay, then what still fits."""
+
+    def kept(most: int | None, folder: Path) -> list[int]:
+        every, judged = Cadence(1, "step"), EvalSpec(every=Cadence(2, "step"))
+        spec = CheckpointSpec(every=every, keep=9, max_size=most)  # type: ignore[arg-type]
+        config = training_config(reviews, tiny_model, checkpoint=spec, eval=judged)
+        train(config, lambda _: None, folder)
+        return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+
+    whole = tmp_path / "whole"
+    assert kept(None, whole) == [1, 2, 3, 4, 5]
+    size = max(files.size_of(path) for path in whole.iterdir())
+    scores = {n: accuracy_of(whole / f"step-{n:08d}") for n in (5, 4, 2)}
+    best = max(scores, key=lambda n: scores[n])
+    found = kept(int(2.5 * size), tmp_path / "two")
+    assert len(found) == 2
+    assert {5, best} <= set(found)
+    assert kept(int(1.5 * size), tmp_path / "one") == [5]
+    with pytest.raises(
+        CheckpointError, match=r"takes .*max_size is .*; give checkpoints more room"
+    ):
+        kept(size // 2, tmp_path / "none")
+    assert not list((tmp_path / "none").iterdir())
+
+
+def accuracy_of(checkpoint: Path) -> float:
+    """As it was judged."""
+    return float(manifest.read(checkpoint)["metrics"]["accuracy"])
 
 
 def test_evaluation_happens_as_often_as_asked(reviews: Path, tiny_model: str) -> None:

@@ -1,5 +1,6 @@
 """What killed processes leave is found and deleted, and nothing else."""
 
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,8 +17,11 @@ SOON = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+def storage(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Storage:
     """With one version, one finished run, and one checkpoint of it."""
+    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
     place = tmp_path / "storage" if request.param == "folder" else None
     storage = open_storage(place or request.getfixturevalue("bucket"))
     reference = acting.checkpoint(tmp_path / "checkpoint", "text")
@@ -26,6 +30,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     acting.checkpoint(tmp_path / "other", "text")
     storage.objects.put_folder(f"runs/{run.id}/fit/checkpoints/step-1", tmp_path / "other")
     run.note("completed")
+    shutil.rmtree(tmp_path / "home", ignore_errors=True)  # what publishing read back
     return storage
 
 
@@ -70,3 +75,20 @@ def test_uploads_that_never_ended_are_ended(bucket: str) -> None:
     assert found.upload == upload
     garbage.delete(storage, found)
     assert garbage.find(storage, SOON) == []
+
+
+def test_copies_of_a_bucket_that_nobody_used_for_long_can_go(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
+    storage = open_storage(bucket)
+    reference = acting.checkpoint(tmp_path / "checkpoint", "text")
+    model = registry.publish(job(), reference, ("a", "b"), run_id="one", storage=storage)
+    place = Path(registry.read(storage, "reviews").path)
+    weights = {path.name: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert garbage.find(storage, datetime.now(UTC) - timedelta(hours=1)) == []
+    (found,) = garbage.find(storage, SOON)
+    garbage.delete(storage, found)
+    assert not place.exists()
+    again = Path(registry.read(storage, "reviews", model.id).path)
+    assert {path.name: path.read_bytes() for path in again.rglob("*") if path.is_file()} == weights
