@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from serve.access import admits
 from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
 from serve.server import PREDICT, Answering, Reply, Server
 
@@ -88,9 +87,13 @@ def check(scope: Scope, path: str, headers: dict[bytes, str], server: Answering)
     if path == server.hot_path and scope["method"] not in ("POST", "OPTIONS"):
         message = "predictions are asked for by POST"
         raise RefusedError(405, "method_not_allowed", message, headers={"allow": "POST"})
-    authorization, hashes = headers.get(b"authorization", ""), server.config.token_hashes
-    if path not in OPEN_PATHS and not admits(hashes, authorization):
-        raise RefusedError(401, "unauthorized", "send an accepted token as Authorization: Bearer …")
+    if path not in OPEN_PATHS:
+        caller = server.access.name_of(headers.get(b"authorization", ""))
+        if caller is None:
+            message = "send an accepted token as Authorization: Bearer …"
+            raise RefusedError(401, "unauthorized", message)
+        if caller:
+            server.metrics.count_caller(caller)
     if scope["method"] == "POST" and (path in (PREDICT, CHAT) or path.endswith(INFER)):
         kind = headers.get(b"content-type", "").split(";")[0].strip().lower()
         if kind != "application/json":

@@ -24,7 +24,11 @@ class Metrics:
             ("path", "status"),
             **fixed,
         )
+        self.callers = prometheus_client.Counter(
+            "token_requests", "Requests by whose token they carry.", ("token",), **fixed
+        )
         self._counted: dict[tuple[str, int], prometheus_client.Counter] = {}
+        self._callers: dict[str, prometheus_client.Counter] = {}
         self.latency = prometheus_client.Histogram(
             "request_seconds",
             "From the whole body to the answer.",
@@ -53,6 +57,12 @@ class Metrics:
         if key not in self._counted:
             self._counted[key] = self.requests.labels(*key)
         self._counted[key].inc()
+
+    def count_caller(self, name: str) -> None:
+        """Count a request under the name of its token."""
+        if name not in self._callers:
+            self._callers[name] = self.callers.labels(name)
+        self._callers[name].inc()
 
     def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
         """Count a batch."""

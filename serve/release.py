@@ -139,4 +139,9 @@ def _labels(url: str, texts: Sequence[str], headers: dict[str, str]) -> list[str
 
 def _authorization(spec: ServeSpec) -> dict[str, str]:
     tokens = accepted_tokens(spec)
+    if spec.auth and not tokens:
+        raise DeployError(
+            "a gate asks the endpoint, and serve.auth.tokens_file has only hashes; name a variable"
+            " with an accepted token in serve.auth.tokens_from too"
+        )
     return {"Authorization": f"Bearer {tokens[0]}"} if tokens else {}

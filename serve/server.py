@@ -11,7 +11,7 @@ import pydantic_core
 from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training.config import Device
-from serve.access import accepted_tokens, digest
+from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
 from serve.batches import Limits
@@ -49,7 +49,9 @@ class ServerConfig:
     timeout_s: float = 30.0
     """Longest that a request may take; clients may ask for less."""
     token_hashes: tuple[str, ...] = ()
-    """SHA-256 of accepted bearer tokens, in hex; none for an open endpoint."""
+    """SHA-256 of accepted bearer tokens, in hex."""
+    tokens_file: str = ""
+    """File of more of them; without either the endpoint is open."""
 
 
 def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: bool) -> ServerConfig:
@@ -66,6 +68,7 @@ def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: boo
         idle_wait_s=spec.batching.max_wait.total_seconds(),
         timeout_s=spec.limits.timeout.total_seconds(),
         token_hashes=tuple(digest(token) for token in accepted_tokens(spec)),
+        tokens_file=(spec.auth.tokens_file or "") if spec.auth else "",
     )
 
 
@@ -82,6 +85,7 @@ class Answering(Protocol):
     """What a replica answers with, whatever its task."""
 
     config: ServerConfig
+    access: Access
     metrics: Metrics
 
     @property
@@ -115,6 +119,7 @@ class Server:
         version = fetched(config.version)
         config = replace(config, version=version)
         self.config = config
+        self.access = Access(config.token_hashes, config.tokens_file)
         is_gpu = config.device == "cuda"  # faster than one core can tokenise
         tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
         self.choice, engine = prepare(config, tokenizer)

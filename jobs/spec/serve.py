@@ -3,9 +3,9 @@
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.quantities import AcceleratorRequest, Accelerators, Bound, Duration, Limit
@@ -129,8 +129,17 @@ class RolloutSpec(SpecModel):
 class AuthSpec(SpecModel):
     """Who may call the endpoint."""
 
-    tokens_from: str
-    """Environment variable with the accepted bearer tokens."""
+    tokens_from: str | None = None
+    """Environment variable with accepted bearer tokens, read when the endpoint is deployed."""
+    tokens_file: Annotated[str, Field(pattern="^/")] | None = None
+    """File with names and hashes of accepted tokens, made by `winnow token add`, at the same place
+    on every node with replicas; a change is followed within a second or two."""
+
+    @model_validator(mode="after")
+    def _one_is_needed(self) -> Self:
+        if self.tokens_from is None and self.tokens_file is None:
+            raise ValueError("needs tokens_from, tokens_file or both: nobody could ask otherwise")
+        return self
 
 
 class ServeSpec(SpecModel):

@@ -27,12 +27,16 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside the place, flush, and rename; raises StorageError and leaves what was there."""
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write beside the place, flush, and rename; raises StorageError and leaves what was there.
+
+    `mode` is what the file may be at most; the process's mask takes from it.
+    """
     partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as handle:
+        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(opened, "wb") as handle:
             handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())

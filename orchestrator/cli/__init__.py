@@ -27,6 +27,7 @@ from orchestrator.cli import (
     serve,
     status,
     submit,
+    token,
     tune_serve,
     validate,
 )
@@ -70,6 +71,7 @@ for command in (
 
 
 app.add_typer(models.app, name="models")
+app.add_typer(token.app, name="token")
 
 
 def main() -> None:

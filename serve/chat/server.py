@@ -11,6 +11,7 @@ import prometheus_client
 
 from jobs.errors import DeployError
 from jobs.storage import manifest
+from serve.access import Access
 from serve.api import RefusedError
 from serve.batcher import DeadlineError, Load, QueueFullError
 from serve.chat.api import ChatInfo, ChatRequest, Message
@@ -35,6 +36,7 @@ class ChatServer:
                 " model.adapter.merge: true to serve it"
             )
         self.config = config
+        self.access = Access(config.token_hashes, config.tokens_file)
         self.precision = config.precision or ("bf16" if config.device == "cuda" else "fp32")
         self.generator = Generator(
             folder, config.device, self.precision, config.threads, config.queue_tokens

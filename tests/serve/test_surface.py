@@ -17,6 +17,7 @@ import transformers
 from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
 from serve import door, framework, surface
+from serve.access import Access
 from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
 from serve.server import Server, ServerConfig, configure
 from serve.version import ModelVersion
@@ -228,8 +229,8 @@ def test_the_inference_protocol(ask: Ask, version: ModelVersion) -> None:
 
 def test_only_those_with_a_token_may_ask(version: ModelVersion, server: Server, ask: Ask) -> None:
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    guarded = server.config
-    server.config = replace(guarded, token_hashes=("0" * 64, digest))
+    unguarded = server.access
+    server.access = Access(("0" * 64, digest))
     try:
         body = {"inputs": "a superb film"}
         for header in (None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
@@ -241,9 +242,11 @@ def test_only_those_with_a_token_may_ask(version: ModelVersion, server: Server, 
             assert ask("GET", "/health", headers=headers).status_code == 200
         allowed = {"authorization": f"Bearer {TOKEN}"}
         assert ask("POST", "/predict", json=body, headers=allowed).status_code == 200
-        assert ask("GET", "/metrics", headers=allowed).status_code == 200
+        metrics = ask("GET", "/metrics", headers=allowed)
+        assert metrics.status_code == 200
+        assert f'winnow_serve_token_requests_total{{token="#{digest[:8]}"}} 2.0' in metrics.text
     finally:
-        server.config = guarded
+        server.access = unguarded
 
 
 def test_tokens_come_from_the_environment(
