@@ -1,19 +1,22 @@
 """The live Ray cluster as an Inventory."""
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 
-from cluster import catalogue, facts, labels, nvml
+from cluster import catalogue, exposure, facts, labels, nvml
+from cluster.exposure import Exposure
 from cluster.facts import NodeFacts
 from cluster.inventory import Inventory, Node
 from jobs.errors import ClusterError, InfeasibleError
 
 DETECT_TIMEOUT_S = 60.0
 """How long a node may take to start a process and ask NVML."""
+
+Value = TypeVar("Value")
 
 
 def discover() -> Inventory:
@@ -27,11 +30,20 @@ def discover() -> Inventory:
 def facts_of_nodes() -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
     """Facts of every alive machine, and when each was asked by this machine's clock.
 
-    Simulated nodes are processes of a machine that is asked anyway. Raises ClusterError when a node
-    does not answer.
+    Raises ClusterError when a node does not answer.
     """
+    return _ask_each(facts.gather)
+
+
+def exposures() -> tuple[Exposure, ...]:
+    """What others reach of every alive machine; ClusterError when one does not answer."""
+    return _ask_each(exposure.gather)[0]
+
+
+def _ask_each(gather: Callable[[], Value]) -> tuple[tuple[Value, ...], tuple[float, ...]]:
+    """Simulated nodes are processes of a machine that is asked anyway."""
     alive = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(labels.SIMULATED) != "true"]
-    task = ray.remote(num_cpus=0)(facts.gather)
+    task: Any = ray.remote(num_cpus=0)(gather)
     found, asked = [], []
     for node in alive:
         on_node = task.options(label_selector={labels.NODE_ID: node["NodeID"]})

@@ -1,4 +1,4 @@
-"""Bearer tokens: replicas know their hashes alone, from the environment or a file that may change."""
+"""Bearer tokens: replicas know their hashes alone, from the environment or from a file."""
 
 import hashlib
 import logging

@@ -2,18 +2,31 @@
 
 import sys
 import time
+from typing import Annotated
+
+import typer
 
 from cluster import doctor as doctors
-from cluster import facts, local, session
+from cluster import exposure, facts, local, session
+from cluster.exposure import Exposure
 from cluster.facts import NodeFacts
-from orchestrator.cli.options import Address, AsJson, out, print_json
+from orchestrator.cli.options import Address, AsJson, out, print_json, table
 
 EXIT_FINDINGS = 1
 """At least one error was found."""
 
 
-def doctor(address: Address = None, as_json: AsJson = False) -> None:
+def doctor(
+    address: Address = None,
+    security: Annotated[
+        bool, typer.Option("--security", help="Look at ports, tokens and known holes instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check driver, GPUs, disk, shared memory, network and clocks; say what to do."""
+    if security:
+        _look_at_security(address, as_json=as_json)
+        return
     nodes, asked_s = _gather(address)
     findings = doctors.examine(nodes, asked_s)
     is_bad = any(finding.severity == "error" for finding in findings)
@@ -44,6 +57,38 @@ def show(nodes: tuple[NodeFacts, ...], findings: tuple[doctors.Finding, ...]) ->
             console.print(f"  {finding.severity}: {finding.message}", markup=False)
         if not own:
             console.print("  nothing to complain about")
+
+
+def _look_at_security(address: str | None, *, as_json: bool) -> None:
+    nodes = _exposures(address)
+    findings = [finding for node in nodes for finding in exposure.judge(node)]
+    findings += exposure.advisories()
+    if as_json:
+        print_json({"nodes": nodes, "findings": tuple(findings)})
+    else:
+        console = out()
+        for node in nodes:
+            console.print(f"{node.node}: {len(node.listening)} ports", style="bold", markup=False)
+            shown = table("port", "address", "what", "for", left=("address", "what", "for"))
+            for each in node.listening:
+                shown.add_row(str(each.port), each.address, each.role.name, each.role.audience)
+            console.print(shown)
+        for finding in findings:
+            console.print(f"{finding.severity}: {finding.message}", markup=False)
+        if not findings:
+            console.print("nothing to complain about")
+    if any(finding.severity == "error" for finding in findings):
+        sys.exit(EXIT_FINDINGS)
+
+
+def _exposures(address: str | None) -> tuple[Exposure, ...]:
+    """Every node of the cluster, or this machine when none is up."""
+    if address is None and local.running() is None:
+        return (exposure.gather(),)
+    with session.connect(address=address, start=False):
+        from cluster import discovery
+
+        return discovery.exposures()
 
 
 def _gather(address: str | None) -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
