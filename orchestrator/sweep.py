@@ -78,6 +78,7 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     speeds = Speeds(context, plan)
     trials = context.run.read_all("trials", TrialResult)
     devices = Availability(context, plan)
+    recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes
     if not context.run.read("fit", FitResult) and not devices.await_free(recorded.candidate):
         found = speeds if context.spec.sweep else None
         recorded = _choose(context, plan, devices, found, trials)
@@ -86,7 +87,7 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
         measurements=speeds.measurements,
         predictions=speeds.predictions,
         trials=trials,
-        winner=select.relocate(recorded, plan),
+        winner=recorded,
         duration_s=context.run.read("sweep_duration", float) or 0.0,
         cost_usd=budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from cluster.session import Connection
 from jobs.errors import ClusterError
+from jobs.storage.storage import open_storage
 from orchestrator.context import Context
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
@@ -53,8 +55,8 @@ def prepared(
     plan = make_plan(spec, discover(), None)
     context = Context(
         spec,
-        Run("r", folder),
-        folder,
+        Run("r", open_storage(folder)),
+        open_storage(folder),
         lambda notice: remarks.append(notice.text) if isinstance(notice, Remark) else None,
         0,
     )
@@ -87,3 +89,21 @@ def test_the_first_in_order_that_is_free_is_taken(ray_cluster: Connection, tmp_p
     assert {p.name for p in chosen.placements} == {"L40S:2"}
     assert remarks[-1] == "L40S:2 is the first in order with free devices"
     assert all("comes before it" in left.reason for left in chosen.skipped if "T4:4" in left.id)
+
+
+def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    """As after the death of a head: ids of nodes are those of a cluster that is gone."""
+    from orchestrator import sweep
+    from orchestrator.decisions import select
+
+    available, plan, remarks = prepared(tmp_path, any_of=LISTED)
+    winner = select.select_unmeasured(plan)
+    placement = replace(winner.candidate.placement, node_ids=("gone",))
+    recorded = replace(winner, candidate=replace(winner.candidate, placement=placement))
+    context = available._context
+    context.run.write("winner", recorded)
+    found = sweep.run_sweep(context, plan)
+    assert found.winner == winner
+    assert remarks == []
