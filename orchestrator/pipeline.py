@@ -1,11 +1,13 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cluster import discovery
 from cluster.inventory import Inventory
 from cluster.prices import read_book
+from cluster.telemetry import Sample, Teller
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.resources import WaitSpec
@@ -22,7 +24,7 @@ from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Remark, StageFinished, StageStarted
+from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import receipt as receipts
 from orchestrator.records import registry, report, tracking
 from orchestrator.records.receipt import FitResult, Receipt
@@ -49,6 +51,7 @@ class Outcome:
 
 def run(context: Context) -> Outcome:
     """All stages of a job, those that a resumed run has finished read back."""
+    context = _measured(context)
     inventory, plan = plan_stage(context)
     found = sweep.run_sweep(context, plan)
     fit = fit_stage(context, found.winner, found.cost_usd)
@@ -90,6 +93,24 @@ def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitRe
     `spent_usd`: what of the budget's cost is gone.
     """
     return context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
+
+
+def _measured(context: Context) -> Context:
+    """The same, with its progress told to Prometheus too."""
+    teller, notify = Teller(), context.notify
+
+    def tell(notice: Notice) -> None:
+        notify(notice)
+        if isinstance(notice, Progress):
+            labels = {"job": context.spec.name, "run": context.run.id, "stage": notice.stage}
+            counts = {"winnow_stage_done": notice.done, "winnow_stage_total": notice.total}
+            teller.tell(Sample(name, value, labels) for name, value in counts.items())
+
+    return replace(context, notify=tell)
+
+
+def _tell(teller: Teller, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
+    teller.tell(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
@@ -162,7 +183,8 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))
     context.notify(StageStarted("fit", sweep.describe(winner)))
     price = winner.candidate.placement.price_usd_per_hour
-    watch = FitWatch(context.notify, price, winner.prediction, context.clock)
+    tell = functools.partial(_tell, Teller(), {"job": context.spec.name, "run": context.run.id})
+    watch = FitWatch(context.notify, price, winner.prediction, context.clock, tell)
     place = folder / "tensorboard"
 
     def remark(text: str) -> None:

@@ -1,6 +1,6 @@
 """What a person sees of a fit while it runs: loss, rate, time left and projected cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from jobs.training.events import (
     Evaluated,
@@ -36,8 +36,10 @@ class FitWatch:
         price_usd_per_hour: float | None,
         prediction: Prediction | None,
         clock: Callable[[], float],
+        tell: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
-        self._notify = notify
+        """`tell` gets numbers for monitoring, at most once a second."""
+        self._notify, self._tell, self._told_s = notify, tell, float("-inf")
         self._price = price_usd_per_hour
         self._prediction, self._clock, self._begin = prediction, clock, clock()
         self._total = 1
@@ -57,6 +59,7 @@ class FitWatch:
             case Stepped():
                 self._notify(Progress("fit", event.step, self._total, self._describe(event)))
                 self._project(event)
+                self._measure(event)
             case _:
                 for text in _remarks(event):
                     self._notify(Remark(text))
@@ -88,6 +91,21 @@ class FitWatch:
                     f" the predicted {show_time(self._prediction.time_s.mean)}"
                 )
             )
+
+    def _measure(self, event: Stepped) -> None:
+        now = self._clock()
+        if now - self._told_s < 1 and event.step < self._total:
+            return
+        self._told_s = now
+        values = {"loss": event.loss, "step": event.step, "steps": self._total}
+        if self._step_s:
+            values["samples_per_second"] = event.samples / self._step_s
+        if self._price is not None:
+            values["usd_per_hour"] = self._price
+        if self.projections and self._prediction:
+            values["projected_seconds"] = self.projections[-1].time_s
+            values["predicted_seconds"] = self._prediction.time_s.mean
+        self._tell(values)
 
     def _describe(self, event: Stepped) -> str:
         before = event.seconds if self._step_s is None else self._step_s

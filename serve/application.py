@@ -1,9 +1,11 @@
 """The Ray Serve deployment: a server in a replica."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import ray.serve
 
+from cluster import telemetry
 from serve import framework, tasks
 from serve.server import ServerConfig
 
@@ -16,9 +18,17 @@ class Replica:
     def __init__(self, config: ServerConfig) -> None:
         self._server, self._application = tasks.make(config)
         framework.install(self._server)
+        telemetry.keep_telling(self._samples)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._application
+
+    def _samples(self) -> Iterator[telemetry.Sample]:
+        """What this replica counts, with whose counts they are."""
+        version, replica = self._server.config.version, ray.serve.get_replica_context().replica_id
+        own = {"model": version.name, "version": version.id, "replica": replica.unique_id}
+        for name, value, labels in self._server.metrics.samples(self._server.load):
+            yield telemetry.Sample(name, value, {**labels, **own})
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What waits here; requests that the door answers are not seen by Ray Serve."""

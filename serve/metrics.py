@@ -1,5 +1,6 @@
 """What one replica counts, for Prometheus."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import prometheus_client
@@ -73,6 +74,17 @@ class Metrics:
 
     def scrape(self, load: Load) -> bytes:
         """In Prometheus' format, with what waits now."""
+        self._wait(load)
+        return prometheus_client.generate_latest(self.registry)
+
+    def samples(self, load: Load) -> Iterator[tuple[str, float, dict[str, str]]]:
+        """Name, value and labels of each, with what waits now."""
+        self._wait(load)
+        for family in self.registry.collect():
+            for sample in family.samples:
+                if not sample.name.endswith(("_created", "_info")):
+                    yield sample.name, sample.value, sample.labels
+
+    def _wait(self, load: Load) -> None:
         self.queue_tokens.set(load.tokens)
         self.backlog.set(load.backlog_s)
-        return prometheus_client.generate_latest(self.registry)
