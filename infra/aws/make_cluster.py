@@ -1,0 +1,161 @@
+"""Write what a cluster on AWS needs: `python infra/aws/make_cluster.py --image I --bucket B`.
+
+    ray up cluster.yaml          # then: winnow submit job.yaml --address http://127.0.0.1:8265
+    ray dashboard cluster.yaml   # keeps that port open
+
+Writes to `--out`: `cluster.yaml` for `ray up`, with one worker type for each SKU of the catalogue
+that AWS has, on demand and spot, none of which runs before a job asks for it; and the IAM policies
+of the head and the workers. The cluster asks for the token in ~/.ray/auth_token of this machine
+(`ray get-auth-token --generate` makes one), which travels to every node. Ray finds processors and
+GPUs of a type through AWS; ports are open within the cluster's own security group alone.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import catalogue, labels
+
+HEAD = "m5.xlarge"
+TOKEN = "~/.ray/auth_token"
+MOST_OF_A_TYPE, IDLE_MINUTES = 4, 10
+DISK_GIB = 200
+ENDED = ("V100-16GB",)
+"""SKUs whose type is no longer in AWS' list (p3.2xlarge, by moto 5.2's copy): Ray refuses a file
+with a type that its region does not have. `--skus` names others where yours has fewer, or more."""
+START = "ray stop --grace-period 5; RAY_AUTH_MODE=token ray start"
+
+
+def skus() -> list[str]:
+    """Names of those that AWS has."""
+    known = catalogue.catalogue().values()
+    return [sku.name for sku in known if sku.aws and sku.name not in ENDED]
+
+
+def cluster(image: str, region: str, wanted: Sequence[str], name: str = "winnow") -> dict[str, Any]:
+    """The file of `ray up` (Ray's cluster YAML), with workers of the `wanted` SKUs."""
+    return {
+        "cluster_name": name,
+        "max_workers": 64,
+        "idle_timeout_minutes": IDLE_MINUTES,
+        "provider": {"type": "aws", "region": region, "cache_stopped_nodes": False},
+        "auth": {"ssh_user": "ubuntu"},
+        "docker": {
+            "image": image,
+            "container_name": "winnow",
+            "pull_before_run": True,
+            # NCCL and the object store share memory; the image's own entry point is `winnow`
+            "run_options": ["--shm-size=16g", "--ulimit nofile=65536:65536", "--entrypoint=env"],
+        },
+        "file_mounts": {TOKEN: TOKEN},
+        "head_node_type": "head",
+        "available_node_types": {"head": _head(name), **_workers(wanted, name)},
+        "head_start_ray_commands": [
+            f"{START} --head --port=6379 --dashboard-host=127.0.0.1 --metrics-export-port=8080"
+            " --autoscaling-config=~/ray_bootstrap_config.yaml"
+        ],
+        "worker_start_ray_commands": [
+            f"{START} --address=$RAY_HEAD_IP:6379 --metrics-export-port=8080"
+        ],
+    }
+
+
+def policies(bucket: str, name: str = "winnow") -> dict[str, dict[str, Any]]:
+    """IAM policies by role: a head starts and ends its own nodes, workers see the bucket alone."""
+    own = {"StringEquals": {"aws:ResourceTag/ray-cluster-name": name}}
+    tagged = {"StringEquals": {"aws:RequestTag/ray-cluster-name": name}}
+    files = [
+        _allow(["s3:ListBucket", "s3:ListBucketMultipartUploads"], f"arn:aws:s3:::{bucket}"),
+        _allow(
+            ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"],
+            f"arn:aws:s3:::{bucket}/winnow/*",
+        ),
+    ]
+    instances = "arn:aws:ec2:*:*:instance/*"
+    kinds = ("image", "key-pair", "network-interface", "security-group", "subnet", "volume")
+    parts = [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds if kind != "image"]
+    head = [
+        _allow(["ec2:Describe*", "pricing:GetProducts"], "*"),
+        _allow(["ec2:RunInstances"], instances, tagged),
+        _allow(["ec2:RunInstances"], [*parts, "arn:aws:ec2:*::image/*"]),
+        _allow(
+            ["ec2:TerminateInstances", "ec2:StopInstances", "ec2:StartInstances"], instances, own
+        ),
+        _allow(["ec2:CreateTags"], instances),
+        _allow(["iam:PassRole"], f"arn:aws:iam::*:role/{name}-worker"),
+    ]
+    return {"head": _policy([*head, *files]), "worker": _policy(files)}
+
+
+def _head(name: str) -> dict[str, Any]:
+    # no resources: a head that computes nothing stays up under any load
+    config = _node_config(HEAD, f"{name}-head")
+    return {"node_config": config, "resources": {"CPU": 0}, "max_workers": 0}
+
+
+def _workers(wanted: Sequence[str], name: str) -> dict[str, Any]:
+    found = {}
+    for sku in map(catalogue.find, wanted):
+        if sku.aws is None:
+            raise SystemExit(f"{sku.name} is not at AWS; choose among {', '.join(skus())}")
+        for market in ("on-demand", "spot"):
+            config = _node_config(sku.aws.instance, f"{name}-worker")
+            if market == "spot":
+                config["InstanceMarketOptions"] = {"MarketType": "spot"}
+            found[f"{sku.name.lower()}-{market}"] = {
+                "node_config": config,
+                "resources": {},  # AWS tells Ray
+                "min_workers": 0,
+                "max_workers": MOST_OF_A_TYPE,
+                "labels": {labels.SKU: sku.name, labels.MARKET: market},
+            }
+    return found
+
+
+def _node_config(instance: str, role: str) -> dict[str, Any]:
+    disk = {"VolumeSize": DISK_GIB, "VolumeType": "gp3", "Encrypted": True}
+    return {
+        "InstanceType": instance,
+        "IamInstanceProfile": {"Name": role},
+        "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": disk}],
+        # keys of the role cannot be read by what merely sends requests from the node
+        "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+    }
+
+
+def _allow(
+    actions: list[str], resource: str | list[str], condition: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    statement = {"Effect": "Allow", "Action": actions, "Resource": resource}
+    return {**statement, **({"Condition": condition} if condition else {})}
+
+
+def _policy(statements: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": statements}
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--image", required=True, help="made by infra/image/Dockerfile, pushed")
+    parser.add_argument("--bucket", required=True, help="for runs and models, below winnow/")
+    parser.add_argument("--region", default="us-east-1")
+    parser.add_argument("--skus", nargs="+", default=skus(), metavar="SKU")
+    parser.add_argument("--out", type=Path, default=Path("aws"))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    content = cluster(arguments.image, arguments.region, arguments.skus)
+    made = yaml.safe_dump(content, sort_keys=False)
+    (arguments.out / "cluster.yaml").write_text(made, encoding="utf-8")
+    for role, policy in policies(arguments.bucket).items():
+        text = json.dumps(policy, indent=2) + "\n"
+        (arguments.out / f"{role}-policy.json").write_text(text, encoding="utf-8")
+    print(f"written to {arguments.out}: cluster.yaml, head-policy.json, worker-policy.json")
+
+
+if __name__ == "__main__":
+    main()
