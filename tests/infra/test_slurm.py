@@ -1,4 +1,4 @@
-"""The Slurm script, with a pretended Slurm and Ray: what it starts, and that it passes signals on."""
+"""The Slurm script, with a pretended Slurm and Ray: what it starts, and whom it tells of signals."""
 
 import os
 import shutil
@@ -60,7 +60,8 @@ def test_a_cluster_behind_a_token_runs_the_job_and_is_told_of_the_end(tmp_path: 
         assert "ray start --address=n1:31234" in worker
         assert "winnow run job.yaml --resume [token] [n1:31234]" in lines
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 3
+        process.communicate(timeout=10)
+        assert process.returncode == 3
         assert "saved" in said(log)
     finally:
         process.kill()
