@@ -4,10 +4,11 @@
     ray dashboard cluster.yaml   # keeps that port open
 
 Writes to `--out`: `cluster.yaml` for `ray up`, with one worker type for each SKU of the catalogue
-that AWS has, on demand and spot, none of which runs before a job asks for it; and the IAM policies
-of the head and the workers. The cluster asks for the token in ~/.ray/auth_token of this machine
-(`ray get-auth-token --generate` makes one), which travels to every node. Ray finds processors and
-GPUs of a type through AWS; ports are open within the cluster's own security group alone.
+that AWS has, on demand and spot; and the IAM policies of the head and the workers. Winnow plans
+over nodes that are up: `--up 1` keeps one of each SKU on demand, and `min_workers` is yours to
+change. The cluster asks for the token in ~/.ray/auth_token of this machine (`ray get-auth-token
+--generate` makes one), which travels to every node. Ray finds processors and GPUs of a type through
+AWS; ports are open within the cluster's own security group alone.
 """
 
 import argparse
@@ -36,8 +37,10 @@ def skus() -> list[str]:
     return [sku.name for sku in known if sku.aws and sku.name not in ENDED]
 
 
-def cluster(image: str, region: str, wanted: Sequence[str], name: str = "winnow") -> dict[str, Any]:
-    """The file of `ray up` (Ray's cluster YAML), with workers of the `wanted` SKUs."""
+def cluster(
+    image: str, region: str, wanted: Sequence[str], *, up: int = 0, name: str = "winnow"
+) -> dict[str, Any]:
+    """The file of `ray up`: workers of the `wanted` SKUs, `up` of each kept on demand."""
     return {
         "cluster_name": name,
         "max_workers": 64,
@@ -53,7 +56,7 @@ def cluster(image: str, region: str, wanted: Sequence[str], name: str = "winnow"
         },
         "file_mounts": {TOKEN: TOKEN},
         "head_node_type": "head",
-        "available_node_types": {"head": _head(name), **_workers(wanted, name)},
+        "available_node_types": {"head": _head(name), **_workers(wanted, up, name)},
         "head_start_ray_commands": [
             f"{START} --head --port=6379 --dashboard-host=127.0.0.1 --metrics-export-port=8080"
             " --autoscaling-config=~/ray_bootstrap_config.yaml"
@@ -97,7 +100,7 @@ def _head(name: str) -> dict[str, Any]:
     return {"node_config": config, "resources": {"CPU": 0}, "max_workers": 0}
 
 
-def _workers(wanted: Sequence[str], name: str) -> dict[str, Any]:
+def _workers(wanted: Sequence[str], up: int, name: str) -> dict[str, Any]:
     found = {}
     for sku in map(catalogue.find, wanted):
         if sku.aws is None:
@@ -109,7 +112,7 @@ def _workers(wanted: Sequence[str], name: str) -> dict[str, Any]:
             found[f"{sku.name.lower()}-{market}"] = {
                 "node_config": config,
                 "resources": {},  # AWS tells Ray
-                "min_workers": 0,
+                "min_workers": up if market == "on-demand" else 0,
                 "max_workers": MOST_OF_A_TYPE,
                 "labels": {labels.SKU: sku.name, labels.MARKET: market},
             }
@@ -145,10 +148,11 @@ def main() -> None:
     parser.add_argument("--bucket", required=True, help="for runs and models, below winnow/")
     parser.add_argument("--region", default="us-east-1")
     parser.add_argument("--skus", nargs="+", default=skus(), metavar="SKU")
+    parser.add_argument("--up", type=int, default=0, help="nodes of each SKU to keep")
     parser.add_argument("--out", type=Path, default=Path("aws"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    content = cluster(arguments.image, arguments.region, arguments.skus)
+    content = cluster(arguments.image, arguments.region, arguments.skus, up=arguments.up)
     made = yaml.safe_dump(content, sort_keys=False)
     (arguments.out / "cluster.yaml").write_text(made, encoding="utf-8")
     for role, policy in policies(arguments.bucket).items():

@@ -20,7 +20,7 @@ REGION = "us-east-1"
 @pytest.fixture
 def written() -> dict[str, Any]:
     """The cluster file."""
-    return make_cluster.cluster("registry.example/winnow:1", REGION, make_cluster.skus())
+    return make_cluster.cluster("registry.example/winnow:1", REGION, make_cluster.skus(), up=1)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_every_sku_of_aws_has_a_type_on_demand_and_one_on_spot(written: dict[str
             is_spot = each["labels"][labels.MARKET] == "spot"
             assert ("InstanceMarketOptions" in each["node_config"]) == is_spot
             assert each["node_config"]["InstanceType"] == sku.aws.instance  # type: ignore[union-attr]
-            assert each["min_workers"] == 0
+            assert each["min_workers"] == (0 if is_spot else 1)
     assert len(types) == 2 * len(make_cluster.skus()) + 1
     assert all("RAY_AUTH_MODE=token" in words for words in written["head_start_ray_commands"])
     assert all("RAY_AUTH_MODE=token" in words for words in written["worker_start_ray_commands"])

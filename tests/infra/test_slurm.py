@@ -1,4 +1,4 @@
-"""The Slurm script, with a pretended Slurm and Ray: what it starts, and whom it tells of signals."""
+"""The Slurm script, with a pretended Slurm and Ray: what it starts, whom it tells of signals."""
 
 import os
 import shutil
