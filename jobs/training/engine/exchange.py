@@ -107,6 +107,9 @@ class _Outgoing:
         self._group.take(self._numbers)
         if self._own is not None:
             return _reduce_scatter(self._own, self._flat, async_op=True)
+        if self.rows and not self.rows.explain(self._table):
+            self.rows.end()
+            self.rows = None
         self._ids = self.rows.everyones() if self.rows else None
         given = self._flat if self._ids is None else self._table.index_select(0, self._ids)
         self._sent = given.to(self._sent_type)

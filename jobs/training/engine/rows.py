@@ -21,7 +21,7 @@ class UsedRows:
         self._ids: list[torch.Tensor] | None = None
         self._everyones: torch.Tensor | None = None
         self._work: Any = None
-        self._is_armed = False
+        self._is_armed = self._explains = False
         found = weakref.ref(self)
 
         def called(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -43,6 +43,21 @@ class UsedRows:
     def end(self) -> None:
         """Calls until the next step are none of it."""
         self._ids = None
+
+    def explain(self, gradient: torch.Tensor) -> bool:
+        """Whether they are all rows with a gradient, on every worker; looked at once.
+
+        Not where a model uses its embedding otherwise than by calling it, as to score tokens.
+        """
+        if self._explains or self._work is None:
+            return True
+        self._work.wait()
+        rest = gradient.abs().amax(dim=1)
+        rest[torch.cat(self._ids or [])] = 0
+        unexplained = rest.amax()
+        dist.all_reduce(unexplained, op=dist.ReduceOp.MAX)
+        self._explains = not unexplained.item() > 0
+        return self._explains
 
     def everyones(self) -> torch.Tensor | None:
         """(ids,): those of all workers, some more than once; None where it is not worth it.

@@ -1,9 +1,11 @@
-"""A module waits for the weights that other workers updated, before it uses them."""
+"""What workers send and fetch in a step: all that is needed, before it is used."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import exchange, flat
@@ -96,3 +98,49 @@ def test_each_module_waits_for_its_own_weights(story: list[str]) -> None:
     # the last was used before it was waited for: from the next step on all is waited for at once
     assert step() == [*(f"wait {n}" for n in range(5)), *(f"used {n}" for n in range(4))]
     assert not refresh._works
+
+
+class Words(torch.nn.Module):
+    """Averages the words it is given, and may score all words by the same weights."""
+
+    def __init__(self, *, scores: bool) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(64, WIDTH)
+        self.scores = scores
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """A number for each row."""
+        mean = self.words(ids).mean(dim=1)
+        return (mean @ self.words.weight.T if self.scores else mean).sum(dim=1)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("scores", [False, True])
+def test_only_rows_in_use_are_exchanged_unless_others_have_gradients_too(*, scores: bool) -> None:
+    model = Words(scores=scores)
+    weight = model.words.weight
+    weights = [Weight("words", weight, weight)]
+    world = World(0, 1, torch.device("cpu"))
+    optimizer = FlatAdamW(weights, OptimizerSpec(lr=1e-3), steps=3, world=world)
+    exchanged = exchange.Exchange(optimizer, weights, in_16_bits=False)
+    exchanged.follow(model, passes=1)
+    sent: list[int] = []
+    for ids in ([[3, 5, 3]], [[7, 7, 9]]):
+        weight.grad = None
+        exchanged.begin()
+        exchanged.arm()
+        model(torch.tensor(ids)).sum().backward()
+        expected = weight.grad.clone()  # type: ignore[union-attr]
+        sent.append(exchanged._buckets[0]._sent.numel())
+        exchanged.finish()
+        (group,) = optimizer.groups
+        assert torch.equal(group.part(group.gradients, 0), expected)
+    assert sent == ([64 * WIDTH] * 2 if scores else [3 * WIDTH] * 2)
