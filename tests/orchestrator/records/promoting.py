@@ -28,7 +28,7 @@ def main(place: str, log: Path, number: int, count: int) -> None:
             handle.write(json.dumps(row) + "\n")
             handle.flush()
             time.sleep(draw.uniform(0, LONGEST_PAUSE_S))
-            choose = roll_back if is_rollback else functools.partial(promote, operation)
+            choose = functools.partial(roll_back if is_rollback else promote, operation)
             made = aliases.move(objects, MODEL, ALIAS, choose, operation=operation)
             row |= {"number": made.number, "version": made.version, "end": time.monotonic()}
             handle.write(json.dumps(row) + "\n")
@@ -40,9 +40,10 @@ def promote(operation: str, _: Sequence[str]) -> str:
     return f"v{operation}"
 
 
-def roll_back(versions: Sequence[str]) -> str:
-    """To the version before, or to a first one."""
-    return aliases.previous(MODEL, versions) if len(set(versions)) > 1 else "first"
+def roll_back(operation: str, versions: Sequence[str]) -> str:
+    """To the version before, or to one that nobody else names: no move where it is already."""
+    has_older = len(set(versions)) > 1
+    return aliases.previous(MODEL, versions) if has_older else promote(operation, versions)
 
 
 if __name__ == "__main__":
