@@ -32,6 +32,8 @@ class Role:
     """What its command line holds."""
     audience: str
     """Who needs to reach it."""
+    runs_code: bool = True
+    """Whether who reaches it without a token runs code on the node."""
 
 
 ROLES = (
@@ -41,8 +43,8 @@ ROLES = (
     Role("node agent and metrics", "dashboard/agent.py", "nodes of the cluster, Prometheus"),
     Role("runtime environments", "runtime_env/agent/main.py", "nobody but its node"),
     Role("client server", "ray.util.client.server", "clients of ray://"),
-    Role("endpoint", "haproxy", "clients of the endpoint"),
-    Role("endpoint without Ray", "winnow serve", "clients of the endpoint"),
+    Role("endpoint", "haproxy", "clients of the endpoint", runs_code=False),
+    Role("endpoint without Ray", "winnow serve", "clients of the endpoint", runs_code=False),
     Role("worker", "ray::", "nodes of the cluster"),
 )
 
@@ -88,7 +90,7 @@ def judge(node: Exposure) -> Iterator[Finding]:
         if each.is_local:
             continue
         place = f"{each.role.name} listens on {each.address}:{each.port}"
-        if not each.asks_for_tokens and "endpoint" not in each.role.name:
+        if each.role.runs_code and not each.asks_for_tokens:
             yield Finding(
                 node.node,
                 "error",

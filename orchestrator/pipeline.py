@@ -30,7 +30,7 @@ from orchestrator.records import registry, report, tracking
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
-from orchestrator.watch import FitWatch
+from orchestrator.watch import TOLD_EVERY_S, FitWatch
 from serve import deployment
 from serve.deployment import Endpoint
 from serve.version import ModelVersion
@@ -98,10 +98,16 @@ def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitRe
 def _measured(context: Context) -> Context:
     """The same, with its progress told to Prometheus too."""
     teller, notify = Teller(), context.notify
+    told_s: dict[str, float] = {}
 
     def tell(notice: Notice) -> None:
         notify(notice)
         if isinstance(notice, Progress):
+            now = context.clock()
+            is_early = now - told_s.get(notice.stage, float("-inf")) < TOLD_EVERY_S
+            if is_early and notice.done < notice.total:
+                return
+            told_s[notice.stage] = now
             labels = {"job": context.spec.name, "run": context.run.id, "stage": notice.stage}
             counts = {"winnow_stage_done": notice.done, "winnow_stage_total": notice.total}
             teller.tell(Sample(name, value, labels) for name, value in counts.items())

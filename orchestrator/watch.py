@@ -23,6 +23,8 @@ PROJECTED_AT = (0.05, 0.25, 0.5)
 WARN_OFF = 0.1
 """How far it may be from the prediction without a warning."""
 
+TOLD_EVERY_S = 1.0
+"""Prometheus looks less often than that; steps come more often."""
 SMOOTHING = 0.05
 """Weight of the newest step in the rate that is shown."""
 
@@ -94,7 +96,7 @@ class FitWatch:
 
     def _measure(self, event: Stepped) -> None:
         now = self._clock()
-        if now - self._told_s < 1 and event.step < self._total:
+        if now - self._told_s < TOLD_EVERY_S and event.step < self._total:
             return
         self._told_s = now
         values = {"loss": event.loss, "step": event.step, "steps": self._total}

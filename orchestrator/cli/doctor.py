@@ -2,18 +2,20 @@
 
 import sys
 import time
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from cluster import doctor as doctors
 from cluster import exposure, facts, local, session
-from cluster.exposure import Exposure
 from cluster.facts import NodeFacts
 from orchestrator.cli.options import Address, AsJson, out, print_json, table
 
 EXIT_FINDINGS = 1
 """At least one error was found."""
+
+Value = TypeVar("Value")
 
 
 def doctor(
@@ -27,7 +29,9 @@ def doctor(
     if security:
         _look_at_security(address, as_json=as_json)
         return
-    nodes, asked_s = _gather(address)
+    nodes, asked_s = _ask(
+        address, lambda: ((facts.gather(),), (time.time(),)), lambda found: found.facts_of_nodes()
+    )
     findings = doctors.examine(nodes, asked_s)
     is_bad = any(finding.severity == "error" for finding in findings)
     if as_json:
@@ -60,7 +64,7 @@ def show(nodes: tuple[NodeFacts, ...], findings: tuple[doctors.Finding, ...]) ->
 
 
 def _look_at_security(address: str | None, *, as_json: bool) -> None:
-    nodes = _exposures(address)
+    nodes = _ask(address, lambda: (exposure.gather(),), lambda found: found.exposures())
     findings = [finding for node in nodes for finding in exposure.judge(node)]
     findings += exposure.advisories()
     if as_json:
@@ -81,21 +85,11 @@ def _look_at_security(address: str | None, *, as_json: bool) -> None:
         sys.exit(EXIT_FINDINGS)
 
 
-def _exposures(address: str | None) -> tuple[Exposure, ...]:
-    """Every node of the cluster, or this machine when none is up."""
+def _ask(address: str | None, here: Callable[[], Value], there: Callable[[Any], Value]) -> Value:
+    """Every node of the cluster through `cluster.discovery`, or this machine when none is up."""
     if address is None and local.running() is None:
-        return (exposure.gather(),)
+        return here()
     with session.connect(address=address, start=False):
         from cluster import discovery
 
-        return discovery.exposures()
-
-
-def _gather(address: str | None) -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
-    """Every node of the cluster, or this machine when none is up."""
-    if address is None and local.running() is None:
-        return (facts.gather(),), (time.time(),)
-    with session.connect(address=address, start=False):
-        from cluster import discovery
-
-        return discovery.facts_of_nodes()
+        return there(discovery)
