@@ -1,6 +1,7 @@
 """Kill parts of a run at random moments and see that it ends with the right result all the same.
 
-    python benchmarks/faults.py [--kinds worker node driver controller head] [--count 20]
+    python benchmarks/faults.py [--kinds worker trial node driver controller head] [--count 20]
+        [--lanes 8] [--minutes 60] [--seed 1] [--epochs 4] [--engine torch-fp32] [--out FILE]
 
 A job sweeps two learning rates, trains a tiny model on one of two simulated nodes, publishes and
 deploys it. Once it is left alone; then each kind of process is killed with SIGKILL at moments drawn
@@ -8,14 +9,20 @@ evenly over the time that took, and the run is resumed when its own process ende
 preemption is announced to Ray half a minute before the node that trains is killed, and a stopped
 worker gets SIGSTOP. Written for each round: the moment, what the run's own process returned, how
 often it was resumed, and whether weights, scores, trials, versions and endpoint are those of the
-run left alone.
+run left alone. Lanes do so side by side, each with a cluster, cores, a seed and a network
+namespace of its own, for which it takes Linux and root.
 """
 
 import argparse
 import csv
+import ctypes
+import fcntl
+import functools
 import json
 import os
 import random
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -38,7 +45,7 @@ from jobs.storage.local import LocalObjects  # noqa: E402
 from jobs.storage.storage import open_storage  # noqa: E402
 from orchestrator.records import journal, registry  # noqa: E402
 
-KINDS = ("worker", "node", "driver", "controller", "head", "preemption", "stopped")
+KINDS = ("worker", "trial", "node", "driver", "controller", "head", "preemption", "stopped")
 NODES = ("T4", "T4")
 LIMIT_S = 400
 """A run that takes longer hangs."""
@@ -53,42 +60,97 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--epochs", type=float, default=4.0, help="of the training that is hit")
+    parser.add_argument("--engine", default="openvino-fp32", help="of the endpoint")
     parser.add_argument("--minutes", type=float, default=600.0, help="Begin no round after these.")
+    parser.add_argument("--lanes", type=int, default=1, help="So many side by side.")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    name = f"faults-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    out = (arguments.out or ROOT / "benchmarks/results" / name).resolve()
+    if arguments.lanes > 1:
+        return side_by_side(arguments, out)
     with tempfile.TemporaryDirectory(prefix="winnow-faults-") as name:
         folder = Path(name)
         os.environ["WINNOW_HOME"] = str(folder / "home")
         rows(folder)
         model(folder / "model")
         try:
-            result = rounds(folder, arguments)
+            result = rounds(folder, arguments, out)
         finally:
             local.stop()
-    return write(result, arguments.out)
+    return conclude(result["rounds"])
 
 
-def rounds(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All of them, after a run that is left alone."""
+def side_by_side(arguments: argparse.Namespace, out: Path) -> int:
+    """Every lane in a process of its own, each beginning with another kind."""
+    running, outs = [], []
+    for lane in range(arguments.lanes):
+        first = lane % len(arguments.kinds)
+        kinds = [*arguments.kinds[first:], *arguments.kinds[:first]]
+        outs.append(out.with_suffix(f".{lane}.json"))
+        options = {
+            "count": arguments.count,
+            "seed": arguments.seed + lane,
+            "epochs": arguments.epochs,
+            "engine": arguments.engine,
+            "minutes": arguments.minutes,
+            "out": outs[-1],
+        }
+        words = [sys.executable, __file__, "--kinds", *kinds]
+        words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        apart = functools.partial(live_apart, own_cores(lane, arguments.lanes))
+        running.append(subprocess.Popen(words, preexec_fn=apart))
+    for process in running:
+        process.wait()
+    lanes = [json.loads(path.read_bytes()) for path in outs if path.exists()]
+    every = [entry for lane in lanes for entry in lane.pop("rounds")]
+    out.write_text(json.dumps({"lanes": lanes, "rounds": every}, indent=2) + "\n", encoding="utf-8")
+    for path in outs:
+        path.unlink(missing_ok=True)
+    return conclude(every) or int(len(lanes) < arguments.lanes)
+
+
+CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 1
+
+
+def own_cores(lane: int, lanes: int) -> list[int]:
+    """A lane's part of this machine's cores; lanes share where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[lane::lanes] or [cores[lane % len(cores)]]
+
+
+def live_apart(cores: list[int]) -> None:
+    """Give this process cores, and a network namespace with a loopback, of its own."""
+    os.sched_setaffinity(0, cores)
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "a network namespace takes Linux and root")
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def rounds(folder: Path, arguments: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """All of them, after a run that is left alone; kept in a file as they end."""
     draw, began = random.Random(arguments.seed), time.monotonic()
     up()
-    epochs = arguments.epochs
-    command(job(folder, "warm", epochs)).wait(LIMIT_S)  # caches and compiled modules
+    epochs, engine = arguments.epochs, arguments.engine
+    command(job(folder, "warm", epochs, engine)).wait(LIMIT_S)  # caches and compiled modules
     begin = time.monotonic()
-    calm = job(folder, "calm", epochs)
+    calm = job(folder, "calm", epochs, engine)
     if command(calm).wait(LIMIT_S) != 0:
         raise SystemExit(f"it fails even when it is left alone: {said(calm)}")
     whole_s, expected = time.monotonic() - begin, found(calm)
     print(f"left alone: {whole_s:.0f} s {expected}", file=sys.stderr, flush=True)
     done: list[dict[str, Any]] = []
+    result = {"whole_s": whole_s, "expected": expected, "rounds": done}
     for number in range(arguments.count):
         for kind in arguments.kinds:
             if time.monotonic() - began < arguments.minutes * 60:
                 moment_s = draw.uniform(0.05, 1.0) * whole_s
-                path = job(folder, f"{kind}-{number}", epochs)
+                path = job(folder, f"{kind}-{number}", epochs, engine)
                 done.append(hit(path, kind, moment_s, draw, expected))
                 print(done[-1], file=sys.stderr, flush=True)
-    return {"whole_s": whole_s, "expected": expected, "rounds": done}
+                out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
 
 
 def said(path: Path) -> str:
@@ -96,16 +158,13 @@ def said(path: Path) -> str:
     return path.with_suffix(".log").read_text(encoding="utf-8", errors="replace")[-2000:]
 
 
-def write(result: dict[str, Any], out: Path | None) -> int:
-    """Keep and print what came out; the exit code."""
-    name = f"faults-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-    path = out or ROOT / "benchmarks/results" / name
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+def conclude(done: list[dict[str, Any]]) -> int:
+    """Print how many held; the exit code."""
     for kind in KINDS:
-        own = [entry["right"] for entry in result["rounds"] if entry["kind"] == kind]
+        own = [entry["right"] for entry in done if entry["kind"] == kind]
         if own:
             print(f"{kind}: {sum(own)} of {len(own)} right")
-    return 0 if all(entry["right"] for entry in result["rounds"]) else 1
+    return 0 if done and all(entry["right"] for entry in done) else 1
 
 
 def model(folder: Path) -> None:
@@ -137,7 +196,7 @@ def rows(folder: Path) -> None:
                 )
 
 
-def job(folder: Path, name: str, epochs: float = 4.0) -> Path:
+def job(folder: Path, name: str, epochs: float = 4.0, engine: str = "openvino-fp32") -> Path:
     """A job file with a storage of its own; all share a name, a route and a cluster."""
     values = {
         "version": 1,
@@ -168,7 +227,7 @@ def job(folder: Path, name: str, epochs: float = 4.0) -> Path:
             "probe": {"warmup": "10ms", "duration": "100ms", "confirm": 0},
             "objective": {"maximize": "accuracy"},
         },
-        "serve": {"route": "/reviews", "engine": "openvino-fp32", "accelerators": "cpu:1"},
+        "serve": {"route": "/reviews", "engine": engine, "accelerators": "cpu:1"},
         "storage": str(folder / name),
     }
     path = folder / f"{name}.yaml"
@@ -297,6 +356,8 @@ def is_kind(process: psutil.Process, kind: str) -> bool:
     line = " ".join(words)
     if kind == "worker":
         return line.startswith(("ray::RayTrainWorker", "ray::_RayTrainWorker"))
+    if kind == "trial":
+        return line.startswith("ray::ImplicitFunc")  # of one worker, which trains in it
     if kind == "controller":
         return line.startswith("ray::ServeController")
     if kind == "head":

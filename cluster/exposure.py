@@ -28,8 +28,8 @@ class Role:
     """A process of a cluster that listens."""
 
     name: str
-    sign: str
-    """What its command line holds."""
+    signs: tuple[str, ...]
+    """Any of which its command line holds; Ray renames some of its processes when they are up."""
     audience: str
     """Who needs to reach it."""
     runs_code: bool = True
@@ -37,15 +37,24 @@ class Role:
 
 
 ROLES = (
-    Role("GCS", "gcs_server", "nodes of the cluster"),
-    Role("node manager", "raylet/raylet", "nodes of the cluster"),
-    Role("dashboard and jobs API", "dashboard/dashboard.py", "who submits jobs"),
-    Role("node agent and metrics", "dashboard/agent.py", "nodes of the cluster, Prometheus"),
-    Role("runtime environments", "runtime_env/agent/main.py", "nobody but its node"),
-    Role("client server", "ray.util.client.server", "clients of ray://"),
-    Role("endpoint", "haproxy", "clients of the endpoint", runs_code=False),
-    Role("endpoint without Ray", "winnow serve", "clients of the endpoint", runs_code=False),
-    Role("worker", "ray::", "nodes of the cluster"),
+    Role("GCS", ("gcs_server",), "nodes of the cluster"),
+    Role("node manager", ("raylet/raylet",), "nodes of the cluster"),
+    Role("dashboard and jobs API", ("dashboard/dashboard.py",), "who submits jobs"),
+    Role(
+        "node agent and metrics",
+        ("ray::DashboardAgent", "dashboard/agent.py"),
+        "nodes of the cluster, Prometheus",
+    ),
+    Role(
+        "runtime environments",
+        ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
+        "nobody but its node",
+    ),
+    Role("client server", ("ray.util.client.server",), "clients of ray://"),
+    Role("endpoint", ("haproxy",), "clients of the endpoint", runs_code=False),
+    Role("endpoint without Ray", ("winnow serve",), "clients of the endpoint", runs_code=False),
+    Role("replica", ("ray::ServeReplica",), "nodes of the cluster, HAProxy of every node"),
+    Role("worker", ("ray::",), "nodes of the cluster"),
 )
 
 
@@ -136,7 +145,8 @@ def advisories() -> Iterator[Finding]:
 def role_of(command: Sequence[str]) -> Role | None:
     """What a process is to the cluster, by its command line."""
     words = " ".join(command[:8])
-    return next((role for role in ROLES if role.sign in words), None)
+    signed = (role for role in ROLES if any(sign in words for sign in role.signs))
+    return next(signed, None)
 
 
 def _listening(process: psutil.Process) -> Iterator[Listening]:

@@ -43,8 +43,8 @@ def main() -> None:
 
 
 def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Cluster:
-    """A head on this machine's cores."""
-    cores, gpus = os.cpu_count() or 1, nvml.count_gpus() if has_gpus else 0
+    """A head on the cores of this machine that this process may use."""
+    cores, gpus = usable_cores(), nvml.count_gpus() if has_gpus else 0
     sku = {} if gpus else {labels.SKU: catalogue.CPU}
     return ray.cluster_utils.Cluster(
         initialize_head=True,
@@ -56,6 +56,13 @@ def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Clus
             "labels": {labels.CORES: str(cores), **sku},
         },
     )
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, which `taskset` and containers make fewer."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS has no affinities
 
 
 def add_node(cluster: ray.cluster_utils.Cluster, request: AcceleratorRequest) -> Any:

@@ -1,11 +1,38 @@
 """Every error a user can meet, under one root; the command line prints them without a traceback."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+"""User and password of a URL."""
+SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORECASE)
+"""Environment variables whose values nobody may read."""
+SHORTEST_SECRET = 8
+"""Characters; less is as likely a word of the sentence."""
+MASK = "***"
+
+
+def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """A text without the passwords of its URLs and the values of secret environment variables."""
+    hidden = PASSWORD.sub(MASK, text)
+    for name, values in environment.items():
+        if SECRET_NAME.search(name):
+            for value in (values, *re.split(r"[,\s]+", values)):
+                if len(value) >= SHORTEST_SECRET:
+                    hidden = hidden.replace(value, MASK)
+    return hidden
 
 
 class WinnowError(Exception):
-    """Root of all errors that are the user's or the cluster's to mend, not bugs."""
+    """Root of all errors that are the user's or the cluster's to mend, not bugs.
+
+    What it says goes to terminals, journals and reports, so secrets are taken out of it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(redacted(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +57,7 @@ class JobFileError(WinnowError):
     """A job file that cannot be used, with every problem found in it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(replace(p, message=redacted(p.message)) for p in problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
@@ -78,5 +105,6 @@ class DeployError(WinnowError):
 
 
 def first_line(error: object) -> str:
-    """What an error of a library says, in one line; its kind where it says nothing."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error of a library says, in one line without secrets; its kind if it says nothing."""
+    lines = str(error).splitlines()
+    return redacted(next((line for line in lines if line.strip()), type(error).__name__))

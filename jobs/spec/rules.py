@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from jobs.errors import PASSWORD
 from jobs.spec.job import JobSpec
 from jobs.spec.sweep import LogUniform, Uniform
 from jobs.spec.train import LOWER_IS_BETTER, METRICS_OF_TASK
@@ -215,7 +216,30 @@ def storage_names_a_bucket(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("storage",), what)
 
 
+def urls_hold_no_passwords(spec: JobSpec) -> Iterator[Violation]:
+    """What a job file says is in every record of its runs."""
+    for path, text in _texts(spec.model_dump(mode="json")):
+        if PASSWORD.search(text):
+            message = (
+                "has a user or a password in its URL, which every record of a run would show; let"
+                " the environment hold it, such as MLFLOW_TRACKING_USERNAME and _PASSWORD"
+            )
+            yield Violation(path, message)
+
+
+def _texts(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, (*path, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, (*path, index))
+
+
 RULES: tuple[Rule, ...] = (
+    urls_hold_no_passwords,
     storage_names_a_bucket,
     global_batch_divides_over_workers,
     micro_batch_fits_global_batch,

@@ -84,6 +84,7 @@ def _round(
         _drive, spec=spec, candidate=candidate, budget=budget, storage=storage
     )
     is_grid = isinstance(missing, list)
+    reports = tuning.Reports(recorder.report, recorder.end)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.driver_resources(candidate.placement)),
         param_space={"params": ray.tune.grid_search(missing)} if is_grid else None,
@@ -95,13 +96,10 @@ def _round(
             scheduler=_asha(budget),
             max_concurrent_trials=concurrent,
         ),
-        run_config=tuning.run_config(
-            f"quality-{time.time_ns():x}",
-            storage,
-            tuning.Reports(recorder.report, recorder.end),
-        ),
+        run_config=tuning.run_config(f"quality-{time.time_ns():x}", storage, reports),
     )
-    for params, words in tuning.crashed(tuner.fit()):
+    tuner.fit()
+    for params, words in reports.crashed:
         recorder.lose(params["params"], words)
     if recorder.failures and not recorder.ended and not recorder.lost:
         raise TrainingError(recorder.failures[0])

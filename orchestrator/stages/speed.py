@@ -132,7 +132,7 @@ def _probe_round(
     driver = ray.tune.with_parameters(
         _drive, placements=placements, groups=requests, storage=storage
     )
-    search = _OneByOne(groups, findings)
+    search, reports = _OneByOne(groups, findings), tuning.Reports(take)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.HEAD_ONLY),
         tune_config=ray.tune.TuneConfig(
@@ -141,9 +141,10 @@ def _probe_round(
             # one placement at a time: neighbours on one machine would slow each other's probes
             max_concurrent_trials=1,
         ),
-        run_config=tuning.run_config(f"speed-{time.time_ns():x}", storage, tuning.Reports(take)),
+        run_config=tuning.run_config(f"speed-{time.time_ns():x}", storage, reports),
     )
-    failures += [Failed(Cause.LOST_WORKER, text) for _, text in tuning.crashed(tuner.fit())]
+    tuner.fit()
+    failures += [Failed(Cause.LOST_WORKER, text) for _, text in reports.crashed]
     return found, search.busy, failures
 
 

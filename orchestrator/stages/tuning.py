@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 import ray.tune
+import ray.tune.execution.class_cache
 
 from cluster.placement import Placement
 from orchestrator.stages.devices import selector, worker_resources
@@ -53,10 +54,21 @@ def run_on(
 
 def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:
     """Quiet, under the run's folder, with our own record of what trials report."""
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # crashes are told by `crashed`
+    _keep_keys_here()
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # crashes are told by `Reports`
     return ray.tune.RunConfig(
         name=name, storage_path=str(storage / "ray"), verbose=0, callbacks=[callback]
     )
+
+
+def _keep_keys_here() -> None:
+    """Keep Ray Tune from naming this process's AWS keys on the command lines of trials.
+
+    It puts them into their runtime environment, which `ps` and Ray's logs show; nodes have theirs.
+    """
+    cache = ray.tune.execution.class_cache
+    passed = cache.ENV_VARS_TO_PROPAGATE
+    cache.ENV_VARS_TO_PROPAGATE = {name for name in passed if not name.startswith("AWS_")}
 
 
 class Reports(ray.tune.Callback):  # type: ignore[misc]
@@ -65,6 +77,8 @@ class Reports(ray.tune.Callback):  # type: ignore[misc]
     def __init__(self, on_report: TrialCallback, on_end: TrialCallback | None = None) -> None:
         self._on_report = on_report
         self._on_end = on_end
+        self.crashed: list[tuple[dict[str, Any], str]] = []
+        """Configuration of trials that died without a word, and what Ray says of it."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks for a restore that Winnow never does
@@ -80,11 +94,10 @@ class Reports(ray.tune.Callback):  # type: ignore[misc]
         if self._on_end:
             self._on_end(trial.trial_id, {**trial.last_result, "config": trial.config})
 
-
-def crashed(results: ray.tune.ResultGrid) -> list[tuple[dict[str, Any], str]]:
-    """Configuration of trials that died without a word, and what Ray says of it."""
-    found = [result for result in results if result.error]
-    return [(dict(result.config or {}), last_line(result.error)) for result in found]
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
+        """Note a crash; the trial's result holds no configuration before its first report."""
+        words = last_line(trial.get_pickled_error() or trial.get_error() or "")
+        self.crashed.append((dict(trial.config), words))
 
 
 def last_line(error: object) -> str:

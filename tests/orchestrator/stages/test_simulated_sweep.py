@@ -90,18 +90,19 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     assert eventually(lambda: _worker_groups_left() == [])
 
 
-def test_ranges_are_searched_with_what_earlier_trials_found_and_a_killed_one_is_run_again(
-    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+@pytest.mark.parametrize("values", [{"loguniform": [1e-4, 1e-2]}, [5e-3, 2e-3, 3e-3]])
+def test_what_earlier_trials_found_is_used_and_a_killed_one_is_run_again(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path, values: object
 ) -> None:
+    """Ranges are searched, lists are tried in full; the kill comes before the first report."""
     from cluster.discovery import discover
     from orchestrator.stages import quality
 
     lr = "train.optimizer.lr"
     spec = sweep_job(reviews, tiny_model, "cpu:1")
-    space = {lr: {"loguniform": [1e-4, 1e-2]}}
-    values = spec.model_dump(mode="json", exclude_unset=True)
-    values["sweep"] |= {"search_space": space, "trials": 3, "trial_share": 0.5}
-    spec = JobSpec.model_validate(values)
+    whole = spec.model_dump(mode="json", exclude_unset=True)
+    whole["sweep"] |= {"search_space": {lr: values}, "trials": 3, "trial_share": 0.5}
+    spec = JobSpec.model_validate(whole)
     candidate = make_plan(spec, discover(), shape_of(tiny_model)).candidates[0]
     known = TrialResult("earlier", candidate.id, {lr: 5e-3}, {"accuracy": 0.9})
     trials: list[TrialResult] = []
