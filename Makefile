@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test check format schema serve-bench
+.PHONY: install quickstart test check format schema lock serve-bench
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,12 @@ format: install
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
 	$(BIN)/winnow schema --markdown > docs/job-file.md
+
+# what the image installs, by hash; takes uv
+lock:
+	uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --python-version 3.12 --python-platform x86_64-manylinux_2_28 -c constraints.txt \
+	  pyproject.toml -o infra/image/requirements.lock
 
 # MLServer, Triton (pytriton, Python 3.11.2) and infinity by hand: --peer NAME=PYTHON
 # each peer in an environment of its own, over the packages of ours; wrk comes from the system

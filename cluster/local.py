@@ -26,6 +26,7 @@ START_TIMEOUT_S = 90.0
 """How long the head and its simulated nodes may take to come up."""
 STOP_TIMEOUT_S = 10.0
 """How long they get to stop by themselves."""
+POLL_S = 0.05
 LOG_BYTES = 32 * 2**20
 """Of one of Ray's log files, of which two older ones are kept."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
@@ -123,8 +124,7 @@ def stop() -> bool:
     _signal(process, signal.SIGTERM)
     for proxy in _proxies(cluster):  # Ray Serve leaves them behind, with the port in their hands
         _signal(proxy, signal.SIGTERM)
-    _, left = psutil.wait_procs(family, timeout=STOP_TIMEOUT_S)
-    for survivor in left:
+    for survivor in _left_after(family, STOP_TIMEOUT_S):
         _signal(survivor, signal.SIGKILL)
     if cluster and cluster.ingress:
         shutil.rmtree(cluster.ingress, ignore_errors=True)
@@ -166,6 +166,20 @@ def _proxies(cluster: LocalCluster | None) -> list[psutil.Process]:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):  # it may end by itself at any moment
         process.send_signal(number)
+
+
+def _left_after(family: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Those that still run then; `psutil.wait_procs` was seen to fail for one that was gone."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [each for each in family if _runs(each)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:

@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-RECIPE = Path(__file__).parents[2] / "infra" / "image" / "Dockerfile"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "infra/image/Dockerfile"
+LOCK = ROOT / "infra/image/requirements.lock"
 LINTER = Path(sys.executable).with_name("hadolint")
 
 
@@ -44,3 +47,20 @@ def test_the_last_stage_is_pinned_nobody_s_and_without_a_compiler() -> None:
     assert "HEALTHCHECK" in last
     assert 'ARG COMPILER=""' in last
     assert not re.search(r"\b(gcc|g\+\+|clang|build-essential|pip install)\b", last)
+
+
+def test_the_image_installs_what_is_tested_by_its_hashes() -> None:
+    assert "pip install --require-hashes -r requirements.lock" in RECIPE.read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=\S)", LOCK.read_text(encoding="utf-8").strip())
+    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
+    locked = dict(block.split(" ")[0].split("==") for block in blocks)
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if not line.startswith("#")]
+    tested = {name.lower().replace("_", "-"): version for name, version in pins}
+    # what only Linux with a GPU or Python 3.12 needs is not there where the tests run
+    shared = {name for name in locked if name in tested}
+    assert {name: locked[name] for name in shared} == {name: tested[name] for name in shared}
+    with (ROOT / "pyproject.toml").open("rb") as handle:
+        wanted = tomllib.load(handle)["project"]["dependencies"]
+    names = {re.split(r"[\[<>=]", line)[0].lower() for line in wanted}
+    assert names <= locked.keys() & tested.keys()

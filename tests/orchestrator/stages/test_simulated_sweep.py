@@ -1,5 +1,6 @@
 """The Ray stages on a cluster of simulated accelerators."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -106,7 +107,8 @@ def test_what_earlier_trials_found_is_used_and_a_killed_one_is_run_again(
     candidate = make_plan(spec, discover(), shape_of(tiny_model)).candidates[0]
     known = TrialResult("earlier", candidate.id, {lr: 5e-3}, {"accuracy": 0.9})
     trials: list[TrialResult] = []
-    killer = threading.Thread(target=kill_a_trial)
+    killed: list[psutil.Process] = []
+    killer = threading.Thread(target=kill_a_trial, args=(killed,))
     killer.start()
     quality.run_trials(
         spec,
@@ -118,15 +120,15 @@ def test_what_earlier_trials_found_is_used_and_a_killed_one_is_run_again(
         on_trial=trials.append,
     )
     killer.join()
+    assert killed
     assert len(trials) == 2
     assert not any(trial.failure for trial in trials)
     assert all(1e-4 <= trial.params[lr] <= 1e-2 for trial in trials)
     assert len({trial.params[lr] for trial in (*trials, known)}) == 3
 
 
-def kill_a_trial() -> None:
+def kill_a_trial(found: list[psutil.Process]) -> None:
     """The first that there is."""
-    found: list[psutil.Process] = []
 
     def look() -> bool:
         trial = "ray::ImplicitFunc.train"
@@ -134,8 +136,34 @@ def kill_a_trial() -> None:
         found.extend(p for p in every if (p.info["cmdline"] or [""])[0].startswith(trial))
         return bool(found)
 
-    assert eventually(look, within_s=60)
-    found[0].kill()
+    if eventually(look, within_s=60):
+        found[0].kill()
+
+
+def test_a_trial_that_dies_as_it_begins_is_named_by_its_configuration(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    """Ray Tune's own result has none then."""
+    import ray.tune
+
+    from orchestrator.stages import tuning
+
+    class Dying(ray.tune.Trainable):
+        """Ends its process before Ray can ask it anything."""
+
+        def setup(self, config: dict[str, object]) -> None:
+            os._exit(1)
+
+    reports = tuning.Reports(lambda *_: None)
+    (result,) = ray.tune.Tuner(
+        ray.tune.with_resources(Dying, tuning.HEAD_ONLY),
+        param_space={"params": ray.tune.grid_search([{"lr": 0.1}])},
+        run_config=tuning.run_config("dying", tmp_path, reports),
+    ).fit()
+    ((config, words),) = reports.crashed
+    assert config["params"] == {"lr": 0.1}
+    assert words
+    assert not result.config
 
 
 def test_a_trial_stopped_from_outside_leaves_its_devices_free(
