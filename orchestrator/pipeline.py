@@ -210,6 +210,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         rules = fitting.Rules(
             context.spec.train.retry,
             context.spec.resources.wait if context.spec.resources else WaitSpec(),
+            context.spec.train.hang_after.total_seconds(),
         )
         shelf = _shelf(context.run)
         result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)

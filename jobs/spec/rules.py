@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 from jobs.errors import PASSWORD
 from jobs.spec.job import JobSpec
+from jobs.spec.quantities import format_duration
 from jobs.spec.sweep import LogUniform, Uniform
 from jobs.spec.train import LOWER_IS_BETTER, METRICS_OF_TASK
 
 Path = tuple[str | int, ...]
+LEAST_SILENCE = timedelta(minutes=1)
+"""Of workers that hang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,14 @@ def storage_names_a_bucket(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("storage",), what)
 
 
+def silence_is_not_a_hang_at_once(spec: JobSpec) -> Iterator[Violation]:
+    """Starting, compiling and judging report nothing for a while."""
+    if spec.train.hang_after < LEAST_SILENCE:
+        value, least = format_duration(spec.train.hang_after), format_duration(LEAST_SILENCE)
+        message = f"{value} of silence is no hang yet; use {least} or more"
+        yield Violation(("train", "hang_after"), message)
+
+
 def urls_hold_no_passwords(spec: JobSpec) -> Iterator[Violation]:
     """What a job file says is in every record of its runs."""
     for path, text in _texts(spec.model_dump(mode="json")):
@@ -240,6 +252,7 @@ def _texts(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
 
 RULES: tuple[Rule, ...] = (
     urls_hold_no_passwords,
+    silence_is_not_a_hang_at_once,
     storage_names_a_bucket,
     global_batch_divides_over_workers,
     micro_batch_fits_global_batch,

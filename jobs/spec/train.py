@@ -7,7 +7,7 @@ from pydantic import ByteSize, Field
 
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.model import Task
-from jobs.spec.quantities import Cadence, Every
+from jobs.spec.quantities import Cadence, Duration, Every
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Strategy = Literal["ddp", "zero2", "zero3"]
@@ -118,3 +118,6 @@ class TrainSpec(SpecModel):
     """When training state is saved."""
     retry: RetrySpec | None = None
     """Which failures are retried; left out, all that may pass, three times in all."""
+    hang_after: Duration = timedelta(minutes=30)
+    """How long workers may report nothing, no step and no evaluation, before they are taken to
+    hang; more than fetching the model or the longest evaluation takes."""

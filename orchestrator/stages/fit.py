@@ -1,6 +1,7 @@
 """The fit stage: train the winner with Ray Train, and go on after failures that may pass."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class Rules:
     retry: RetrySpec | None = None
     wait: WaitSpec = field(default_factory=WaitSpec)
     """How long to wait for devices after some were lost."""
+    hang_after_s: float = math.inf
+    """How long workers may report nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def fit(
     gathered, failures = _Gathered(), list[Failed]()
     while True:
         try:
-            _attempt(config, placement, checkpoints, gathered, on_event, tell)
+            _attempt(config, placement, checkpoints, rules, gathered, on_event, tell)
             return _result(gathered, config, checkpoints, time.monotonic() - begin)
         except GroupError as error:
             failures.append(error.failed)
@@ -109,13 +112,20 @@ def _attempt(
     config: TrainingConfig,
     placement: Placement,
     checkpoints: Shelf,
+    rules: Rules,
     gathered: _Gathered,
     on_event: Callable[[Event], None],
     tell: Callable[[str], None],
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
     events = stream(
-        work, payload, placement, name="fit", storage=checkpoints.folder.parent, leave=leave
+        work,
+        payload,
+        placement,
+        name="fit",
+        storage=checkpoints.folder.parent,
+        leave=leave,
+        silence_s=rules.hang_after_s,
     )
     with asked_first(leave, tell), contextlib.closing(events):
         for event in events:

@@ -1,5 +1,6 @@
 """One Ray Train worker group running a function of `jobs.training`, as a stream of its events."""
 
+import math
 import os
 import queue as queues
 import threading
@@ -82,13 +83,15 @@ def stream(
     storage: Path,
     on_group: Callable[[str], None] | None = None,
     leave: threading.Event | None = None,
+    silence_s: float = math.inf,
 ) -> Generator[Event, None, None]:
     """Run `work(payload, report)` on every worker of a placement and yield what rank 0 reports.
 
     `on_group` is told the group's id, for a `release` when this process is stopped from outside.
     When `leave` is set, `work` is told so and has GRACE_S to end. Close the iterator when it is
     left early (`contextlib.closing`): that ends the group.
-    Raises GroupError with the worker's own words, or ClusterError when the group does not start.
+    Raises GroupError with the worker's own words or when nothing is reported for `silence_s`, or
+    ClusterError when the group does not start.
     """
     os.environ.update(SETTINGS)
     messages, orders = _channel(), _channel() if leave else None
@@ -101,7 +104,7 @@ def stream(
     failure: Failure | None = None
     try:
         order = _Order(orders, leave, group)
-        for message in _drain(messages, thread, order):
+        for message in _drain(messages, thread, order, silence_s):
             if isinstance(message, Grouped):
                 group.take(message)
             elif isinstance(message, Failure):
@@ -209,16 +212,22 @@ class _Order:
 
 
 def _drain(
-    messages: ray.util.queue.Queue, thread: threading.Thread, order: _Order
+    messages: ray.util.queue.Queue, thread: threading.Thread, order: _Order, silence_s: float
 ) -> Iterator[Message]:
+    heard = time.monotonic()
     while not order.is_late:
         order.give()
         is_over = not thread.is_alive()
         try:
             yield messages.get(timeout=0.01 if is_over else POLL_S)
+            heard = time.monotonic()
         except queues.Empty:
             if is_over:
                 return
+            if order.group.nodes and time.monotonic() - heard > silence_s:
+                words = f"the workers reported nothing for {silence_s:.0f} s (train.hang_after)"
+                nodes = frozenset(order.group.nodes.values())
+                raise GroupError(Failed(Cause.HANG, words, nodes)) from None
         except ray.exceptions.RayError as error:  # the queue's process, or its node, is gone
             lost = Failed(Cause.LOST_NODE, f"the group's messages were lost: {first_line(error)}")
             raise GroupError(lost) from None

@@ -229,6 +229,11 @@ def test_judging_on_the_training_rows_is_refused() -> None:
     assert "is the same as data.train" in problems_of(text)[0]
 
 
+def test_a_short_silence_is_no_hang() -> None:
+    (problem,) = problems_of(MINIMAL + "train: {hang_after: 5s}\n")
+    assert "train.hang_after: 5s of silence is no hang yet; use 1m or more" in problem
+
+
 PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").replace(
     "{base: bert-base-uncased}", "{base: bert-base-uncased, task: causal-lm}"
 )

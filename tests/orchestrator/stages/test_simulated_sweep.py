@@ -18,6 +18,7 @@ from jobs.training.model.shape import shape_of
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.plan import make_plan
 from orchestrator.decisions.predict import Launch, Measurement
+from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
 from tests.builders import any_of, eventually, job, sweep, training_config
 
@@ -242,6 +243,26 @@ def test_a_worker_on_the_wrong_sku_refuses_to_work(
                 storage=tmp_path,
             )
         )
+
+
+def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    from cluster.discovery import discover
+    from orchestrator.stages.causes import GroupError
+    from orchestrator.stages.group import stream
+
+    def stand_still(*_: object) -> None:
+        threading.Event().wait(600)
+
+    placement = place(AcceleratorRequest("cpu", 1), discover(), {})
+    with pytest.raises(
+        GroupError, match=r"reported nothing for 3 s \(train.hang_after\)"
+    ) as caught:
+        list(stream(stand_still, None, placement, name="x", storage=tmp_path, silence_s=3))
+    assert caught.value.failed.cause is Cause.HANG
+    assert caught.value.failed.nodes == set(placement.node_ids)
+    assert eventually(lambda: _worker_groups_left() == [])
 
 
 def test_a_sku_that_is_not_there_fails_when_planning(
