@@ -227,7 +227,7 @@ class Batcher:
             self._opened = self._arrived.get()
             if self._opened is None:
                 return None
-            if may_wait:
+            if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
                 time.sleep(self.limits.idle_wait_s)
         return self._opened
 
