@@ -212,7 +212,8 @@ def ask_all(mark: str, environment: dict[str, str]) -> list[dict[str, Any]]:
 
 NOTHING = frozenset(("UNAVAILABLE", "UNIMPLEMENTED", "DEADLINE_EXCEEDED", "404", "405", "400"))
 """Answers of a port that does not know what was asked."""
-REFUSALS = frozenset(("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403", "415", "503"))
+REFUSALS = frozenset(("UNAUTHENTICATED", "PERMISSION_DENIED", "401", "403"))
+"""Answers to whoever brings no token. Anything else tells something."""
 
 
 def verdict(answer: dict[str, Any]) -> str:
