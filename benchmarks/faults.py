@@ -69,8 +69,8 @@ def main() -> int:
     out = (arguments.out or ROOT / "benchmarks/results" / name).resolve()
     if arguments.lanes > 1:
         return side_by_side(arguments, out)
-    with tempfile.TemporaryDirectory(prefix="winnow-faults-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="winnow-faults-") as place:
+        folder = Path(place)
         os.environ["WINNOW_HOME"] = str(folder / "home")
         rows(folder)
         model(folder / "model")

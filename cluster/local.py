@@ -198,7 +198,7 @@ def _process(cluster: LocalCluster) -> psutil.Process | None:
     try:
         process = psutil.Process(cluster.pid)
         is_ours = abs(process.create_time() - cluster.created) < 1
-        return process if is_ours and process.status() != psutil.STATUS_ZOMBIE else None
+        return process if is_ours and _runs(process) else None
     except psutil.NoSuchProcess:
         return None
 

@@ -87,14 +87,9 @@ def main() -> int:
 @contextlib.contextmanager
 def head(mark: str, folder: Path) -> Iterator[dict[str, str]]:
     """A head with an endpoint; the environment of those who may use it."""
-    token = folder / "token"
-    token.write_text(secrets.token_hex(32), encoding="utf-8")
-    token.chmod(0o600)
     environment = {
-        **stranger(folder),
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "WINNOW_HOME": str(folder / "home"),
+        **partition.owner(folder),
+        "HOME": str(folder / "nobody"),
         "ENDPOINT_TOKENS": secrets.token_hex(16),
         **ingress.environment(folder / "ingress", lambda port: port),
     }
@@ -109,14 +104,6 @@ def head(mark: str, folder: Path) -> Iterator[dict[str, str]]:
         yield environment
     finally:
         partition.end(process)
-
-
-def stranger(folder: Path) -> dict[str, str]:
-    """An environment without tokens."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    path = os.pathsep.join((str(Path(partition.RAY).parent), os.environ["PATH"]))
-    home = {"HOME": str(folder / "nobody"), "PYTHONPATH": str(ROOT), "PATH": path}
-    return {**kept, **home, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def deploy(mark: str, folder: Path, environment: dict[str, str]) -> None:
@@ -250,7 +237,7 @@ def ask_as_clients(mark: str, folder: Path, environment: dict[str, str]) -> list
     wrong = folder / "wrong"
     wrong.write_text(secrets.token_hex(32), encoding="utf-8")
     by_token = {
-        "none": stranger(folder),
+        "none": {**partition.stranger(), "HOME": environment["HOME"]},
         "wrong": {**environment, "RAY_AUTH_TOKEN_PATH": str(wrong)},
         "right": environment,
     }

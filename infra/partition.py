@@ -92,18 +92,7 @@ def inside(mark: str, side: str, *words: str) -> list[str]:
 @contextlib.contextmanager
 def cluster(mark: str, folder: Path) -> Iterator[dict[str, str]]:
     """A head on one side, and a node on the other that is started again whenever it ends."""
-    token = folder / "token"
-    token.write_text(secrets.token_hex(32), encoding="utf-8")
-    token.chmod(0o600)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "WINNOW_HOME": str(folder / "home"),
-        "PYTHONPATH": str(ROOT),
-        "PATH": os.pathsep.join((str(Path(RAY).parent), os.environ["PATH"])),
-    }
+    environment = owner(folder)
     common = ["--block", "--min-worker-port=0", "--max-worker-port=0"]
     head = [RAY, "start", "--head", f"--node-ip-address={HEAD}", f"--port={PORT}", "--num-cpus=3"]
     labels = '{"winnow.io/sku": "T4", "winnow.io/simulated": "true"}'
@@ -130,6 +119,22 @@ def cluster(mark: str, folder: Path) -> Iterator[dict[str, str]]:
         for process in started:
             end(process)
         supervisor.join()
+
+
+def stranger() -> dict[str, str]:
+    """An environment of this clone's without Ray's settings and tokens."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    path = os.pathsep.join((str(Path(RAY).parent), os.environ["PATH"]))
+    return {**kept, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT), "PATH": path}
+
+
+def owner(folder: Path) -> dict[str, str]:
+    """The environment of those who have a cluster's token, which is made in the folder."""
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    token.chmod(0o600)
+    own = {"RAY_AUTH_TOKEN_PATH": str(token), "WINNOW_HOME": str(folder / "home")}
+    return {**stranger(), "RAY_AUTH_MODE": "token", **own}
 
 
 def start(command: list[str], environment: dict[str, str], log: Path) -> "subprocess.Popen[bytes]":
