@@ -63,6 +63,7 @@ class LabelScore(BaseModel):
 class ModelInfo(BaseModel):
     """Which model answers."""
 
+    task: Literal["text-classification"] = "text-classification"
     name: str
     version: str
     labels: list[str]

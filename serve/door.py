@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
-from serve.server import PREDICT, Answering, Reply, Server
+from serve.routing import CHAT, PREDICT
+from serve.server import Answering, Reply, Server
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -29,7 +30,7 @@ OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
 """What needs no token: whether it lives, and how to use it."""
-INFER, CHAT = "/infer", "/v1/chat/completions"
+INFER = "/infer"
 KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """Requests without an id get one of these, at the price of no system call."""

@@ -6,6 +6,7 @@ each is timed from when it was due: a server that stalls cannot hide it.
 
 import asyncio
 import importlib.resources
+import json
 import random
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ import aiohttp
 import numpy as np
 
 from jobs.errors import DeployError
+from serve.routing import CHAT, PREDICT
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 OK = 200
@@ -36,6 +38,8 @@ class Plan:
     rate: float | None = None
     """Requests per second of an open loop; None for a closed one."""
     texts_per_request: int = 1
+    answer_tokens: int = 32
+    """Most that a language model is asked to write."""
     headers: Mapping[str, str] | None = None
     timeout_s: float = 30.0
     seed: int = 0
@@ -58,7 +62,7 @@ class LoadResult:
     versions: dict[str, int]
     """How many answers each model version gave."""
     batch_rows: float
-    """Mean rows of the batches that answers came from."""
+    """Mean rows of the batches that answers came from; 0 where the endpoint does not say."""
 
     @property
     def error_rate(self) -> float:
@@ -81,19 +85,21 @@ def sentences() -> list[str]:
 
 
 async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
-    """Send requests for so long; raises DeployError when the endpoint cannot be reached at all."""
+    """Send requests for so long, of the kind that the endpoint's model takes.
+
+    Raises DeployError when it cannot be reached at all, or takes no lists where some are wanted.
+    """
     seen = _Seen([], Counter(), Counter(), [])
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        await _reach(session, plan)
-        bodies = _bodies(plan, texts)
+        requests = _requests(plan, texts, await _reach(session, plan))
         begin = time.perf_counter()
         if plan.rate is None:
-            clients = (_client(session, plan, bodies, begin, seen) for _ in range(plan.concurrency))
-            await asyncio.gather(*clients)
+            clients = range(plan.concurrency)
+            await asyncio.gather(*(_client(session, plan, requests, begin, seen) for _ in clients))
         else:
-            await _open_loop(session, plan, bodies, begin, seen)
+            await _open_loop(session, plan, requests, begin, seen)
         seconds = time.perf_counter() - begin
     return summarise(plan, seen.latencies_s, seen.statuses, seen.versions, seen.batch_rows, seconds)
 
@@ -128,35 +134,61 @@ def summarise(
     )
 
 
-async def _reach(session: aiohttp.ClientSession, plan: Plan) -> None:
+async def _reach(session: aiohttp.ClientSession, plan: Plan) -> Mapping[str, Any]:
+    """What the endpoint says of its model; empty where it says nothing."""
     try:
         async with session.get(f"{plan.url}/health") as answer:
-            await answer.read()
+            text = await answer.read()
     except (aiohttp.ClientError, TimeoutError) as error:
         raise DeployError(
             f"{plan.url} cannot be reached: {error or type(error).__name__}"
         ) from None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
-def _bodies(plan: Plan, texts: Sequence[str]) -> list[Any]:
-    draw = random.Random(plan.seed)
-    if plan.texts_per_request == 1:
-        return [{"inputs": text} for text in draw.sample(texts, len(texts))]
-    count = plan.texts_per_request
-    return [{"inputs": draw.choices(texts, k=count)} for _ in range(max(8, 512 // count))]
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """What is sent, over and over."""
+
+    url: str
+    bodies: Sequence[Any]
+
+
+def _requests(plan: Plan, texts: Sequence[str], model: Mapping[str, Any]) -> _Requests:
+    draw, count = random.Random(plan.seed), plan.texts_per_request
+    shuffled = draw.sample(texts, len(texts))
+    if model.get("task") == "causal-lm":
+        if count > 1:
+            raise DeployError("a language model takes one conversation a request, and no lists")
+        asked = {"max_tokens": plan.answer_tokens, "temperature": 0}
+        chats = [{"messages": [{"role": "user", "content": text}], **asked} for text in shuffled]
+        return _Requests(f"{plan.url}{CHAT}", chats)
+    inputs: list[Any] = shuffled
+    if model.get("is_pair"):
+        inputs = [
+            {"text": text, "text_pair": other}
+            for text, other in zip(shuffled, draw.sample(texts, len(texts)), strict=True)
+        ]
+    if count > 1:
+        inputs = [draw.choices(inputs, k=count) for _ in range(max(8, 512 // count))]
+    return _Requests(f"{plan.url}{PREDICT}", [{"inputs": each} for each in inputs])
 
 
 async def _client(
-    session: aiohttp.ClientSession, plan: Plan, bodies: Sequence[Any], begin: float, seen: _Seen
+    session: aiohttp.ClientSession, plan: Plan, requests: _Requests, begin: float, seen: _Seen
 ) -> None:
-    number = random.randrange(len(bodies))
+    number = random.randrange(len(requests.bodies))
     while (now := time.perf_counter()) - begin < plan.seconds:
-        await _ask(session, plan, bodies[number % len(bodies)], now, seen)
+        await _ask(session, plan, requests, number, now, seen)
         number += 1
 
 
 async def _open_loop(
-    session: aiohttp.ClientSession, plan: Plan, bodies: Sequence[Any], begin: float, seen: _Seen
+    session: aiohttp.ClientSession, plan: Plan, requests: _Requests, begin: float, seen: _Seen
 ) -> None:
     waiting: set[asyncio.Task[None]] = set()
     number = 0
@@ -164,7 +196,7 @@ async def _open_loop(
         if len(waiting) >= MAX_IN_FLIGHT:
             seen.statuses["failed"] += 1
             continue
-        task = asyncio.create_task(_ask(session, plan, bodies[number % len(bodies)], due, seen))
+        task = asyncio.create_task(_ask(session, plan, requests, number, due, seen))
         waiting.add(task)
         task.add_done_callback(waiting.discard)
         number += 1
@@ -183,10 +215,16 @@ async def _arrivals(plan: Plan, begin: float) -> AsyncIterator[float]:
 
 
 async def _ask(
-    session: aiohttp.ClientSession, plan: Plan, body: Any, due: float, seen: _Seen
+    session: aiohttp.ClientSession,
+    plan: Plan,
+    requests: _Requests,
+    number: int,
+    due: float,
+    seen: _Seen,
 ) -> None:
+    body = requests.bodies[number % len(requests.bodies)]
     try:
-        async with session.post(f"{plan.url}/predict", json=body, headers=plan.headers) as answer:
+        async with session.post(requests.url, json=body, headers=plan.headers) as answer:
             await answer.read()
     except (aiohttp.ClientError, TimeoutError):
         seen.statuses["failed"] += 1

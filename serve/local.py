@@ -6,7 +6,8 @@ import uvicorn
 
 from serve import framework, tasks
 from serve.engines.choose import Trial
-from serve.server import PREDICT, Server, ServerConfig
+from serve.routing import CHAT, PREDICT
+from serve.server import Server, ServerConfig
 
 DRAIN_S = 20
 """How long requests in flight may take when it is told to end."""
@@ -16,7 +17,7 @@ def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None])
     """Serve until interrupted; `tell` hears which engine was chosen, and where it answers."""
     server, application = tasks.make(config)
     framework.install(server)
-    path = "/v1/chat/completions"
+    path = CHAT
     if isinstance(server, Server):
         for trial in server.choice.trials:
             tell(describe(trial))

@@ -14,7 +14,7 @@ from jobs.training import gate
 from serve import edge, load, routing
 from serve.access import accepted_tokens
 from serve.engines.rows import Tokenizer
-from serve.rollout import Judged, Traffic, compare, reasons_against
+from serve.rollout import Perplexities, Quality, Traffic, compare, reasons_against
 from serve.routing import Route
 from serve.version import ModelVersion
 
@@ -43,14 +43,14 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
     again by then.
     """
     headers, hold_s = _authorization(spec), rollout.hold.total_seconds()
-    judged, samples = _judge(old, new, headers)
+    quality, samples = _judge(old, new, headers)
     texts = samples or load.sentences()
-    told = f", accuracy {judged.change:+.3f}" if judged else ""
+    told = f", {quality}" if quality else ""
     _watch(
         spec,
         rollout,
         (old, new),
-        judged,
+        quality,
         texts,
         headers,
         min(ROUND_S, hold_s),
@@ -64,7 +64,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
             tell(f"{new.version.id} answers {weight}% of {spec.route}")
             if weight < 100 or len(rollout.steps) == 1:
                 _watch(
-                    spec, rollout, (old, new), judged, texts, headers, rollout.hold.total_seconds()
+                    spec, rollout, (old, new), quality, texts, headers, rollout.hold.total_seconds()
                 )
     except BaseException:
         edge.write({spec.route: routing.rolled_back(route)})
@@ -77,7 +77,7 @@ def _watch(
     spec: ServeSpec,
     rollout: RolloutSpec,
     sides: tuple[Side, Side],
-    judged: Judged | None,
+    quality: Quality | None,
     texts: Sequence[str],
     headers: dict[str, str],
     seconds: float,
@@ -92,7 +92,7 @@ def _watch(
             Traffic(now[0] - then[0], now[1] - then[1], span.latency_ms.get("p95"))
             for now, then, span in zip(after, before, spans, strict=True)
         ]
-        reasons = reasons_against(rollout.gate, spec.slo, judged, seen[0], seen[1])
+        reasons = reasons_against(rollout.gate, spec.slo, quality, seen[0], seen[1])
         if reasons:
             raise DeployError(
                 f"version {new.version.id} does not take over from {old.version.id}:"
@@ -111,11 +111,15 @@ def _ask_for(
     return asyncio.run(load.run(plan, texts))
 
 
-def _judge(old: Side, new: Side, headers: dict[str, str]) -> tuple[Judged | None, list[str]]:
+def _judge(old: Side, new: Side, headers: dict[str, str]) -> tuple[Quality | None, list[str]]:
     """Both versions on the evaluation rows of the old one, and the texts of these.
 
-    Rows are kept as tokens, so texts are what these read as. Models of pairs are not compared.
+    Rows are kept as tokens, so texts are what these read as. Models of pairs are not compared, and
+    of language models what was recorded.
     """
+    known = [side.version.metrics.get("perplexity") for side in (old, new)]
+    if known[0] and known[1]:
+        return Perplexities(known[0], known[1]), []
     rows = gate.read(Path(old.version.path))
     if not rows or old.version.is_pair or old.version.labels != new.version.labels:
         return None, []

@@ -30,12 +30,29 @@ class Judged:
         """Accuracy of the new version minus that of the old one."""
         return (self.only_new_right - self.only_old_right) / self.rows if self.rows else 0.0
 
+    def __str__(self) -> str:
+        return f"accuracy {self.change:+.3f}"
+
     @property
     def is_chance(self) -> bool:
         """Whether the change may be an accident (McNemar's test)."""
         differing = self.only_old_right + self.only_new_right
         difference = abs(self.only_old_right - self.only_new_right)
         return difference <= CHANCE * math.sqrt(differing)
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexities:
+    """Of two language models, each on the evaluation rows that it was trained with."""
+
+    old: float
+    new: float
+
+    def __str__(self) -> str:
+        return f"perplexity {self.new:.4g} after {self.old:.4g}"
+
+
+Quality = Judged | Perplexities
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ def compare(old: Sequence[str], new: Sequence[str], right: Sequence[str]) -> Jud
 def reasons_against(
     gate: Sequence[GateRule],
     slo: SloSpec | None,
-    judged: Judged | None,
+    quality: Quality | None,
     old: Traffic,
     new: Traffic,
 ) -> tuple[str, ...]:
@@ -78,8 +95,10 @@ def reasons_against(
                 found += _slo(slo, new)
             case "latency":
                 found += _latency(rule, old, new)
+            case "perplexity":
+                found += _perplexity(rule, quality) if isinstance(quality, Perplexities) else []
             case _:
-                found += _quality(rule, judged) if judged else []
+                found += _labels(rule, quality) if isinstance(quality, Judged) else []
     return tuple(found)
 
 
@@ -111,7 +130,15 @@ def _latency(rule: GateRule, old: Traffic, new: Traffic) -> Iterator[str]:
         )
 
 
-def _quality(rule: GateRule, judged: Judged) -> Iterator[str]:
+def _perplexity(rule: GateRule, found: Perplexities) -> Iterator[str]:
+    if rule.bound is not None and not rule.bound.holds(found.new / found.old):
+        yield (
+            f"its perplexity is {found.new:.4g}, {found.new / found.old:.2f} times the old one's"
+            f" {found.old:.4g}"
+        )
+
+
+def _labels(rule: GateRule, judged: Judged) -> Iterator[str]:
     if rule.bound is None or not judged.rows:
         return
     if rule.name == "agreement":

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 PREFIX = "/_v/"
 """Every version has a path of its own below it."""
+PREDICT, CHAT = "/predict", "/v1/chat/completions"
+"""Where classifiers and language models are asked, below a route."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from serve.engines.choose import Choice, Maker
 from serve.engines.engine import Engine, Landing, softmax
 from serve.engines.rows import Row, Text, Tokenizer
 from serve.metrics import Metrics
+from serve.routing import PREDICT
 from serve.version import ModelVersion, fetched
 
-PREDICT = "/predict"
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)

@@ -8,6 +8,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from jobs.spec import JobSpec
 from jobs.spec.quantities import Cadence, format_duration
+from jobs.spec.serve import GateRule
 from jobs.spec.support import NOT_YET
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -27,6 +28,8 @@ class _Generator(GenerateJsonSchema):
         """A default in the notation of job files."""
         if isinstance(dft, timedelta):
             return format_duration(dft)
+        if isinstance(dft, tuple) and any(isinstance(part, GateRule) for part in dft):
+            return [str(part) for part in dft]
         return str(dft) if isinstance(dft, Cadence) else super().encode_default(dft)
 
 

@@ -205,6 +205,19 @@ def rollout_steps_rise(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("serve", "rollout", "steps"), message)
 
 
+def gate_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
+    """A gate that somebody wrote asks only for what its task has."""
+    rollout = spec.serve.rollout if spec.serve else None
+    if rollout is None or "gate" not in rollout.model_fields_set:
+        return
+    is_chat = spec.model.task == "causal-lm"
+    foreign = ("accuracy", "agreement") if is_chat else ("perplexity",)
+    for number, rule in enumerate(rollout.gate):
+        if rule.name in foreign:
+            message = f"'{rule}' cannot be judged for {spec.model.task}; remove it"
+            yield Violation(("serve", "rollout", "gate", number), message)
+
+
 def offload_needs_sharding(spec: JobSpec) -> Iterator[Violation]:
     """Only sharded optimizer state can move to host memory."""
     if spec.train.cpu_offload and spec.train.strategy == "ddp":
@@ -267,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     limits_name_known_values,
     replicas_rise,
     rollout_steps_rise,
+    gate_suits_the_task,
     offload_needs_sharding,
     served_models_are_whole,
 )

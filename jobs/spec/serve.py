@@ -73,9 +73,10 @@ class SloSpec(SpecModel):
     """Share of failed requests."""
 
 
-_GATE_RULE = re.compile(r"(accuracy|agreement|latency)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+_GATE_RULE = re.compile(r"(accuracy|agreement|perplexity|latency)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
 GATE_RULE = (
-    "write slo, 'accuracy>=-0.01' (change), 'agreement>=0.95' (share) or 'latency<=1.5' (times)"
+    "write slo, 'accuracy>=-0.01' (change), 'agreement>=0.95' (share), 'perplexity<=1.05' (times)"
+    " or 'latency<=1.5' (times)"
 )
 
 
@@ -83,9 +84,10 @@ GATE_RULE = (
 class GateRule:
     """What a new version must keep; `slo` stands for the section of that name."""
 
-    name: Literal["slo", "accuracy", "agreement", "latency"]
+    name: Literal["slo", "accuracy", "agreement", "perplexity", "latency"]
     bound: Bound | None = None
-    """On the change of accuracy, the share of equal labels, or the p95 latency over the old one."""
+    """On the change of accuracy, the share of equal labels, or perplexity or p95 latency over the
+    old one's."""
 
     def __str__(self) -> str:
         return f"{self.name}{self.bound or ''}"
@@ -121,9 +123,12 @@ class RolloutSpec(SpecModel):
     gate: Items[Gate] = (
         GateRule("slo"),
         GateRule("accuracy", Bound(">=", -0.01)),
+        GateRule("perplexity", Bound("<=", 1.05)),
         GateRule("latency", Bound("<=", 1.5)),
     )
-    """What must hold before the first step and after each; if not, the old version stays."""
+    """What must hold before the first step and after each; if not, the old version stays. Accuracy
+    and agreement are of classifiers, both asked for the old one's evaluation rows; perplexity is of
+    language models, as each had it when it was trained."""
 
 
 class AuthSpec(SpecModel):

@@ -11,10 +11,6 @@ def _is_chat(spec: JobSpec) -> bool:
 
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
-    (
-        "serve.rollout",
-        lambda s: _is_chat(s) and s.serve is not None and s.serve.rollout is not None,
-    ),
     ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
     ("secrets", lambda s: bool(s.secrets)),
 )

@@ -37,7 +37,10 @@ def load(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send real sentences to an endpoint and print latencies, timed from when each was due."""
+    """Send real sentences to an endpoint and print latencies, timed from when each was due.
+
+    A language model is asked for answers of a few words, which are timed whole.
+    """
     plan = Plan(
         url.rstrip("/"),
         seconds,
@@ -84,7 +87,8 @@ def show(result: LoadResult) -> None:
     statuses = ", ".join(f"{name} x {count}" for name, count in sorted(result.statuses.items()))
     versions = ", ".join(f"{name} x {count}" for name, count in sorted(result.versions.items()))
     console.print(f"status {statuses}; version {versions or 'unknown'}", markup=False)
-    console.print(f"answers came from batches of {result.batch_rows:.1f} texts in the mean")
+    if result.batch_rows:
+        console.print(f"answers came from batches of {result.batch_rows:.1f} texts in the mean")
 
 
 def _authorization(token_from: str | None) -> dict[str, str]:

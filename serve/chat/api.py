@@ -152,6 +152,7 @@ class Models(BaseModel):
 class ChatInfo(BaseModel):
     """Which model answers."""
 
+    task: Literal["causal-lm"] = "causal-lm"
     name: str
     version: str
     metrics: dict[str, float]

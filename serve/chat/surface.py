@@ -27,7 +27,7 @@ from serve.chat.api import (
 )
 from serve.chat.generator import Piece
 from serve.chat.server import ChatServer
-from serve.door import CHAT
+from serve.routing import CHAT
 
 DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
 DONE = b"data: [DONE]\n\n"

@@ -18,12 +18,14 @@ import transformers
 
 from cluster.session import Connection
 from jobs.errors import DeployError
+from jobs.spec.model import ModelSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from jobs.training import gate
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
+from serve import load
 from serve.load import LoadResult, Plan, run
 from serve.version import ModelVersion
 from tests.builders import eventually, job
@@ -57,18 +59,24 @@ def deploy(ray_cluster: Connection, version: ModelVersion) -> Iterator[Deploy]:
 
 
 def variant(
-    version: ModelVersion, folder: Path, change: Callable[[Any], Any] = lambda model: model
+    version: ModelVersion,
+    folder: Path,
+    change: Callable[[Any], Any] = lambda model: model,
+    **metrics: float,
 ) -> ModelVersion:
-    """Another version: the same model with something changed."""
+    """Another version: the same model with something changed, which scored otherwise."""
     place = folder / "checkpoint"
     model = place / manifest.MODEL_DIR
     ours = shutil.ignore_patterns(manifest.MANIFEST, "README.md", "model.safetensors")
     shutil.copytree(version.path, model, ignore=ours)
-    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(version.path)
+    is_chat = version.task == "causal-lm"
+    kind = "AutoModelForCausalLM" if is_chat else "AutoModelForSequenceClassification"
+    loaded = getattr(transformers, kind).from_pretrained(version.path)
     change(loaded).save_pretrained(model)
-    reference = CheckpointRef(str(place), 1, version.metrics)
+    reference = CheckpointRef(str(place), 1, {**version.metrics, **metrics})
     manifest.write(place, asdict(reference))
     spec = job(name=version.name, data__max_length=version.max_length)
+    spec = spec.model_copy(update={"model": ModelSpec(base=version.path, task=version.task)})
     return registry.publish(
         spec, reference, version.labels, run_id="variant", storage=open_storage(folder)
     )
@@ -111,6 +119,13 @@ def touched(model: Any) -> Any:
     """Another version that gives the same labels."""
     with torch.no_grad():
         model.classifier.bias += 1e-4
+    return model
+
+
+def nudged(model: Any) -> Any:
+    """A language model that writes the same and has another hash."""
+    with torch.no_grad():
+        model.lm_head.weight += 1e-6
     return model
 
 
@@ -220,5 +235,33 @@ def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelV
         assert "".join(deltas) == whole
         assert len(deltas) > 3
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == published.name
+    finally:
+        deployment.remove(published.name)
+
+
+def test_a_language_model_takes_over_step_by_step_or_does_not(
+    deploy: Deploy, published: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serve import deployment, release
+
+    monkeypatch.setattr(release, "ROUND_S", 2.0)
+    monkeypatch.setattr(load, "sentences", lambda: ["Is a superb film good?", "Is it dull?"])
+    score = published.metrics["perplexity"]
+    fine = variant(published, tmp_path / "fine", nudged, perplexity=1.01 * score)
+    worse = variant(
+        published, tmp_path / "worse", lambda model: nudged(nudged(model)), perplexity=2 * score
+    )
+    fields: dict[str, Any] = {"engine": "auto", "route": "/chat"}
+    rollout = {"steps": [50, 100], "hold": "2s"}
+    url = deploy(published, **fields)
+    try:
+        with pytest.raises(DeployError, match=r"its perplexity is .*, 2\.00 times the old one's"):
+            deploy(worse, **fields, rollout=rollout)
+        assert httpx.get(f"{url}/health").json()["version"] == published.id
+        with asked(url, 1) as results:
+            deploy(fine, **fields, rollout=rollout)
+        assert all(result.requests and result.error_rate == 0 for result in results)
+        assert {name for result in results for name in result.versions} == {published.id, fine.id}
+        assert httpx.get(f"{url}/health").json()["version"] == fine.id
     finally:
         deployment.remove(published.name)

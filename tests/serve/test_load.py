@@ -1,6 +1,7 @@
 """The load generator tells the truth about a server, also about one that stalls."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -23,12 +24,15 @@ class Stalling:
         self.began: float | None = None
         self.fail_every = 0
         self.count = 0
+        self.model: dict[str, Any] = {}
+        self.asked: tuple[str, Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """One request."""
-        await receive()
+        body = (await receive())["body"]
         status = 200
-        if scope["path"] == "/predict":
+        if scope["method"] == "POST":
+            self.asked = scope["path"], json.loads(body)
             self.count += 1
             self.began = self.began or time.monotonic()
             since = time.monotonic() - self.began
@@ -38,7 +42,7 @@ class Stalling:
                 status = 503
         headers = [(b"x-model-version", b"v1"), (b"x-batch-size", b"2")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"{}"})
+        await send({"type": "http.response.body", "body": json.dumps(self.model).encode()})
 
 
 @pytest.fixture
@@ -79,6 +83,36 @@ def test_failures_versions_and_texts_are_counted(url: str, app: Stalling) -> Non
     assert found.texts_per_s == pytest.approx(8 * found.statuses["200"] / found.seconds)
     assert found.batch_rows == 2
     assert sum(count for _, count in found.histogram) == found.statuses["200"]
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "body"),
+    [
+        ({"task": "text-classification"}, "/predict", {"inputs": "a"}),
+        ({"is_pair": True}, "/predict", {"inputs": {"text": "a", "text_pair": "a"}}),
+        (
+            {"task": "causal-lm"},
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "a"}],
+                "max_tokens": 32,
+                "temperature": 0,
+            },
+        ),
+    ],
+)
+def test_each_kind_of_model_is_asked_as_it_wants(
+    url: str, app: Stalling, model: dict[str, Any], path: str, body: Any
+) -> None:
+    app.model = model
+    asyncio.run(load.run(Plan(url, 0.05, concurrency=1), ["a"]))
+    assert app.asked == (path, body)
+
+
+def test_a_language_model_is_not_asked_with_lists(url: str, app: Stalling) -> None:
+    app.model = {"task": "causal-lm"}
+    with pytest.raises(DeployError, match="one conversation a request"):
+        asyncio.run(load.run(Plan(url, 0.1, texts_per_request=2), ["a"]))
 
 
 def test_an_endpoint_that_is_not_there_ends_in_words() -> None:

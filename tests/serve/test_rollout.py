@@ -7,7 +7,7 @@ import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
 from serve import routing
-from serve.rollout import Judged, Traffic, compare, reasons_against
+from serve.rollout import Judged, Perplexities, Traffic, compare, reasons_against
 from serve.routing import Route
 
 GATE = RolloutSpec().gate
@@ -39,6 +39,12 @@ def test_a_difference_that_may_be_chance_is_let_through() -> None:
     assert judged.change < -0.01
     assert judged.is_chance
     assert against(judged) == ()
+
+
+def test_a_language_model_that_foresees_less_is_seen() -> None:
+    assert reasons_against(GATE, None, Perplexities(10.0, 10.4), GOOD, GOOD) == ()
+    (reason,) = reasons_against(GATE, None, Perplexities(10.0, 12.5), GOOD, GOOD)
+    assert reason == "its perplexity is 12.5, 1.25 times the old one's 10"
 
 
 @pytest.mark.parametrize(

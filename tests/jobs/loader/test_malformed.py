@@ -254,8 +254,8 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
             "an endpoint serves whole models; set model.adapter.merge to true",
         ),
         (
-            PROMPTS + "serve: {route: /a, rollout: {steps: [50, 100]}}\n",
-            "serve.rollout: is not supported yet",
+            PROMPTS + "serve: {route: /a, rollout: {gate: [slo, 'accuracy>=0']}}\n",
+            "serve.rollout.gate[1]: 'accuracy>=0' cannot be judged for causal-lm; remove it",
         ),
         (PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
         (
