@@ -1,7 +1,8 @@
 """Kill parts of a run at random moments and see that it ends with the right result all the same.
 
     python benchmarks/faults.py [--kinds worker trial node driver controller head] [--count 20]
-        [--lanes 8] [--minutes 60] [--seed 1] [--epochs 4] [--engine torch-fp32] [--out FILE]
+        [--lanes 8] [--minutes 60] [--seed 1] [--epochs 4] [--engine torch-fp32] [--alone FILE]
+        [--out FILE]
 
 A job sweeps two learning rates, trains a tiny model on one of two simulated nodes, publishes and
 deploys it. Once it is left alone; then each kind of process is killed with SIGKILL at moments drawn
@@ -10,7 +11,8 @@ preemption is announced to Ray half a minute before the node that trains is kill
 worker gets SIGSTOP. Written for each round: the moment, what the run's own process returned, how
 often it was resumed, and whether weights, scores, trials, versions and endpoint are those of the
 run left alone. Lanes do so side by side, each with a cluster, cores, a seed and a network
-namespace of its own, for which it takes Linux and root.
+namespace of its own, for which it takes Linux and root. What the run left alone took and came to
+can be taken from an earlier file of the same machine.
 """
 
 import argparse
@@ -63,6 +65,7 @@ def main() -> int:
     parser.add_argument("--engine", default="openvino-fp32", help="of the endpoint")
     parser.add_argument("--minutes", type=float, default=600.0, help="Begin no round after these.")
     parser.add_argument("--lanes", type=int, default=1, help="So many side by side.")
+    parser.add_argument("--alone", type=Path, help="Take the run left alone from such a file.")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     name = f"faults-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
@@ -98,6 +101,7 @@ def side_by_side(arguments: argparse.Namespace, out: Path) -> int:
         }
         words = [sys.executable, __file__, "--kinds", *kinds]
         words += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words += ["--alone", str(arguments.alone.resolve())] if arguments.alone else []
         apart = functools.partial(live_apart, own_cores(lane, arguments.lanes))
         running.append(subprocess.Popen(words, preexec_fn=apart))
     for process in running:
@@ -133,24 +137,34 @@ def rounds(folder: Path, arguments: argparse.Namespace, out: Path) -> dict[str, 
     draw, began = random.Random(arguments.seed), time.monotonic()
     up()
     epochs, engine = arguments.epochs, arguments.engine
+    if arguments.alone:
+        known = json.loads(arguments.alone.read_bytes())
+        known = known.get("lanes", [known])[0]
+        whole_s, expected = known["whole_s"], known["expected"]
+    else:
+        whole_s, expected = left_alone(folder, epochs, engine)
+    print(f"left alone: {whole_s:.0f} s {expected}", file=sys.stderr, flush=True)
+    done: list[dict[str, Any]] = []
+    result = {"whole_s": whole_s, "expected": expected, "rounds": done}
+    for _ in range(arguments.count):
+        for kind in arguments.kinds:
+            if time.monotonic() - began < arguments.minutes * 60:
+                moment_s = draw.uniform(0.05, 1.0) * whole_s
+                path = job(folder, f"{kind}-{len(done)}", epochs, engine)
+                done.append(hit(path, kind, moment_s, draw, expected))
+                print(done[-1], file=sys.stderr, flush=True)
+                out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return result
+
+
+def left_alone(folder: Path, epochs: float, engine: str) -> tuple[float, dict[str, Any]]:
+    """Seconds and outcome of a run that nobody touches, the second of two."""
     command(job(folder, "warm", epochs, engine)).wait(LIMIT_S)  # caches and compiled modules
     begin = time.monotonic()
     calm = job(folder, "calm", epochs, engine)
     if command(calm).wait(LIMIT_S) != 0:
         raise SystemExit(f"it fails even when it is left alone: {said(calm)}")
-    whole_s, expected = time.monotonic() - begin, found(calm)
-    print(f"left alone: {whole_s:.0f} s {expected}", file=sys.stderr, flush=True)
-    done: list[dict[str, Any]] = []
-    result = {"whole_s": whole_s, "expected": expected, "rounds": done}
-    for number in range(arguments.count):
-        for kind in arguments.kinds:
-            if time.monotonic() - began < arguments.minutes * 60:
-                moment_s = draw.uniform(0.05, 1.0) * whole_s
-                path = job(folder, f"{kind}-{number}", epochs, engine)
-                done.append(hit(path, kind, moment_s, draw, expected))
-                print(done[-1], file=sys.stderr, flush=True)
-                out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    return result
+    return time.monotonic() - begin, found(calm)
 
 
 def said(path: Path) -> str:
