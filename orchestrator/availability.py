@@ -1,16 +1,60 @@
 """Which placements can have their devices, as the job says to wait for them."""
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 
+from cluster import discovery
 from cluster.placement import Placement
 from jobs.errors import ClusterError
 from jobs.spec.quantities import format_duration
-from jobs.spec.resources import WaitSpec
+from jobs.spec.resources import PlacementSpec, WaitSpec
 from orchestrator.context import Context
+from orchestrator.decisions import demand
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Prediction
 from orchestrator.notices import Remark
-from orchestrator.stages import devices
+from orchestrator.stages import devices, nodes
+
+NODES_POLL_S = 2.0
+"""How often nodes that were asked for are looked for."""
+
+
+@contextlib.contextmanager
+def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
+    """The cluster with the nodes that the job wants, where it says to ask Ray's autoscaler.
+
+    They are kept for as long as this lasts; what is yielded keeps one placement's alone.
+    """
+    limit = context.spec.resources.autoscale if context.spec.resources else None
+    if limit is None:
+        yield lambda _: None
+        return
+    groups = demand.wanted(context.spec)
+    served = groups[0][len(groups[0]) - bool(context.spec.serve) :]
+    try:
+        for group in groups:
+            nodes.ask(demand.bundles(group))
+            if _came(context, group, limit.total_seconds()):
+                break
+        yield lambda placement: nodes.ask(demand.bundles((demand.of(placement), *served)))
+    finally:
+        nodes.let_go()
+
+
+def _came(context: Context, group: Sequence[PlacementSpec], limit_s: float) -> bool:
+    """Whether the cluster has a group's devices before the time is over."""
+    deadline, told = time.monotonic() + limit_s, False
+    while missing := demand.lacking(group, discovery.discover()):
+        names = ", ".join(str(placement.accelerators) for placement in missing)
+        if time.monotonic() > deadline:
+            context.notify(Remark(f"no node with {names} came; going on with those that are up"))
+            return False
+        if not told:
+            context.notify(Remark(f"Ray's autoscaler was asked for {names}"))
+            told = True
+        time.sleep(NODES_POLL_S)
+    return True
 
 
 class Availability:

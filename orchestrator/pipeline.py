@@ -16,7 +16,7 @@ from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
 from jobs.training.model.shape import shape_of
-from orchestrator import sweep
+from orchestrator import availability, sweep
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
 from orchestrator.decisions.budget import Spent
@@ -52,20 +52,32 @@ class Outcome:
 def run(context: Context) -> Outcome:
     """All stages of a job, those that a resumed run has finished read back."""
     context = _measured(context)
-    inventory, plan = plan_stage(context)
-    found = sweep.run_sweep(context, plan)
-    fit = fit_stage(context, found.winner, found.cost_usd)
-    model = publish_stage(context, fit)
-    receipt = context.run.stage(
-        "receipt",
-        Receipt,
-        lambda: receipts.write_receipt(context.run.id, found.winner, fit, found.duration_s),
-    )
-    page = write_report(context, plan, found, fit, receipt)
-    check_limits(context.spec, found.winner, receipt)
-    endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
-    context.run.note("completed")
-    return Outcome(context.run.id, context.run.url, found.winner, model, receipt, endpoint, page)
+    with availability.grown(context) as keep:
+        inventory, plan = plan_stage(context)
+        found = sweep.run_sweep(context, plan)
+        keep(found.winner.candidate.placement)
+        fit = fit_stage(context, found.winner, found.cost_usd)
+        model = publish_stage(context, fit)
+        receipt = context.run.stage(
+            "receipt",
+            Receipt,
+            lambda: receipts.write_receipt(context.run.id, found.winner, fit, found.duration_s),
+        )
+        page = write_report(context, plan, found, fit, receipt)
+        check_limits(context.spec, found.winner, receipt)
+        endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
+        context.run.note("completed")
+        return Outcome(
+            context.run.id, context.run.url, found.winner, model, receipt, endpoint, page
+        )
+
+
+def run_sweep(context: Context) -> tuple[Plan, sweep.Sweep, str]:
+    """The plan, what its sweep found, and the page of the report, without training the winner."""
+    with availability.grown(context):
+        _, plan = plan_stage(context)
+        found = sweep.run_sweep(context, plan)
+        return plan, found, write_report(context, plan, found, None, None)
 
 
 def plan_stage(context: Context) -> tuple[Inventory, Plan]:

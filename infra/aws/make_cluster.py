@@ -4,11 +4,11 @@
     ray dashboard cluster.yaml   # keeps that port open
 
 Writes to `--out`: `cluster.yaml` for `ray up`, with one worker type for each SKU of the catalogue
-that AWS has, on demand and spot; and the IAM policies of the head and the workers. Winnow plans
-over nodes that are up: `--up 1` keeps one of each SKU on demand, and `min_workers` is yours to
-change. The cluster asks for the token in ~/.ray/auth_token of this machine (`ray get-auth-token
---generate` makes one), which travels to every node. Ray finds processors and GPUs of a type through
-AWS; ports are open within the cluster's own security group alone.
+that AWS has, on demand and spot; and the IAM policies of the head and the workers. Jobs with
+`resources.autoscale` bring their nodes up; for others `--up 1` keeps one of each SKU on demand. The
+cluster asks for the token in ~/.ray/auth_token of this machine (`ray get-auth-token --generate`
+makes one), which travels to every node. Ray finds processors and GPUs of a type through AWS; ports
+are open within the cluster's own security group alone.
 """
 
 import argparse

@@ -37,6 +37,10 @@ class ResourcesSpec(SpecModel):
     """Instead of any_of: placements by preference; the first that can be had is taken."""
     max_hourly_cost: Annotated[float | None, Field(gt=0)] = None
     """Placements that cost more than this, in USD per hour, are not considered."""
+    autoscale: Duration | None = None
+    """Ask Ray's autoscaler for nodes with the devices of every placement (of `ordered`, one after
+    the other), and wait so long for them; left out, only nodes that are up are used. They are let
+    go when the run ends."""
     wait: WaitSpec = WaitSpec()
     """What to do while devices are busy."""
 

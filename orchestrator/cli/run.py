@@ -84,9 +84,7 @@ def sweep(
         from orchestrator import pipeline
         from orchestrator import sweep as sweeping
 
-        _, plan = pipeline.plan_stage(context)
-        found = sweeping.run_sweep(context, plan)
-        page = pipeline.write_report(context, plan, found, None, None)
+        _, found, page = pipeline.run_sweep(context)
         winner = context.run.local_copy(sweeping.WINNER)
     if as_json:
         print_json(found.winner)

@@ -1,0 +1,197 @@
+"""Winnow from Python: what a job would try, and what its sweep found, as pandas data frames."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from cluster import catalogue
+from cluster.inventory import read_inventory
+from cluster.prices import read_book
+from jobs.loader import loads
+from jobs.loader.files import files_exist
+from jobs.spec import JobSpec
+from jobs.training.data.longest import longest_row
+from jobs.training.model.shape import shape_of
+from orchestrator.cli.options import load_job
+from orchestrator.cli.plan import live_inventory
+from orchestrator.cli.run import started
+from orchestrator.decisions.plan import Candidate, Plan, make_plan
+from orchestrator.decisions.predict import Interval, Measurement, Prediction
+from orchestrator.decisions.resolve import with_absolute_paths
+from orchestrator.decisions.search import TrialResult
+from orchestrator.decisions.select import Winner
+
+Job = str | Path | Mapping[str, Any]
+"""A job file, or what would be in one, with paths relative to the working directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep found."""
+
+    run: str
+    """Where its files are."""
+    winner: Winner
+    winning_job: str
+    """YAML of a job that trains the winner."""
+    candidates: pd.DataFrame
+    """One row for each, the best first: how fast it is, what the full run will take and cost."""
+    trials: pd.DataFrame
+    """One row for each: what was tried, and the metrics of its last evaluation."""
+    curves: pd.DataFrame
+    """Trial, optimizer step and the judged metric at each evaluation."""
+
+
+def plan(
+    job: Job,
+    *,
+    settings: Sequence[str] = (),
+    inventory: Path | None = None,
+    address: str | None = None,
+) -> pd.DataFrame:
+    """Every candidate with its memory verdict, and those skipped with the reason.
+
+    Takes the nodes of a running cluster, or those of a JSON file. Raises JobFileError with all
+    that is wrong with the job, ClusterError where no cluster is up.
+    """
+    spec = _spec(job, settings)
+    nodes = read_inventory(inventory) if inventory else live_inventory(address)
+    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec), read_book())
+    return plan_frame(found)
+
+
+def sweep(
+    job: Job,
+    *,
+    settings: Sequence[str] = (),
+    address: str | None = None,
+    insecure_local: bool = False,
+    resume: bool = False,
+) -> Swept:
+    """Probe and try what the job asks for, and choose, as `winnow sweep` does.
+
+    Starts a local cluster where none is named and none is up. Raises what the command tells in a
+    sentence, all of it WinnowError.
+    """
+    spec = _spec(job, settings)
+    name = Path(f"{spec.name}.yaml") if isinstance(job, Mapping) else Path(job)
+    with started(
+        spec, name, resume=resume, address=address, insecure_local=insecure_local, quiet=False
+    ) as context:
+        from orchestrator import pipeline  # Ray reads its environment when it is imported
+        from orchestrator import sweep as sweeping
+
+        planned, found, _ = pipeline.run_sweep(context)
+        return Swept(
+            run=context.run.url,
+            winner=found.winner,
+            winning_job=context.run.local_copy(sweeping.WINNER).read_text(encoding="utf-8"),
+            candidates=candidate_frame(planned, found.measurements, found.predictions),
+            trials=trial_frame(found.trials),
+            curves=curve_frame(found.trials),
+        )
+
+
+def plan_frame(found: Plan) -> pd.DataFrame:
+    """Candidates and what is skipped, one row each, by id."""
+    rows = [_planned(candidate) for candidate in found.candidates]
+    rows += [{"id": skipped.id, "skipped": skipped.reason} for skipped in found.skipped]
+    return _frame(rows, "id")
+
+
+def candidate_frame(
+    found: Plan, measured: Sequence[Measurement], predicted: Sequence[Prediction]
+) -> pd.DataFrame:
+    """Candidates with measurement and prediction, one row each, by id; the soonest done first."""
+    known = {entry.candidate: entry for entry in measured}
+    expected = {entry.candidate: entry for entry in predicted}
+    rows = [
+        {
+            **_planned(candidate),
+            **_measured(known.get(candidate.id)),
+            **_predicted(expected.get(candidate.id)),
+        }
+        for candidate in found.candidates
+    ]
+    frame = _frame(rows, "id")
+    return frame.sort_values("time_s", na_position="last") if "time_s" in frame else frame
+
+
+def trial_frame(trials: Sequence[TrialResult]) -> pd.DataFrame:
+    """Trials, one row each, by id: parameters under their paths, metrics under their names."""
+    rows = [
+        {
+            "id": trial.id,
+            "candidate": trial.candidate,
+            **trial.params,
+            **trial.metrics,
+            "steps": trial.history[-1][0] if trial.history else 0,
+            "stopped_early": trial.stopped_early,
+            "duration_s": trial.duration_s,
+            "failure": trial.failure,
+        }
+        for trial in trials
+    ]
+    return _frame(rows, "id")
+
+
+def curve_frame(trials: Sequence[TrialResult]) -> pd.DataFrame:
+    """Learning curves in long form."""
+    rows = [(trial.id, step, score) for trial in trials for step, score in trial.history]
+    return pd.DataFrame(rows, columns=["trial", "step", "score"])
+
+
+def _spec(job: Job, settings: Sequence[str]) -> JobSpec:
+    if not isinstance(job, Mapping):
+        return load_job(Path(job), list(settings))
+    here = Path.cwd()
+    rules = (catalogue.accelerator_rules, files_exist(here))
+    text = yaml.safe_dump(dict(job))
+    return with_absolute_paths(loads(text, "job", settings=settings, extra_rules=rules), here)
+
+
+def _frame(rows: Sequence[Mapping[str, Any]], key: str) -> pd.DataFrame:
+    return pd.DataFrame(rows).set_index(key) if rows else pd.DataFrame()
+
+
+def _planned(candidate: Candidate) -> dict[str, Any]:
+    placement, memory = candidate.placement, candidate.memory
+    return {
+        "id": candidate.id,
+        "accelerator": placement.sku,
+        "workers": placement.workers,
+        "micro_batch_size": candidate.micro_batch_size,
+        "precision": candidate.precision,
+        "accumulation": candidate.accumulation,
+        "usd_per_hour": placement.price_usd_per_hour,
+        "memory_gib": memory.expected_gib if memory else None,
+        "verdict": candidate.verdict,
+    }
+
+
+def _measured(found: Measurement | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {
+        **_spread("step_s", found.step_s),
+        "peak_memory_gib": found.peak_memory_gib,
+        "given_up": found.is_given_up,
+        "failure": found.failure,
+    }
+
+
+def _predicted(found: Prediction | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {**_spread("time_s", found.time_s), **_spread("cost_usd", found.cost_usd)}
+
+
+def _spread(name: str, value: Interval | None) -> dict[str, float | None]:
+    """Mean and 95 % interval."""
+    if value is None:
+        return {name: None}
+    return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}

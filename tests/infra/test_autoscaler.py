@@ -1,0 +1,157 @@
+"""A job brings its nodes with it, and they go when it has ended: on Ray's own pretended cloud."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster import labels
+
+HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
+"""As Ray's pretended cloud has them."""
+EMPTY: dict[str, Any] = {
+    "auth": {},
+    "docker": {},
+    "file_mounts": {},
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "worker_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_start_ray_commands": [],
+    "cluster_synced_files": [],
+    "rsync_exclude": [],
+    "rsync_filter": [],
+    "file_mounts_sync_continuously": False,
+}
+"""What Ray's schema wants and its pretended cloud does not use."""
+LEAVING = """
+import json, time, ray
+ray.init("auto", log_to_driver=False, logging_level="ERROR")
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    workers = [node for node in ray.nodes() if node["NodeID"] != "HEAD"]
+    if workers and not any(node["Alive"] for node in workers):
+        break
+    time.sleep(1)
+print(json.dumps([[node["Labels"].get("SKU"), node["Alive"]] for node in workers]))
+"""
+"""Prints SKU of every node that ever was, and whether it is still there."""
+GO = """
+set -e
+ip link set lo up
+ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.0.1 \
+  --include-dashboard=false >&2
+python -m orchestrator train "$2" --address 127.0.0.1:6379 > /dev/null
+python -c "$3"
+"""
+
+
+def worker(sku: str) -> dict[str, Any]:
+    """A type of node that Ray may start, with pretended accelerators."""
+    return {
+        "resources": {"CPU": 2, "GPU": 2},
+        "labels": {labels.SKU: sku, labels.SIMULATED: "true"},
+        "node_config": {},
+        "min_workers": 0,
+        "max_workers": 2,
+    }
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """For sockets, whose paths may not be long."""
+    with tempfile.TemporaryDirectory(prefix="w-") as folder:
+        yield folder
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
+    reason="namespaces take root, iproute2 and util-linux",
+)
+def test_nodes_come_for_a_job_and_go_after_it(
+    reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str
+) -> None:
+    """Earns its minute: Ray's autoscaler itself, in namespaces of its own."""
+    cloud = {
+        **EMPTY,
+        "cluster_name": "pretended",
+        "max_workers": 4,
+        "idle_timeout_minutes": 0.05,
+        "upscaling_speed": 1.0,
+        "head_node_type": HEAD_TYPE,
+        "provider": {
+            "type": "external",
+            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "launch_multiple": True,
+            "head_node_id": HEAD_ID,
+        },
+        "available_node_types": {
+            HEAD_TYPE: {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+            "l40s": worker("L40S"),
+            "t4": worker("T4"),
+        },
+    }
+    (tmp_path / "cloud.json").write_text(json.dumps(cloud), encoding="utf-8")
+    job = {
+        "version": 1,
+        "name": "grown",
+        "model": {"base": tiny_model},
+        "data": {
+            "train": {"path": str(reviews / "train.csv")},
+            "eval": {"path": str(reviews / "eval.csv")},
+            "text": "text",
+            "max_length": 16,
+        },
+        "train": {"epochs": 1, "global_batch_size": 16, "precision": "fp32"},
+        "resources": {"any_of": [{"accelerators": "L40S:2"}], "autoscale": "60s"},
+        "storage": str(tmp_path / "storage"),
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    token = tmp_path / "token"
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    token.chmod(0o600)
+    leaving = LEAVING.replace("HEAD", HEAD_ID).replace("SKU", labels.SKU)
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "WINNOW_HOME": str(tmp_path / "home"),
+        "RAY_TMPDIR": short_folder,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_FAKE_CLUSTER": "1",
+        "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
+        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    }
+    words = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "bash", "-c", GO, "bash"]
+    words += [str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"), leaving]
+    done = subprocess.run(
+        words,
+        env=environment,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "Ray's autoscaler was asked for L40S:2" in done.stderr
+    assert "publish ✓" in done.stderr
+    assert json.loads(done.stdout) == [["L40S", False]]

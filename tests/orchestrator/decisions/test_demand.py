@@ -1,0 +1,44 @@
+"""What Ray's autoscaler is asked for."""
+
+from typing import Any
+
+from cluster.inventory import Inventory, Node
+from jobs.spec.resources import PlacementSpec
+from orchestrator.decisions import demand
+from orchestrator.decisions.demand import Bundle
+from tests.builders import job
+
+
+def placement(accelerators: str, **fields: Any) -> PlacementSpec:
+    return PlacementSpec.model_validate({"accelerators": accelerators, **fields})
+
+
+def test_placements_on_one_kind_of_node_share_their_devices() -> None:
+    found = demand.bundles([placement("T4:1"), placement("T4:2"), placement("L40S:1", spot=True)])
+    t4 = Bundle({"CPU": 1, "GPU": 1}, {"winnow.io/sku": "T4"})
+    spot = {"winnow.io/sku": "L40S", "ray.io/market-type": "spot"}
+    assert found == (t4, t4, Bundle({"CPU": 1, "GPU": 1}, spot))
+    (core,) = demand.bundles([placement("cpu:1", spot=False)])
+    assert core == Bundle({"CPU": 1}, {"ray.io/market-type": "!spot"})
+
+
+def test_placements_in_order_are_asked_for_one_after_the_other() -> None:
+    listed = [{"accelerators": "T4:1"}, {"accelerators": "L40S:1"}]
+    serve = {"route": "/a", "accelerators": "cpu:1"}
+    ordered = job(resources={"ordered": listed}, serve=serve)
+    names = [[str(one.accelerators) for one in group] for group in demand.wanted(ordered)]
+    assert names == [["T4:1", "cpu:1"], ["L40S:1", "cpu:1"]]
+    together = job(resources={"any_of": listed}, serve=serve)
+    ((*group,),) = demand.wanted(together)
+    assert [str(one.accelerators) for one in group] == ["T4:1", "L40S:1", "cpu:1"]
+
+
+def test_what_is_there_lacks_nothing() -> None:
+    nodes = Inventory((Node("a", "T4", 2), Node("b", "T4", 2, spot=True), Node("c", "cpu", 4)))
+    spot = placement("T4:4", spot=True)
+    wanted = [placement("T4:4"), spot, placement("L40S"), placement("cpu:4")]
+    missing = demand.lacking(wanted, nodes)
+    assert [(str(one.accelerators), one.spot) for one in missing] == [
+        ("T4:4", True),
+        ("L40S:1", None),
+    ]
