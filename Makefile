@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test check format schema lock serve-bench
+.PHONY: install quickstart test check format schema site lock serve-bench
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,10 @@ format: install
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
 	$(BIN)/winnow schema --markdown > docs/job-file.md
+	$(BIN)/python -m typer orchestrator.cli utils docs --name winnow > docs/commands.md
+
+site: install
+	$(BIN)/mkdocs build --strict
 
 # what the image installs, by hash; takes uv
 lock:

@@ -1,0 +1,129 @@
+"""What the documentation tells people to run, runs; what cannot run here is at least spelled right.
+
+A block of `bash` or `python` is run, in the order of its page, in a folder that looks like a fresh
+clone; a block with a title is a file that is written first. A block of `sh` needs what a test has
+not (another machine, a cloud): its winnow commands must have the options that they are given.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from cluster.session import Connection
+from orchestrator.cli import app
+
+ROOT = Path(__file__).parents[2]
+GENERATED = ROOT / "docs/commands.md"
+PAGES = sorted(
+    {ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("**/*.md")} - {GENERATED}
+)
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+CLONE = ("examples", "infra", "pyproject.toml")
+"""What commands on the pages name."""
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Language, title and text of each."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def script(page: Path) -> str:
+    """A page as one shell script, empty where nothing of it can be run here."""
+    lines = []
+    for language, title, text in blocks(page):
+        if title:
+            lines.append(f"cat > {shlex.quote(title)} <<'END OF FILE'\n{text}END OF FILE")
+        elif language == "bash":
+            lines.append(text)
+        elif language == "python":
+            lines.append(f"python - <<'END OF SCRIPT'\n{text}END OF SCRIPT")
+    can_run = any(language in ("bash", "python") for language, title, _ in blocks(page))
+    return "\n".join(lines) if can_run else ""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with what a fresh clone has."""
+    for name in CLONE:
+        source = ROOT / name
+        copy = shutil.copytree if source.is_dir() else shutil.copy
+        copy(source, tmp_path / name)
+    shutil.rmtree(tmp_path / "examples/data", ignore_errors=True)
+    return tmp_path
+
+
+@pytest.mark.ray
+@pytest.mark.e2e
+@pytest.mark.parametrize("page", [page for page in PAGES if script(page)], ids=name_of)
+def test_what_a_page_tells_to_run_runs(page: Path, clone: Path, ray_cluster: Connection) -> None:
+    """Earns its time: the guides are what people do first, on the cluster that is up."""
+    port = str(ray_cluster.serve_port)
+    text = "set -euo pipefail\n" + script(page).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=clone,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every winnow command on every page, with the page's name."""
+    for page in PAGES:
+        for language, _, text in blocks(page):
+            if language in ("bash", "sh"):
+                for line in text.replace("\\\n", " ").splitlines():
+                    words = shlex.split(line, comments=True)
+                    if words[:1] == ["winnow"]:
+                        end = words.index(">") if ">" in words else len(words)
+                        yield name_of(page), words[1:end]
+
+
+@pytest.mark.parametrize(("page", "words"), list(commands()), ids=str)
+def test_every_command_has_the_options_it_is_given(page: str, words: list[str]) -> None:
+    command, rest = typer.main.get_command(app), words
+    context = command.make_context("winnow", [], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        assert rest, f"{page}: winnow {' '.join(words)} names no command"
+        assert rest[0] in command.commands, f"{page}: winnow has no command {rest[0]}"
+        command, rest = command.commands[rest[0]], rest[1:]
+        context = command.make_context(rest[0] if rest else "", list(rest), parent=context)
+    assert context.params is not None
+
+
+def test_pages_show_only_languages_that_are_checked_or_plain() -> None:
+    """A new kind of block would pass unseen."""
+    known = {"bash", "sh", "python", "yaml", "json", "text", "toml", "promql"}
+    found = {language for page in PAGES for language, _, _ in blocks(page)}
+    assert found <= known
+
+
+def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Winnow" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+def test_the_reference_of_commands_is_up_to_date() -> None:
+    words = [sys.executable, "-m", "typer", "orchestrator.cli", "utils", "docs", "--name", "winnow"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    committed = GENERATED.read_text(encoding="utf-8")
+    assert committed == done.stdout, "run `make schema`"
