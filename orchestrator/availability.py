@@ -30,10 +30,9 @@ def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
     if limit is None:
         yield lambda _: None
         return
-    groups = demand.wanted(context.spec)
-    served = groups[0][len(groups[0]) - bool(context.spec.serve) :]
+    served = demand.served(context.spec)
     try:
-        for group in groups:
+        for group in demand.wanted(context.spec):
             nodes.ask(demand.bundles(group))
             if _came(context, group, limit.total_seconds()):
                 break

@@ -24,13 +24,17 @@ def wanted(spec: JobSpec) -> tuple[tuple[PlacementSpec, ...], ...]:
 
     Placements in order are alternatives; of others the sweep compares all.
     """
-    served = (PlacementSpec(accelerators=spec.serve.accelerators),) if spec.serve else ()
     resources = spec.resources
     if resources is None:
-        return (served,)
+        return (served(spec),)
     if resources.ordered:
-        return tuple((placement, *served) for placement in resources.ordered)
-    return ((*resources.any_of, *served),)
+        return tuple((placement, *served(spec)) for placement in resources.ordered)
+    return ((*resources.any_of, *served(spec)),)
+
+
+def served(spec: JobSpec) -> tuple[PlacementSpec, ...]:
+    """What one replica of the endpoint takes; nothing without an endpoint."""
+    return (PlacementSpec(accelerators=spec.serve.accelerators),) if spec.serve else ()
 
 
 def of(placement: Placement) -> PlacementSpec:
