@@ -13,6 +13,7 @@ from orchestrator.context import Context
 from orchestrator.decisions import demand
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Prediction
+from orchestrator.decisions.select import Winner
 from orchestrator.notices import Remark
 from orchestrator.stages import devices, nodes
 
@@ -30,13 +31,13 @@ def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
     if limit is None:
         yield lambda _: None
         return
-    served = demand.served(context.spec)
+    spec, winner = context.spec, context.run.read("winner", Winner)
     try:
-        for group in demand.wanted(context.spec):
+        for group in demand.wanted(spec, winner.candidate.placement if winner else None):
             nodes.ask(demand.bundles(group))
             if _came(context, group, limit.total_seconds()):
                 break
-        yield lambda placement: nodes.ask(demand.bundles((demand.of(placement), *served)))
+        yield lambda chosen: nodes.ask(demand.bundles(demand.wanted(spec, chosen)[0]))
     finally:
         nodes.let_go()
 

@@ -39,7 +39,7 @@ class Swept:
     winning_job: str
     """YAML of a job that trains the winner."""
     candidates: pd.DataFrame
-    """One row for each, the best first: how fast it is, what the full run will take and cost."""
+    """One row for each, the soonest done first: step time, and time and cost of the full run."""
     trials: pd.DataFrame
     """One row for each: what was tried, and the metrics of its last evaluation."""
     curves: pd.DataFrame
@@ -85,7 +85,7 @@ def sweep(
         from orchestrator import pipeline  # Ray reads its environment when it is imported
         from orchestrator import sweep as sweeping
 
-        planned, found, _ = pipeline.run_sweep(context)
+        planned, found, _ = pipeline.sweep_only(context)
         return Swept(
             run=context.run.url,
             winner=found.winner,
@@ -191,7 +191,7 @@ def _predicted(found: Prediction | None) -> dict[str, Any]:
 
 
 def _spread(name: str, value: Interval | None) -> dict[str, float | None]:
-    """Mean and 95 % interval."""
+    """Mean and ends of the interval."""
     if value is None:
         return {name: None}
     return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}

@@ -72,7 +72,7 @@ def run(context: Context) -> Outcome:
         )
 
 
-def run_sweep(context: Context) -> tuple[Plan, sweep.Sweep, str]:
+def sweep_only(context: Context) -> tuple[Plan, sweep.Sweep, str]:
     """The plan, what its sweep found, and the page of the report, without training the winner."""
     with availability.grown(context):
         _, plan = plan_stage(context)

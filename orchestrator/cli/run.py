@@ -84,7 +84,7 @@ def sweep(
         from orchestrator import pipeline
         from orchestrator import sweep as sweeping
 
-        _, found, page = pipeline.run_sweep(context)
+        _, found, page = pipeline.sweep_only(context)
         winner = context.run.local_copy(sweeping.WINNER)
     if as_json:
         print_json(found.winner)

@@ -19,12 +19,14 @@ class Bundle:
     selector: Mapping[str, str]
 
 
-def wanted(spec: JobSpec) -> tuple[tuple[PlacementSpec, ...], ...]:
+def wanted(spec: JobSpec, chosen: Placement | None = None) -> tuple[tuple[PlacementSpec, ...], ...]:
     """Placements to be asked for together, the preferred first; serving's devices are always in.
 
-    Placements in order are alternatives; of others the sweep compares all.
+    Placements in order are alternatives; of others the sweep compares all, until one is chosen.
     """
     resources = spec.resources
+    if chosen is not None:
+        return ((of(chosen), *served(spec)),)
     if resources is None:
         return (served(spec),)
     if resources.ordered:

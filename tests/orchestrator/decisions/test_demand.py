@@ -3,6 +3,7 @@
 from typing import Any
 
 from cluster.inventory import Inventory, Node
+from cluster.placement import Placement
 from jobs.spec.resources import PlacementSpec
 from orchestrator.decisions import demand
 from orchestrator.decisions.demand import Bundle
@@ -31,6 +32,13 @@ def test_placements_in_order_are_asked_for_one_after_the_other() -> None:
     together = job(resources={"any_of": listed}, serve=serve)
     ((*group,),) = demand.wanted(together)
     assert [str(one.accelerators) for one in group] == ["T4:1", "L40S:1", "cpu:1"]
+    chosen = Placement("L40S", 1, ("a",), 48.0, None, spot=True)
+    ((winner, served),) = demand.wanted(together, chosen)
+    assert (str(winner.accelerators), winner.spot, str(served.accelerators)) == (
+        "L40S:1",
+        True,
+        "cpu:1",
+    )
 
 
 def test_what_is_there_lacks_nothing() -> None:
