@@ -9,17 +9,13 @@ import pandas as pd
 import yaml
 
 from cluster import catalogue
-from cluster.inventory import read_inventory
-from cluster.prices import read_book
 from jobs.loader import loads
 from jobs.loader.files import files_exist
 from jobs.spec import JobSpec
-from jobs.training.data.longest import longest_row
-from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import load_job
-from orchestrator.cli.plan import live_inventory
+from orchestrator.cli.plan import planned
 from orchestrator.cli.run import started
-from orchestrator.decisions.plan import Candidate, Plan, make_plan
+from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.resolve import with_absolute_paths
 from orchestrator.decisions.search import TrialResult
@@ -58,9 +54,7 @@ def plan(
     Takes the nodes of a running cluster, or those of a JSON file. Raises JobFileError with all
     that is wrong with the job, ClusterError where no cluster is up.
     """
-    spec = _spec(job, settings)
-    nodes = read_inventory(inventory) if inventory else live_inventory(address)
-    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec), read_book())
+    found, _ = planned(_spec(job, settings), inventory, address)
     return plan_frame(found)
 
 
@@ -85,12 +79,12 @@ def sweep(
         from orchestrator import pipeline  # Ray reads its environment when it is imported
         from orchestrator import sweep as sweeping
 
-        planned, found, _ = pipeline.sweep_only(context)
+        tried, found, _ = pipeline.sweep_only(context)
         return Swept(
             run=context.run.url,
             winner=found.winner,
             winning_job=context.run.local_copy(sweeping.WINNER).read_text(encoding="utf-8"),
-            candidates=candidate_frame(planned, found.measurements, found.predictions),
+            candidates=candidate_frame(tried, found.measurements, found.predictions),
             trials=trial_frame(found.trials),
             curves=curve_frame(found.trials),
         )

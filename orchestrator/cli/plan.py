@@ -5,6 +5,7 @@ from pathlib import Path
 from cluster import local
 from cluster.inventory import Inventory, read_inventory
 from cluster.prices import read_book
+from jobs.spec import JobSpec
 from jobs.training.data.longest import longest_row
 from jobs.training.model.shape import shape_of
 from orchestrator.cli.options import (
@@ -30,12 +31,18 @@ def plan(
 ) -> None:
     """Show every candidate with its memory verdict, and every one skipped with the reason."""
     spec = load_job(job, settings)
-    nodes = read_inventory(inventory) if inventory else live_inventory(address)
-    found = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec), read_book())
+    found, nodes = planned(spec, inventory, address)
     if as_json:
         print_json(found)
     else:
         show(found, nodes)
+
+
+def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple[Plan, Inventory]:
+    """What a run would try on the nodes of a file, else of a running cluster; and those nodes."""
+    nodes = read_inventory(inventory) if inventory else live_inventory(address)
+    shape, longest = shape_of(spec.model.base), longest_row(spec)
+    return make_plan(spec, nodes, shape, longest, read_book()), nodes
 
 
 def known_inventory(path: Path | None) -> Inventory | None:

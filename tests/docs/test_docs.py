@@ -18,6 +18,8 @@ import pytest
 import typer
 
 from orchestrator.cli import app
+from tests import alone
+from tests.alone import needs_namespaces
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs/commands.md"
@@ -74,29 +76,16 @@ def clone(prepared: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
-    reason="namespaces take root, iproute2 and util-linux",
-)
+@needs_namespaces
 @pytest.mark.parametrize("page", [page for page in PAGES if script(page)], ids=name_of)
 def test_what_a_page_tells_to_run_runs(page: Path, clone: Path) -> None:
     """Earns its time: the guides are what people do first, on a machine where nothing is up."""
-    text = f"set -euo pipefail\nip link set lo up\n{script(page)}"
     ours = ("RAY_", "AWS_", "WINNOW_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment["WINNOW_HOME"] = str(clone / "home")
-    words = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "bash", "-c", text]
-    done = subprocess.run(
-        words,
-        cwd=clone,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-    assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    done = alone.run(script(page), folder=clone, environment=environment)
+    assert done.returncode == 0, f"{script(page)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

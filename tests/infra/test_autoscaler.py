@@ -1,11 +1,6 @@
 """A job brings its nodes with it, and they go when it has ended: on Ray's own pretended cloud."""
 
 import json
-import os
-import secrets
-import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +10,9 @@ import pytest
 import yaml
 
 from cluster import labels
+from infra import partition
+from tests import alone
+from tests.alone import needs_namespaces
 
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
 """As Ray's pretended cloud has them."""
@@ -47,8 +45,6 @@ print(json.dumps([[node["Labels"].get("SKU"), node["Alive"]] for node in workers
 """
 """Prints SKU of every node that ever was, and whether it is still there."""
 GO = """
-set -e
-ip link set lo up
 ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.0.1 \
   --include-dashboard=false >&2
 python -m orchestrator train "$2" --address 127.0.0.1:6379 > /dev/null
@@ -75,10 +71,7 @@ def short_folder() -> Iterator[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
-    reason="namespaces take root, iproute2 and util-linux",
-)
+@needs_namespaces
 def test_nodes_come_for_a_job_and_go_after_it(
     reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str
 ) -> None:
@@ -121,18 +114,10 @@ def test_nodes_come_for_a_job_and_go_after_it(
         "storage": str(tmp_path / "storage"),
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    token = tmp_path / "token"
-    token.write_text(secrets.token_hex(32), encoding="utf-8")
-    token.chmod(0o600)
     leaving = LEAVING.replace("HEAD", HEAD_ID).replace("SKU", labels.SKU)
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "WINNOW_HOME": str(tmp_path / "home"),
+        **partition.owner(tmp_path),
         "RAY_TMPDIR": short_folder,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_enable_autoscaler_v2": "1",
         "RAY_FAKE_CLUSTER": "1",
@@ -140,17 +125,8 @@ def test_nodes_come_for_a_job_and_go_after_it(
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
-    words = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "bash", "-c", GO, "bash"]
-    words += [str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"), leaving]
-    done = subprocess.run(
-        words,
-        env=environment,
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    files = (str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"))
+    done = alone.run(GO, *files, leaving, folder=tmp_path, environment=environment)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Ray's autoscaler was asked for L40S:2" in done.stderr
     assert "publish ✓" in done.stderr
