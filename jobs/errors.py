@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
@@ -12,13 +12,20 @@ SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORE
 SHORTEST_SECRET = 8
 """Characters; less is as likely a word of the sentence."""
 MASK = "***"
+_named: set[str] = set()
+"""Further variables whose values nobody may read."""
+
+
+def hide(names: Iterable[str]) -> None:
+    """Treat environment variables as secret from now on, whatever their names."""
+    _named.update(names)
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """A text without the passwords of its URLs and the values of secret environment variables."""
     hidden = PASSWORD.sub(MASK, text)
     for name, values in environment.items():
-        if SECRET_NAME.search(name):
+        if name in _named or SECRET_NAME.search(name):
             for value in (values, *re.split(r"[,\s]+", values)):
                 if len(value) >= SHORTEST_SECRET:
                     hidden = hidden.replace(value, MASK)

@@ -30,6 +30,7 @@ from orchestrator.records import registry, report, tracking
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
+from orchestrator.stages.secrets import secrets_of
 from orchestrator.watch import TOLD_EVERY_S, FitWatch
 from serve import deployment
 from serve.deployment import Endpoint
@@ -83,6 +84,7 @@ def sweep_only(context: Context) -> tuple[Plan, sweep.Sweep, str]:
 def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     """Look at the cluster and decide what to try; always anew, because nodes come and go."""
     context.notify(StageStarted("plan"))
+    secrets_of(context.spec)  # what is missing is told before anything is done
     inventory = discovery.discover()
     spec = context.spec
     plan = make_plan(spec, inventory, shape_of(spec.model.base), longest_row(spec), read_book())
@@ -223,6 +225,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.train.retry,
             context.spec.resources.wait if context.spec.resources else WaitSpec(),
             context.spec.train.hang_after.total_seconds(),
+            secrets_of(context.spec),
         )
         shelf = _shelf(context.run)
         result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)

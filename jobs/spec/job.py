@@ -59,6 +59,9 @@ class TrackingSpec(SpecModel):
     """An MLflow tracking server."""
 
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class JobSpec(SpecModel):
     """One job: what to fine-tune, on what, how, where, and how to serve it."""
 
@@ -91,8 +94,10 @@ class JobSpec(SpecModel):
     nodes, or `s3://bucket/prefix`."""
     tracking: TrackingSpec | None = None
     """Where metrics are also sent."""
-    secrets: Items[str] = ()
-    """Names of environment variables that workers need; never values."""
+    secrets: Items[VariableName] = ()
+    """Names of environment variables that workers need, such as HF_TOKEN; never values. They are
+    taken from the environment of `winnow run`, or of the cluster's nodes for `winnow submit`, and
+    handed to the workers in memory; a run does not begin while one of them is not set."""
 
     @property
     def hourly_prices(self) -> dict[str, float]:

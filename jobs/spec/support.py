@@ -12,7 +12,6 @@ def _is_chat(spec: JobSpec) -> bool:
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
-    ("secrets", lambda s: bool(s.secrets)),
 )
 """Field and the test that tells whether a job uses it in a way no stage honours."""
 

@@ -7,7 +7,6 @@ not usable.
 import contextlib
 import functools
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import filelock
-
 from jobs.errors import CheckpointError, StorageError
-from jobs.storage import client, files, manifest
+from jobs.storage import client, copies, files, manifest
 from jobs.storage.client import Result
 from jobs.storage.objects import Entry, Found, checked
 
@@ -115,14 +112,14 @@ class BucketObjects:
         if found is None:
             raise CheckpointError(f"{self.url}/{key} does not exist, or is not whole")
         name = hashlib.sha256(f"{self.url}/{key}".encode() + found.content).hexdigest()[:16]
-        place = files.cache_folder() / "s3" / name / key.rpartition("/")[2]
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(place.with_suffix(".lock")):
+        copy = copies.fetched() / name
+        place = copy / key.rpartition("/")[2]
+        with copies.holding(copy):
             with contextlib.suppress(CheckpointError):
                 manifest.verify(place)
-                os.utime(place / manifest.MANIFEST)  # `winnow gc` takes what nobody used for long
                 return place
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir()
             self._fetch(key, found.content, place)
         return place
 

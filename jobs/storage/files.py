@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, also after a loss of power."""
 
+import contextlib
 import errno
 import os
 import secrets
@@ -48,8 +49,12 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of a file, or of all files in a folder; what vanishes meanwhile has none."""
+    total = 0
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def sync_folder(folder: Path) -> None:

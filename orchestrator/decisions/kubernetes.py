@@ -130,7 +130,8 @@ def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) ->
     """The Ray cluster that all three kinds have in them."""
     image = Image(options.image, options.claim, f"{spec.name}-job" if part == "job" else None)
     values = {**ENVIRONMENT, **(ingress.SWITCHES if part == "endpoint" else {})}
-    environment = [{"name": name, "value": value} for name, value in values.items()]
+    environment: list[Document] = [{"name": name, "value": v} for name, v in values.items()]
+    environment += [pods.from_secret(name) for name in spec.secrets]
     marks = _marks(spec, part)
     return {
         "rayVersion": RAY_VERSION,

@@ -120,6 +120,11 @@ def worker(
     }
 
 
+def from_secret(name: str) -> Document:
+    """A variable without which a pod does not start: its key in the Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRETS, "key": name}}}
+
+
 def secured(container: Document) -> Document:
     """A container that gets no more rights than it has."""
     return container | {

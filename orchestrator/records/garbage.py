@@ -1,4 +1,4 @@
-"""What can go: unfinished files, half uploads, Ray's own folders, copies of a bucket's files."""
+"""What can go: unfinished files, half uploads, Ray's own folders, copies of what is elsewhere."""
 
 import shutil
 from collections import defaultdict
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from jobs.storage import manifest
+from jobs.storage import copies, files, manifest
 from jobs.storage.bucket import BucketObjects
-from jobs.storage.files import PARTIAL, cache_folder
+from jobs.storage.files import PARTIAL
 from jobs.storage.objects import Entry
 from jobs.storage.storage import Storage
 from orchestrator.records import runs
@@ -36,7 +36,7 @@ class Garbage:
 
 def find(storage: Storage, before: datetime) -> list[Garbage]:
     """What was last touched before a time, and is of no use any more or can be had again."""
-    found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage), *_copies(storage)]
+    found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage), *_copies()]
     return [item for item in found if item.modified is None or item.modified < before]
 
 
@@ -64,10 +64,9 @@ def _on_disk(storage: Storage) -> Iterator[Garbage]:
 
 def _file(path: Path, why: str) -> Garbage:
     inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    details = [each.stat() for each in inside] or [path.stat()]
-    newest = max(each.st_mtime for each in details)
+    newest = max(each.stat().st_mtime for each in (path, *inside))
     modified = datetime.fromtimestamp(newest).astimezone()
-    return Garbage(str(path), why, sum(each.st_size for each in details), modified)
+    return Garbage(str(path), why, files.size_of(path), modified)
 
 
 def _half_folders(storage: Storage) -> Iterator[Garbage]:
@@ -92,8 +91,7 @@ def _uploads(storage: Storage) -> Iterator[Garbage]:
             yield Garbage(key, "an upload in parts that never ended", 0, began, identity)
 
 
-def _copies(storage: Storage) -> Iterator[Garbage]:
-    """What this machine fetched from buckets."""
-    if isinstance(storage.objects, BucketObjects):
-        for path in sorted((cache_folder() / "s3").glob("*")):
-            yield _file(path, "a copy of what is in a bucket, not used for so long")
+def _copies() -> Iterator[Garbage]:
+    """What this machine fetched from buckets, and rows as tokens."""
+    for path in sorted(copies.every()):
+        yield _file(path, "a copy of what can be had again, not used for so long")

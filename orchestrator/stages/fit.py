@@ -27,17 +27,19 @@ from orchestrator.records.receipt import FitResult
 from orchestrator.stages import devices
 from orchestrator.stages.causes import GroupError
 from orchestrator.stages.group import stream
+from orchestrator.stages.secrets import Secrets
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a job says about failures."""
+    """What a job says about failures, and what its workers need besides."""
 
     retry: RetrySpec | None = None
     wait: WaitSpec = field(default_factory=WaitSpec)
     """How long to wait for devices after some were lost."""
     hang_after_s: float = math.inf
     """How long workers may report nothing."""
+    secrets: Secrets = field(default_factory=Secrets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def _attempt(
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
     events = stream(
-        work,
+        rules.secrets.given_to(work),
         payload,
         placement,
         name="fit",

@@ -23,6 +23,8 @@ from orchestrator.decisions.resolve import Params, Scalar, training_config, with
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
 from orchestrator.stages import causes, tuning
 from orchestrator.stages.devices import release
+from orchestrator.stages.group import Work
+from orchestrator.stages.secrets import secrets_of
 
 ROUNDS = 3
 """How often a trial is begun that a lost worker or node ended."""
@@ -81,7 +83,12 @@ def _round(
     storage: Path,
 ) -> None:
     driver = ray.tune.with_parameters(
-        _drive, spec=spec, candidate=candidate, budget=budget, storage=storage
+        _drive,
+        work=secrets_of(spec).given_to(train),
+        spec=spec,
+        candidate=candidate,
+        budget=budget,
+        storage=storage,
     )
     is_grid = isinstance(missing, list)
     reports = tuning.Reports(recorder.report, recorder.end)
@@ -185,20 +192,26 @@ class _Recorder:
 def _drive(
     config: dict[str, Any],
     *,
+    work: Work,
     spec: JobSpec,
     candidate: Candidate,
     budget: TrialBudget,
     storage: Path,
 ) -> None:
     try:
-        _train(config["params"], spec, candidate, budget, storage)
+        _train(work, config["params"], spec, candidate, budget, storage)
     except Exception as error:  # noqa: BLE001 - told to the sweep, which goes on
         worst = {"step": budget.steps, search.judged_metric(spec): 0.0}
         ray.tune.report({**worst, "failure": first_line(error), "cause": causes.of_worker(error)})
 
 
 def _train(
-    params: Params, spec: JobSpec, candidate: Candidate, budget: TrialBudget, storage: Path
+    work: Work,
+    params: Params,
+    spec: JobSpec,
+    candidate: Candidate,
+    budget: TrialBudget,
+    storage: Path,
 ) -> None:
     shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
@@ -216,7 +229,7 @@ def _train(
 
     tuning.run_on(
         candidate.placement,
-        train,
+        work,
         resolved,
         report,
         name="trial",

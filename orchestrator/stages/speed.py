@@ -29,7 +29,8 @@ from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import causes, tuning
-from orchestrator.stages.group import stream
+from orchestrator.stages.group import Work, stream
+from orchestrator.stages.secrets import secrets_of
 
 FRUITLESS_ROUNDS = 3
 """How often probes are begun that bring nothing, where that may pass."""
@@ -96,13 +97,14 @@ def measure_again(
     spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
 ) -> None:
     """Probe in fresh processes started from here, as the full run will be: no Tune between."""
+    work = secrets_of(spec).given_to(probe_all)
     for placement in dict.fromkeys(candidate.placement for candidate in candidates):
         group = [
             dataclasses.replace(_request(spec, c, storage), is_brief=True, give_up_s=math.inf)
             for c in candidates
             if c.placement == placement
         ]
-        for found in _stream(group, placement, storage, nested=False):
+        for found in _stream(work, group, placement, storage, nested=False):
             if isinstance(found, Launch):
                 findings.on_launch(found)
             else:
@@ -130,7 +132,11 @@ def _probe_round(
     groups = [[c for c in candidates if c.placement == place] for place in placements]
     requests = [[_request(spec, c, storage) for c in group] for group in groups]
     driver = ray.tune.with_parameters(
-        _drive, placements=placements, groups=requests, storage=storage
+        _drive,
+        work=secrets_of(spec).given_to(probe_all),
+        placements=placements,
+        groups=requests,
+        storage=storage,
     )
     search, reports = _OneByOne(groups, findings), tuning.Reports(take)
     tuner = ray.tune.Tuner(
@@ -198,6 +204,7 @@ def _drive(config: dict[str, Any], **fixed: Any) -> None:
 def _probe(
     config: dict[str, Any],
     *,
+    work: Work,
     placements: list[Placement],
     groups: list[list[ProbeRequest]],
     storage: Path,
@@ -207,18 +214,23 @@ def _probe(
         dataclasses.replace(request, give_up_s=limits[request.candidate])
         for request in groups[config["placement"]]
     ]
-    for found in _stream(requests, placement, storage):
+    for found in _stream(work, requests, placement, storage):
         name = "launch" if isinstance(found, Launch) else "measurement"
         ray.tune.report({name: dataclasses.asdict(found)})
 
 
 def _stream(
-    requests: Sequence[ProbeRequest], placement: Placement, storage: Path, *, nested: bool = True
+    work: Work,
+    requests: Sequence[ProbeRequest],
+    placement: Placement,
+    storage: Path,
+    *,
+    nested: bool = True,
 ) -> Iterator[Measurement | Launch]:
     """What one group finds. A group even for one worker, because the full run starts one too."""
     launched = last = time.monotonic()
     start_s: float | None = None
-    events = stream(probe_all, requests, placement, name="probe", storage=storage)
+    events = stream(work, requests, placement, name="probe", storage=storage)
     with contextlib.closing(events):
         for event in events:
             last = time.monotonic()

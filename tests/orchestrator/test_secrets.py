@@ -24,7 +24,7 @@ from tests import s3
 from tests.builders import any_of, sweep
 
 POLL_S = 0.2
-KEYS = ("HF_TOKEN", "SENTIMENT_TOKENS", "MLFLOW_TRACKING_PASSWORD")
+KEYS = ("HF_TOKEN", "SENTIMENT_TOKENS", "MLFLOW_TRACKING_PASSWORD", "LAB_PHRASE")
 
 
 def write_job(folder: Path, reviews: Path, model: str, storage: str, **fields: object) -> Path:
@@ -122,7 +122,8 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     own = {name: f"planted-{secrets.token_hex(12)}" for name in KEYS}
     planted = [*own.values(), s3.KEYS["AWS_SECRET_ACCESS_KEY"]]
     storage = open_storage(f"s3://{s3.BUCKET}/{tmp_path.name}")
-    path = write_job(tmp_path, reviews, tiny_model, storage.url)
+    wanted = ["HF_TOKEN", "LAB_PHRASE"]
+    path = write_job(tmp_path, reviews, tiny_model, storage.url, secrets=wanted)
     environment = {**os.environ, **own}
     with command_lines() as lines:
         done = winnow(environment, "run", str(path), "--json")

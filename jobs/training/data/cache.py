@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pyarrow as pa
 
-from jobs.storage import files
+from jobs.storage import copies
 
 FORMAT = 1
 """Changes when the meaning of a cached file does."""
@@ -18,14 +17,13 @@ FORMAT = 1
 def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
     """The memory-mapped table of a key; one process of a machine makes it, the others wait."""
     digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    path = files.cache_folder() / "tokens" / f"{digest[:32]}.arrow"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(path.with_suffix(".lock")):
+    path = copies.tokenised() / f"{digest[:32]}.arrow"
+    with copies.holding(path):
         try:
             return _read(path)
         except (OSError, pa.ArrowInvalid):  # not there, or torn by a full disk
             _write(path, make())
-    return _read(path)
+        return _read(path)
 
 
 def _read(path: Path) -> pa.Table:

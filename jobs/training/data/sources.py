@@ -10,7 +10,7 @@ import datasets
 
 from jobs.errors import DataError, StorageError
 from jobs.spec.data import FILE_FORMATS, SourceSpec
-from jobs.storage import files, manifest
+from jobs.storage import copies, manifest
 from jobs.storage.bucket import BucketObjects
 
 
@@ -72,10 +72,10 @@ def local_file(source: SourceSpec) -> Path:
     try:
         bucket = BucketObjects(f"s3://{place.netloc}")
         name = hashlib.sha256(f"{source.path}/{bucket.tag(key)}".encode()).hexdigest()[:32]
-        path = files.cache_folder() / "s3" / f"{name}{Path(key).suffix}"
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            bucket.download(key, path)
+        path = copies.fetched() / f"{name}{Path(key).suffix}"
+        with copies.holding(path):
+            if not path.exists():
+                bucket.download(key, path)
     except StorageError as error:
         if error.is_passing:
             raise

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from jobs.errors import ModelError, StorageError
-from jobs.storage import files
+from jobs.storage import copies
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.objects import Entry
 from jobs.storage.storage import S3_SCHEME
@@ -60,9 +58,9 @@ def _in_bucket(base: str, *, has_weights: bool) -> Path:
             raise ModelError(f"{base} has no config.json, so it holds no model")
         versions = [f"{entry.key} {entry.size} {entry.modified}" for entry in found]
         name = hashlib.sha256("\n".join((base, *versions)).encode()).hexdigest()[:32]
-        folder = files.cache_folder() / "s3" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.with_suffix(".lock")):
+        folder = copies.fetched() / name
+        with copies.holding(folder):
+            folder.mkdir(exist_ok=True)
             for entry in found:
                 is_needed = has_weights or not entry.key.endswith(WEIGHTS)
                 if is_needed and not (folder / entry.key).exists():

@@ -221,6 +221,17 @@ def test_a_volume_holds_what_is_not_in_s3() -> None:
                 assert {"claimName": "shared"} in claims
 
 
+def test_no_pod_of_ray_starts_without_the_secrets_that_the_job_names() -> None:
+    found = kubernetes.manifests(whole_job(secrets=["HF_TOKEN"]), Options(IMAGE))
+    wanted = {"secretKeyRef": {"name": "winnow-secrets", "key": "HF_TOKEN"}}
+    own = [pod["spec"]["containers"][0] for d in of_ray(found) for pod in pods_of(d)]
+    rays = [each for each in own if each["name"] in ("ray-head", "ray-worker")]
+    assert len(rays) > 6
+    for container in rays:
+        values = {each["name"]: each for each in container["env"]}
+        assert values["HF_TOKEN"]["valueFrom"] == wanted
+
+
 def test_a_redis_takes_the_place_of_rocksdb() -> None:
     found = kubernetes.manifests(whole_job(), Options(IMAGE, redis="redis:6379"))
     (document,) = found["cluster/raycluster.yaml"]

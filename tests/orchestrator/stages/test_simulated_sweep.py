@@ -1,5 +1,6 @@
 """The Ray stages on a cluster of simulated accelerators."""
 
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from cluster.placement import Placement, place
 from cluster.session import Connection
-from jobs.errors import ClusterError, InfeasibleError, TrainingError
+from jobs.errors import ClusterError, InfeasibleError, RunError, TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.events import Event, Stepped
@@ -263,6 +264,33 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
     assert caught.value.failed.cause is Cause.HANG
     assert caught.value.failed.nodes == set(placement.node_ids)
     assert eventually(lambda: _worker_groups_left() == [])
+
+
+def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
+    ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cluster.discovery import discover
+    from orchestrator.stages.causes import GroupError
+    from orchestrator.stages.group import stream
+    from orchestrator.stages.secrets import secrets_of
+
+    phrase = "open sesame, quoth he"
+    expected = hashlib.sha256(phrase.encode()).hexdigest()
+    spec = job(secrets=["LAB_PHRASE"])
+    monkeypatch.delenv("LAB_PHRASE", raising=False)
+    with pytest.raises(RunError, match="secrets names LAB_PHRASE, not set where this runs"):
+        secrets_of(spec)
+    monkeypatch.setenv("LAB_PHRASE", phrase)
+    secrets = secrets_of(spec)
+    assert phrase not in repr(secrets)
+
+    def blurt(*_: object) -> None:
+        value = os.environ["LAB_PHRASE"]
+        raise TrainingError(f"{hashlib.sha256(value.encode()).hexdigest()} is of {value}")
+
+    placement = place(AcceleratorRequest("cpu", 1), discover(), {})
+    with pytest.raises(GroupError, match=rf"{expected} is of \*\*\*$"):
+        list(stream(secrets.given_to(blurt), None, placement, name="x", storage=tmp_path))
 
 
 def test_a_sku_that_is_not_there_fails_when_planning(
