@@ -1,6 +1,6 @@
 """Where a run can go: one SKU, so many workers, on nodes that are there."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cluster import catalogue
@@ -90,6 +90,27 @@ def moved(
     if sum(node.devices for node in found) < placement.workers:
         return None
     return replace(placement, node_ids=tuple(node.id for node in found))
+
+
+def resized(placement: Placement, workers: int) -> Placement:
+    """The same with another number of workers."""
+    price = placement.price_usd_per_hour
+    share = workers / placement.workers
+    return replace(
+        placement, workers=workers, price_usd_per_hour=None if price is None else price * share
+    )
+
+
+def options(
+    wanted: Placement, counts: Iterable[int], nodes: Sequence[Node], avoid: frozenset[str]
+) -> list[Placement]:
+    """The placement on the nodes that are there, then with fewer workers, so many of `counts`.
+
+    None of them on nodes to avoid, unless that leaves nothing.
+    """
+    sizes = (wanted.workers, *counts)
+    found = [moved(resized(wanted, count), nodes, avoid) for count in sizes]
+    return [p for p in found if p] or [p for p in (moved(wanted, nodes),) if p]
 
 
 def _closest(sku: str, count: int, inventory: Inventory) -> str:

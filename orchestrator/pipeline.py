@@ -225,6 +225,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.train.retry,
             context.spec.resources.wait if context.spec.resources else WaitSpec(),
             context.spec.train.hang_after.total_seconds(),
+            context.spec.train.min_workers,
             secrets_of(context.spec),
         )
         shelf = _shelf(context.run)

@@ -118,6 +118,10 @@ class TrainSpec(SpecModel):
     """When training state is saved."""
     retry: RetrySpec | None = None
     """Which failures are retried; left out, all that may pass, three times in all."""
+    min_workers: Annotated[int | None, Field(ge=1)] = None
+    """Fewest workers to go on with while nodes that were lost are missing: the global batch stays,
+    and the rest join when their devices are free again. Left out, training waits for all of them.
+    Costs are told as if all were there."""
     hang_after: Duration = timedelta(minutes=30)
     """How long workers may report nothing, no step and no evaluation, before they are taken to
     hang; more than fetching the model or the longest evaluation takes."""

@@ -59,6 +59,16 @@ def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
     return replace(config, micro_batch_size=smaller[-1]) if smaller else None
 
 
+def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> list[int]:
+    """Numbers of workers, most first, that share the same global batch in the same micro batches.
+
+    Below `workers` and down to `least`; none where that is None.
+    """
+    batch, micro = config.global_batch_size, config.micro_batch_size
+    counts = range(workers - 1, (least or workers) - 1, -1)
+    return [n for n in counts if batch % (n * micro) == 0]
+
+
 def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
     """How long a probe takes: as the job says, else longer on a GPU, whose steps are many."""
     timing = spec.sweep.probe if spec.sweep else ProbeSpec()

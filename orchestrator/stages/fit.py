@@ -7,25 +7,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster import discovery
-from cluster import placement as placing
 from cluster.placement import Placement
-from jobs.errors import ClusterError, TrainingError
-from jobs.spec.quantities import format_duration
+from jobs.errors import TrainingError
 from jobs.spec.resources import WaitSpec
 from jobs.spec.train import RetrySpec
 from jobs.training import checkpoint
 from jobs.training.checkpoint import Shelf
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, Metered, Started, Stepped, Stopped
+from jobs.training.events import Evaluated, Event, Left, Metered, Started, Stepped, Stopped
 from jobs.training.loop import Leave, Report, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
-from orchestrator.decisions.resolve import with_smaller_micro_batch
+from orchestrator.decisions.resolve import fewer_workers, with_smaller_micro_batch
 from orchestrator.interruption import asked_first
 from orchestrator.records.receipt import FitResult
-from orchestrator.stages import devices
 from orchestrator.stages.causes import GroupError
+from orchestrator.stages.elastic import Growth, found_again
 from orchestrator.stages.group import stream
 from orchestrator.stages.secrets import Secrets
 
@@ -39,6 +36,8 @@ class Rules:
     """How long to wait for devices after some were lost."""
     hang_after_s: float = math.inf
     """How long workers may report nothing."""
+    min_workers: int | None = None
+    """Fewest to go on with; None for as many as there were."""
     secrets: Secrets = field(default_factory=Secrets)
 
 
@@ -57,6 +56,8 @@ class _Gathered:
     started: Started | None = None
     speed: Metered | None = None
     stopped_at: int | None = None
+    has_left: bool = False
+    """Whether the last attempt left before its end, as it was asked to."""
     losses: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
 
@@ -73,6 +74,8 @@ class _Gathered:
                 self.speed = event
             case Stopped():
                 self.stopped_at = event.step
+            case Left():
+                self.has_left = True
 
 
 def fit(
@@ -92,22 +95,30 @@ def fit(
     """
     begin = time.monotonic()
     gathered, failures = _Gathered(), list[Failed]()
+    wanted, avoid = placement, frozenset[str]()
     while True:
+        growth = Growth(wanted, placement, avoid)
         try:
-            _attempt(config, placement, checkpoints, rules, gathered, on_event, tell)
-            return _result(gathered, config, checkpoints, time.monotonic() - begin)
+            _attempt(config, placement, checkpoints, rules, gathered, on_event, tell, growth)
+            if not (growth.is_due and gathered.has_left):
+                return _result(gathered, config, checkpoints, time.monotonic() - begin)
         except GroupError as error:
             failures.append(error.failed)
-        smaller = with_smaller_micro_batch(config)
-        decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
-        on_failure(failures[-1], decision)
-        if isinstance(decision, GiveUp):
-            raise TrainingError("; ".join(filter(None, (failures[-1].message, decision.reason))))
-        time.sleep(decision.pause_s)
-        if decision.smaller and smaller:
-            config = smaller
-        else:
-            placement = _found_again(placement, decision.avoid, rules.wait)
+            smaller = with_smaller_micro_batch(config)
+            decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
+            on_failure(failures[-1], decision)
+            if isinstance(decision, GiveUp):
+                words = filter(None, (failures[-1].message, decision.reason))
+                raise TrainingError("; ".join(words)) from None
+            time.sleep(decision.pause_s)
+            if decision.smaller and smaller:
+                config = smaller
+                continue
+            avoid = decision.avoid
+        counts = fewer_workers(config, wanted.workers, rules.min_workers)
+        before, placement = placement, found_again(wanted, counts, avoid, rules.wait)
+        if placement.workers != before.workers:
+            tell(f"going on with {placement.workers} of {wanted.workers} workers")
 
 
 def _attempt(
@@ -118,8 +129,10 @@ def _attempt(
     gathered: _Gathered,
     on_event: Callable[[Event], None],
     tell: Callable[[str], None],
+    growth: Growth,
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
+    gathered.has_left = False
     events = stream(
         rules.secrets.given_to(work),
         payload,
@@ -129,29 +142,12 @@ def _attempt(
         leave=leave,
         silence_s=rules.hang_after_s,
     )
-    with asked_first(leave, tell), contextlib.closing(events):
+    with asked_first(leave, tell), growth.watched(leave), contextlib.closing(events):
         for event in events:
+            if isinstance(event, Started):
+                growth.begin()
             gathered.take(event, config.metrics[0])
             on_event(event)
-
-
-def _found_again(placement: Placement, avoid: frozenset[str], wait: WaitSpec) -> Placement:
-    """The placement on nodes that are up, without those to avoid where others suffice.
-
-    Nodes come back under new ids. Raises ClusterError when there are too few for too long.
-    """
-    limit_s = wait.timeout.total_seconds()
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        nodes = discovery.discover().nodes
-        found = placing.moved(placement, nodes, avoid) or placing.moved(placement, nodes)
-        if found and devices.is_free(found):
-            return found
-        time.sleep(devices.GLANCE_S)
-    raise ClusterError(
-        f"the devices of {placement.name} did not come back within {format_duration(wait.timeout)};"
-        " go on with --resume when they are there"
-    )
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:

@@ -1,0 +1,121 @@
+"""Training goes on with fewer workers while a device is missing, and with all when it is back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.placement import Placement, options, place
+from cluster.session import Connection
+from jobs.spec.quantities import AcceleratorRequest, Cadence
+from jobs.spec.train import CheckpointSpec, EvalSpec
+from jobs.training.checkpoint import Shelf
+from jobs.training.events import Event, Started, Stepped
+from jobs.training.loop import train
+from orchestrator.decisions.recovery import Cause, Failed
+from orchestrator.decisions.resolve import fewer_workers
+from tests.builders import inventory, training_config
+from tests.orchestrator.test_pipeline import training_workers
+
+STEPS, HIT, WITH_FEWER = 1500, 100, 400
+"""Of a run: all, when it loses a worker, and how many are done with fewer."""
+
+
+@pytest.mark.ray
+def test_a_lost_device_is_done_without_until_it_is_back(
+    ray_cluster: Connection,
+    reviews: Path,
+    tiny_model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Earns its two minutes: the losses are those of one plain process all the way."""
+    import ray.util
+
+    from cluster.discovery import discover
+    from orchestrator.stages import elastic, fit
+
+    monkeypatch.setattr(elastic, "REGAIN_S", 1.0)
+    monkeypatch.setattr(elastic, "GROW_S", 1.0)
+    fields: dict[str, Any] = {
+        "epochs": STEPS / 5,
+        "eval": EvalSpec(every=Cadence(500, "step")),
+        "checkpoint": CheckpointSpec(every=Cadence(50, "step")),
+        "micro_batch_size": 16,
+    }
+    reference: list[Event] = []
+    train(training_config(reviews, tiny_model, **fields), reference.append)
+    placement = place(AcceleratorRequest("L40S", 2), discover(), {})
+    events, said, held, failures = list[Event](), list[str](), list[Any](), list[Failed]()
+
+    def take(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Stepped) and event.step >= HIT and not failures:
+            for worker in training_workers()[-1:]:
+                worker.kill()
+        has_gone_on = isinstance(event, Stepped) and event.step >= HIT + WITH_FEWER
+        if said == ["going on with 1 of 2 workers"] and has_gone_on:
+            ray.util.remove_placement_group(held[0])
+
+    def fail(failed: Failed, _: object) -> None:  # somebody else takes one of the devices
+        failures.append(failed)
+        held.append(reserved(placement))
+
+    result = fit.fit(
+        training_config(reviews, tiny_model, **fields),
+        placement,
+        Shelf(tmp_path / "fit" / "checkpoints"),
+        fit.Rules(min_workers=1),
+        take,
+        fail,
+        said.append,
+    )
+    assert [failed.cause for failed in failures] == [Cause.LOST_WORKER]
+    assert said == ["going on with 1 of 2 workers", "going on with 2 of 2 workers"]
+    firsts = [event.first_step for event in events if isinstance(event, Started)]
+    assert firsts[0] == 0 < firsts[1] <= HIT + 50 < HIT + WITH_FEWER <= firsts[2] < STEPS
+    assert result.steps == result.checkpoint.step == STEPS
+    expected = {event.step: event.loss for event in reference if isinstance(event, Stepped)}
+    assert dict(result.losses) == pytest.approx(expected, abs=1e-4)
+
+
+def reserved(placement: Placement) -> Any:
+    """One device of a placement."""
+    import ray.util
+
+    from orchestrator.stages import devices
+
+    bundle, there = devices.worker_resources(placement), devices.selector(placement)
+    group = ray.util.placement_group([bundle], bundle_label_selector=[there])
+    assert group.wait(30)
+    return group
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "workers", "least", "expected"),
+    [
+        (32, 4, 8, 1, [4, 2, 1]),
+        (32, 4, 8, 3, [4]),
+        (32, 4, 8, 8, []),
+        (32, 4, 8, None, []),
+        (24, 2, 4, 1, [3, 2, 1]),
+        (24, 6, 4, 1, [2, 1]),
+    ],
+)
+def test_fewer_workers_share_the_same_global_batch(
+    tmp_path: Path, batch: int, micro: int, workers: int, least: int | None, expected: list[int]
+) -> None:
+    config = training_config(tmp_path, "m", global_batch_size=batch, micro_batch_size=micro)
+    assert fewer_workers(config, workers, least) == expected
+
+
+def test_nodes_to_avoid_are_taken_only_where_nothing_else_is_left() -> None:
+    nodes = inventory(T4=2, L40S=1).nodes
+    wanted = Placement("T4", 4, ("gone",), 16.0, 2.0)
+    (found,) = options(wanted, (3, 2), nodes, frozenset())
+    assert (found.workers, found.node_ids, found.price_usd_per_hour) == (2, ("node-T4",), 1.0)
+    assert options(wanted, (3,), nodes, frozenset()) == []
+    pair = Placement("T4", 2, ("gone",), 16.0, 2.0)
+    assert [p.workers for p in options(pair, (1,), nodes, frozenset())] == [2, 1]
+    (back,) = options(pair, (1,), nodes, frozenset({"node-T4"}))
+    assert (back.workers, back.node_ids) == (2, ("node-T4",))
