@@ -53,7 +53,7 @@ def _least_tokens(ascending: Sequence[int], limits: Limits) -> int:
     """The smallest batches in padded tokens that are no more in number than the largest."""
     wanted = _number(ascending, limits.batch_tokens, limits.batch_rows)
     low, high = 1, limits.batch_tokens
-    while low < high:
+    while wanted > 1 and low < high:
         middle = (low + high) // 2
         if _number(ascending, middle, limits.batch_rows) <= wanted:
             high = middle
