@@ -37,6 +37,7 @@ format: install
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
 	$(BIN)/winnow schema --markdown > docs/job-file.md
+	$(BIN)/winnow schema --endpoint > docs/endpoint-reference.md
 	$(BIN)/python -m typer orchestrator.cli utils docs --name winnow > docs/commands.md
 
 site: install
@@ -46,7 +47,7 @@ site: install
 lock:
 	uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.12 --python-platform x86_64-manylinux_2_28 -c constraints.txt \
-	  pyproject.toml -o infra/image/requirements.lock
+	  --extra tracing pyproject.toml -o infra/image/requirements.lock
 
 # MLServer, Triton (pytriton, Python 3.11.2) and infinity by hand: --peer NAME=PYTHON
 # each peer in an environment of its own, over the packages of ours; wrk comes from the system

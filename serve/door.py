@@ -51,6 +51,28 @@ class Door:
             return
         path = relative(scope["path"], server.config.route)
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        tracing = server.tracing
+        if tracing is None:
+            await self._pass(server, path, headers, scope, receive, send)
+            return
+        carried = {name.decode("latin-1"): value for name, value in headers.items()}
+        with tracing.request(scope["method"], path, carried) as span:
+
+            async def noting(message: Message) -> None:
+                tracing.noted(span, message)
+                await send(message)
+
+            await self._pass(server, path, headers, scope, receive, noting)
+
+    async def _pass(
+        self,
+        server: Answering,
+        path: str,
+        headers: dict[bytes, str],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         identity = headers.get(b"x-request-id", "")
         identity = identity if KNOWN_ID.fullmatch(identity) else f"{PROCESS}{next(NUMBERS):08x}"
         try:

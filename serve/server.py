@@ -22,6 +22,7 @@ from serve.engines.engine import Engine, Landing, softmax
 from serve.engines.rows import Row, Text, Tokenizer
 from serve.metrics import Metrics
 from serve.routing import PREDICT
+from serve.tracing import Tracing, tracing_of
 from serve.version import ModelVersion, fetched
 
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
@@ -87,6 +88,7 @@ class Answering(Protocol):
     config: ServerConfig
     access: Access
     metrics: Metrics
+    tracing: Tracing | None
 
     @property
     def hot_path(self) -> str | None:
@@ -124,6 +126,7 @@ class Server:
         tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
         self.choice, engine = prepare(config, tokenizer)
         self.metrics = Metrics(version.name, version.id)
+        self.tracing = tracing_of(version)
         self._labels = list(version.labels)
         limits = Limits(
             self.choice.batch_tokens, config.batch_rows, config.queue_tokens, config.idle_wait_s
@@ -190,6 +193,8 @@ class Server:
             raise RefusedError(500, "model_failed", str(error)) from None
         self.metrics.latency.observe(time.perf_counter() - begin)
         self.metrics.texts.inc(len(texts))
+        if self.tracing:
+            self.tracing.answered(len(texts), answer.batch_rows, answer.queue_s, answer.infer_s)
         return answer
 
     def _label(self, scores: Sequence[float], top_k: int | None) -> object:

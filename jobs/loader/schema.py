@@ -1,6 +1,7 @@
 """The JSON Schema of a job file for editors, and the same as a page for people."""
 
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -39,28 +40,45 @@ def reference_text() -> str:
     sections = [("The job", schema), *sorted(schema["$defs"].items())]
     parts = [REFERENCE_HEAD]
     for name, section in sections:
-        rows = [_row(field, details) for field, details in section.get("properties", {}).items()]
-        table = ["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
-        parts.append("\n".join([f"## {name}\n", f"{section['description']}\n", *table, ""]))
+        lines = [f"## {name}\n", f"{section['description']}\n", *fields_table(section), ""]
+        parts.append("\n".join(lines))
     later = "\n".join(f"- `{path}`" for path, _ in NOT_YET)
     parts.append(f"## Not supported yet\n\nRefused, in whole or for some values:\n\n{later}\n")
     return "\n".join(parts)
 
 
-def _row(name: str, field: dict[str, Any]) -> str:
-    default = json.dumps(field["default"]) if "default" in field else "required"
-    default = f"see {_type(field)}" if isinstance(field.get("default"), dict) else f"`{default}`"
+def fields_table(section: Mapping[str, Any]) -> list[str]:
+    """The fields of one JSON Schema as the lines of a Markdown table."""
+    needed = section.get("required", ())
+    rows = [
+        _row(name, field, is_needed=name in needed)
+        for name, field in section.get("properties", {}).items()
+    ]
+    return ["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows]
+
+
+def _row(name: str, field: dict[str, Any], *, is_needed: bool) -> str:
+    kind, default = type_name(field), "`null`"
+    if is_needed:
+        default = "`required`"
+    elif isinstance(field.get("default"), dict):
+        default = f"see {kind}"
+    elif "default" in field:
+        default = f"`{json.dumps(field['default'])}`"
     meaning = " ".join(str(field.get("description", "")).split())
-    return f"| `{name}` | {_type(field)} | {default} | {meaning} |"
+    return f"| `{name}` | {kind} | {default} | {meaning} |"
 
 
-def _type(field: dict[str, Any]) -> str:
+def type_name(field: Mapping[str, Any]) -> str:
+    """A field's type in words."""
     if "$ref" in field:
         return str(field["$ref"]).rsplit("/", 1)[-1]
     if "anyOf" in field:
-        return " or ".join(_type(option) for option in field["anyOf"])
+        return " or ".join(type_name(option) for option in field["anyOf"])
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
+    if "items" in field and "$ref" in str(field["items"]):
+        return f"array of {type_name(field['items'])}"
     return f"`{field['const']}`" if "const" in field else str(field.get("type", "any"))
 
 

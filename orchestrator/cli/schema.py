@@ -9,9 +9,17 @@ from jobs.loader import schema as schemas
 from orchestrator.cli.options import AsJson
 
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print a page for people instead.")]
+Endpoint = Annotated[
+    bool, typer.Option("--endpoint", help="Print a page of what endpoints take and give instead.")
+]
 
 
-def schema(markdown: Markdown = False, as_json: AsJson = False) -> None:
+def schema(markdown: Markdown = False, endpoint: Endpoint = False, as_json: AsJson = False) -> None:
     """Print the JSON Schema of job files, for editors and checks."""
+    if endpoint:
+        from serve import reference  # takes seconds to import
+
+        sys.stdout.write(reference.reference_text())
+        return
     text = schemas.reference_text() if markdown and not as_json else schemas.schema_text()
     sys.stdout.write(text)

@@ -18,6 +18,7 @@ from serve.chat.api import ChatInfo, ChatRequest, Message
 from serve.chat.generator import Generator, Piece, Settings
 from serve.metrics import Metrics
 from serve.server import ServerConfig
+from serve.tracing import tracing_of
 
 
 class ChatServer:
@@ -42,6 +43,7 @@ class ChatServer:
             folder, config.device, self.precision, config.threads, config.queue_tokens
         )
         self.metrics = Metrics(version.name, version.id)
+        self.tracing = tracing_of(version)
         fixed: dict[str, Any] = {"registry": self.metrics.registry, "namespace": "winnow_serve"}
         self._read = prometheus_client.Counter("prompt_tokens", "Tokens read.", **fixed)
         self._written = prometheus_client.Counter("answer_tokens", "Tokens written.", **fixed)

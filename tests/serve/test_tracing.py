@@ -1,0 +1,117 @@
+"""Spans of requests reach a collector: a real server that speaks OpenTelemetry's protocol."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+from serve import framework, surface, tracing
+from serve.server import Server, ServerConfig
+from serve.version import ModelVersion
+
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TEXT = "a superb and moving film"
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """What a collector was sent, which the environment names."""
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=collector.serve_forever, daemon=True).start()
+    monkeypatch.setenv(tracing.ENDPOINTS[0], f"http://127.0.0.1:{collector.server_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    yield bodies
+    collector.shutdown()
+    collector.server_close()
+
+
+def ask(server: Server, *requests: dict[str, Any]) -> list[int]:
+    """Status of requests that come at the same time."""
+    framework.install(server)
+
+    async def go() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await asyncio.gather(*(client.request(**each) for each in requests))
+
+    try:
+        return [answer.status_code for answer in asyncio.run(go())]
+    finally:
+        framework._current.clear()
+
+
+def spans_of(bodies: list[bytes]) -> list[Any]:
+    """All of them, checked to be of the model's service."""
+    found = []
+    for body in bodies:
+        sent = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+        for group in sent.resource_spans:
+            marks = {each.key: each.value.string_value for each in group.resource.attributes}
+            assert marks["service.name"] == "reviews"
+            found += [span for scope in group.scope_spans for span in scope.spans]
+    return found
+
+
+def test_a_request_its_wait_and_its_batch_are_one_trace(
+    version: ModelVersion, collected: list[bytes]
+) -> None:
+    server = Server(ServerConfig(version, engine="torch-fp32"))
+    parent = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
+    infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
+    codes = ask(
+        server,
+        {"method": "POST", "url": "/predict", "json": {"inputs": [TEXT] * 3}, "headers": parent},
+        {"method": "POST", "url": f"/v2/models/{version.name}/infer", "json": infer},
+        {"method": "POST", "url": "/predict", "json": {"inputs": ""}, "headers": {"host": "x"}},
+        {"method": "POST", "url": "/predict", "json": {"wrong": TEXT}},
+    )
+    assert codes == [200, 200, 200, 422]
+    assert server.tracing is not None
+    server.tracing.close()
+    server.batcher.close()
+    assert not [body for body in collected if TEXT.encode() in body]
+
+    spans = spans_of(collected)
+    (asked,) = [span for span in spans if span.parent_span_id.hex() == CALLER]
+    assert (asked.name, asked.trace_id.hex()) == ("POST /predict", TRACE)
+    values = {each.key: each.value for each in asked.attributes}
+    assert values["http.response.status_code"].int_value == 200
+    queue, batch = [span for span in spans if span.parent_span_id == asked.span_id]
+    assert (queue.name, batch.name) == ("queue", "batch")
+    assert {span.trace_id.hex() for span in (queue, batch)} == {TRACE}
+    assert asked.start_time_unix_nano <= queue.start_time_unix_nano
+    assert queue.end_time_unix_nano == batch.start_time_unix_nano
+    assert batch.start_time_unix_nano < batch.end_time_unix_nano <= asked.end_time_unix_nano
+    sizes = {each.key: each.value.int_value for each in batch.attributes}
+    assert sizes["winnow.texts"] == 3 <= sizes["winnow.batch.rows"]
+
+    roots = [span for span in spans if not span.parent_span_id]
+    assert sorted(span.name for span in roots) == ["POST", "POST /predict", "POST /predict"]
+    (other,) = [span for span in roots if span.name == "POST"]
+    below = [span.name for span in spans if span.parent_span_id == other.span_id]
+    assert sorted(below) == ["batch", "queue"]
+
+
+def test_without_a_collector_there_are_no_spans(
+    version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in tracing.ENDPOINTS:
+        monkeypatch.delenv(name, raising=False)
+    assert tracing.tracing_of(version) is None
