@@ -30,11 +30,12 @@ def found_again(
     back under new ids. Raises ClusterError when there are too few for too long.
     """
     limit_s, began = wait.timeout.total_seconds(), time.monotonic()
+    patience_s = min(REGAIN_S, limit_s / 2)
     while (waited_s := time.monotonic() - began) < limit_s:
         nodes = discovery.discover().nodes
         for found in placing.options(wanted, counts, nodes, avoid):
             is_whole = found.workers == wanted.workers
-            if (is_whole or waited_s >= REGAIN_S) and devices.is_free(found):
+            if (is_whole or waited_s >= patience_s) and devices.is_free(found):
                 return found
         time.sleep(devices.GLANCE_S)
     raise ClusterError(
