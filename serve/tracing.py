@@ -59,6 +59,7 @@ class Tracing:
             kind=self._trace.SpanKind.SERVER,
             attributes={METHOD: method, PATH: path},
             record_exception=False,  # what it says may hold a text
+            set_status_on_exception=False,
         ) as span:
             yield span
 

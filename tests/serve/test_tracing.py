@@ -109,6 +109,26 @@ def test_a_request_its_wait_and_its_batch_are_one_trace(
     assert sorted(below) == ["batch", "queue"]
 
 
+def test_a_failure_is_an_error_whose_words_stay_here(
+    version: ModelVersion, collected: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(ServerConfig(version, engine="torch-fp32"))
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError(TEXT)
+
+    monkeypatch.setattr(server, "classify", fail)
+    infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
+    path = f"/v2/models/{version.name}/infer"
+    assert ask(server, {"method": "POST", "url": path, "json": infer}) == [500]
+    assert server.tracing is not None
+    server.tracing.close()
+    server.batcher.close()
+    (span,) = spans_of(collected)
+    assert span.status.code == span.status.STATUS_CODE_ERROR
+    assert not [body for body in collected if TEXT.encode() in body]
+
+
 def test_without_a_collector_there_are_no_spans(
     version: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
