@@ -5,6 +5,7 @@ clone; a block with a title is a file that is written first. A block of `sh` nee
 not (another machine, a cloud): its winnow commands must have the options that they are given.
 """
 
+import json
 import os
 import re
 import shlex
@@ -110,6 +111,18 @@ def test_every_command_has_the_options_it_is_given(page: str, words: list[str]) 
         command, rest = command.commands[rest[0]], rest[1:]
         context = command.make_context(rest[0] if rest else "", list(rest), parent=context)
     assert context.params is not None
+
+
+def test_the_notebook_has_the_cells_of_its_guide() -> None:
+    """Which the test above runs."""
+    guide = ROOT / "docs/guides/python.md"
+    (code,) = [text for language, _, text in blocks(guide) if language == "python"]
+    notebook = json.loads((ROOT / "examples/sweep.ipynb").read_text(encoding="utf-8"))
+    kinds = [cell["cell_type"] for cell in notebook["cells"]]
+    assert kinds.count("code") > 2 < kinds.count("markdown")
+    own = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell["outputs"] for cell in own)
+    assert "\n".join("".join(cell["source"]) for cell in own).split() == code.split()
 
 
 def test_pages_show_only_languages_that_are_checked_or_plain() -> None:
