@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from cluster import discovery
 from cluster.placement import Placement
+from cluster.prices import read_book
 from jobs.errors import ClusterError
 from jobs.spec.quantities import format_duration
 from jobs.spec.resources import PlacementSpec, WaitSpec
@@ -33,7 +34,9 @@ def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
         return
     spec, winner = context.spec, context.run.read("winner", Winner)
     try:
-        for group in demand.wanted(spec, winner.candidate.placement if winner else None):
+        for group in demand.wanted(
+            spec, winner.candidate.placement if winner else None, read_book()
+        ):
             nodes.ask(demand.bundles(group))
             if _came(context, group, limit.total_seconds()):
                 break

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from cluster import catalogue, labels
 from cluster.inventory import Inventory
 from cluster.placement import Placement
+from cluster.prices import NO_QUOTES, PriceBook
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.resources import PlacementSpec
@@ -19,10 +20,13 @@ class Bundle:
     selector: Mapping[str, str]
 
 
-def wanted(spec: JobSpec, chosen: Placement | None = None) -> tuple[tuple[PlacementSpec, ...], ...]:
+def wanted(
+    spec: JobSpec, chosen: Placement | None = None, book: PriceBook = NO_QUOTES
+) -> tuple[tuple[PlacementSpec, ...], ...]:
     """Placements to be asked for together, the preferred first; serving's devices are always in.
 
     Placements in order are alternatives; of others the sweep compares all, until one is chosen.
+    What costs more than `max_hourly_cost` on any market is not asked for.
     """
     resources = spec.resources
     if chosen is not None:
@@ -30,8 +34,26 @@ def wanted(spec: JobSpec, chosen: Placement | None = None) -> tuple[tuple[Placem
     if resources is None:
         return (served(spec),)
     if resources.ordered:
-        return tuple((placement, *served(spec)) for placement in resources.ordered)
-    return ((*resources.any_of, *served(spec)),)
+        affordable = _affordable(spec, resources.ordered, book)
+        return tuple((placement, *served(spec)) for placement in affordable)
+    return ((*_affordable(spec, resources.any_of, book), *served(spec)),)
+
+
+def _affordable(
+    spec: JobSpec, placements: Sequence[PlacementSpec], book: PriceBook
+) -> list[PlacementSpec]:
+    limit = spec.resources.max_hourly_cost if spec.resources else None
+    if limit is None:
+        return list(placements)
+    return [p for p in placements if _least_usd(spec, p, book) <= limit]
+
+
+def _least_usd(spec: JobSpec, placement: PlacementSpec, book: PriceBook) -> float:
+    """Of an hour, on the cheaper market that it may be on; 0 where no price is known."""
+    sku = catalogue.find(placement.accelerators.name)
+    markets = (True, False) if placement.spot is None else (placement.spot,)
+    prices = [book.price(sku, spec.hourly_prices, spot=spot) for spot in markets]
+    return placement.accelerators.count * min((p for p in prices if p is not None), default=0.0)
 
 
 def served(spec: JobSpec) -> tuple[PlacementSpec, ...]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from cluster.inventory import Inventory, Node
 from cluster.placement import Placement
+from cluster.prices import PriceBook, Quote
 from jobs.spec.resources import PlacementSpec
 from orchestrator.decisions import demand
 from orchestrator.decisions.demand import Bundle
@@ -39,6 +40,23 @@ def test_placements_in_order_are_asked_for_one_after_the_other() -> None:
         True,
         "cpu:1",
     )
+
+
+def test_what_is_too_dear_on_any_market_is_not_asked_for() -> None:
+    listed = [
+        {"accelerators": "T4:1"},
+        {"accelerators": "T4:4"},
+        {"accelerators": "T4:2", "spot": False},
+        {"accelerators": "MI300X:1"},
+    ]
+    resources = {"any_of": listed, "max_hourly_cost": 1.1}
+    spec = job(resources=resources, prices={"T4": 0.6, "MI300X": 1.0})
+    ((*group,),) = demand.wanted(spec)
+    assert [str(one.accelerators) for one in group] == ["T4:1", "MI300X:1"]
+    spot = PriceBook({"T4": Quote("T4", 0.6, 0.25, "somebody", "today")})
+    cheaper = job(resources=resources, prices={"MI300X": 1.0})
+    ((*group,),) = demand.wanted(cheaper, book=spot)
+    assert [str(one.accelerators) for one in group] == ["T4:1", "T4:4", "MI300X:1"]
 
 
 def test_what_is_there_lacks_nothing() -> None:
