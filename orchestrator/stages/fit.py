@@ -39,6 +39,7 @@ class Rules:
     min_workers: int | None = None
     """Fewest to go on with; None for as many as there were."""
     secrets: Secrets = field(default_factory=Secrets)
+    """Variables of its workers."""
 
 
 @dataclass(frozen=True, slots=True)
