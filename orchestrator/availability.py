@@ -33,16 +33,14 @@ def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
         yield lambda _: None
         return
     spec, winner = context.spec, context.run.read("winner", Winner)
-    try:
+    with nodes.asking() as asking:
         for group in demand.wanted(
             spec, winner.candidate.placement if winner else None, read_book()
         ):
-            nodes.ask(demand.bundles(group))
+            asking.ask(demand.bundles(group))
             if _came(context, group, limit.total_seconds()):
                 break
-        yield lambda chosen: nodes.ask(demand.bundles(demand.wanted(spec, chosen)[0]))
-    finally:
-        nodes.let_go()
+        yield lambda chosen: asking.ask(demand.bundles(demand.wanted(spec, chosen)[0]))
 
 
 def _came(context: Context, group: Sequence[PlacementSpec], limit_s: float) -> bool:

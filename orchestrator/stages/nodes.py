@@ -1,26 +1,97 @@
-"""Asks Ray's autoscaler for nodes. Thin shell over Ray."""
+"""Asks Ray's autoscaler for nodes, for as long as the asking run lives. Thin shell over Ray."""
 
+import asyncio
 import contextlib
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import ray
 import ray.autoscaler.sdk
 import ray.exceptions
 
 from orchestrator.decisions.demand import Bundle
 
+NAME, NAMESPACE = "nodes", "winnow"
+ON_HEAD = {"node:__internal_head__": 0.001}
+"""Ray's own mark of the head: what is there goes with no node."""
+REPLY_S = 60.0
+TRIES = 3
 
-def ask(bundles: Sequence[Bundle]) -> None:
-    """Let there be room for these, and keep it until something else is asked for.
 
-    Nodes beyond them go when they have been idle for as long as the cluster's own settings say.
+class Asking:
+    """What one run asks for: there is to be room for it, beside what other runs ask for.
+
+    Nodes beyond that go when they have been idle for as long as the cluster's own settings say.
     """
-    ray.autoscaler.sdk.request_resources(
-        bundles=[dict(bundle.resources) for bundle in bundles],
-        bundle_label_selectors=[dict(bundle.selector) for bundle in bundles],
-    )
+
+    def __init__(self, pulse: Any) -> None:
+        self._pulse, self._key = pulse, uuid.uuid4().hex
+
+    def ask(self, bundles: Sequence[Bundle]) -> None:
+        """Let there be room for these instead of what was asked for before."""
+        for left in reversed(range(TRIES)):
+            desk = _Desk.options(
+                name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
+            ).remote()
+            try:
+                ray.get(desk.ask.remote(self._key, tuple(bundles), self._pulse), timeout=REPLY_S)
+            except ray.exceptions.ActorDiedError:  # it ends with the last run that asked
+                if not left:
+                    raise
+            else:
+                return
 
 
-def let_go() -> None:
-    """Ask for nothing any more; a head that is gone has forgotten it anyway."""
-    with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ConnectionError):
-        ray.autoscaler.sdk.request_resources(bundles=[])
+@contextlib.contextmanager
+def asking() -> Iterator[Asking]:
+    """All that is asked for is let go at the end, even if this process is killed before."""
+    pulse = _Pulse.remote()
+    try:
+        yield Asking(pulse)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ConnectionError):
+            ray.kill(pulse)
+
+
+@ray.remote(num_cpus=0, resources=ON_HEAD)
+class _Pulse:
+    """Ends with the driver that began it."""
+
+    async def last(self) -> None:
+        """Never returns."""
+        await asyncio.Event().wait()
+
+
+@ray.remote(num_cpus=0, resources=ON_HEAD)
+class _Desk:
+    """One for a cluster: Ray keeps the last request only, and keeps it for ever."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, Sequence[Bundle]] = {}
+        self._watches = set[asyncio.Task[None]]()
+
+    async def ask(self, key: str, bundles: Sequence[Bundle], pulse: Any) -> None:
+        """Ask for a run's bundles until its pulse ends."""
+        is_new = key not in self._asked
+        self._asked[key] = bundles
+        self._request()
+        if is_new:
+            watch = asyncio.create_task(self._until_gone(key, pulse))
+            self._watches.add(watch)
+            watch.add_done_callback(self._watches.discard)
+
+    async def _until_gone(self, key: str, pulse: Any) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            await pulse.last.remote()
+        del self._asked[key]
+        self._request()
+        if not self._asked:
+            ray.kill(ray.get_runtime_context().current_actor)
+
+    def _request(self) -> None:
+        every = [bundle for asked in self._asked.values() for bundle in asked]
+        ray.autoscaler.sdk.request_resources(
+            bundles=[dict(bundle.resources) for bundle in every],
+            bundle_label_selectors=[dict(bundle.selector) for bundle in every],
+        )

@@ -1,8 +1,9 @@
 """A job brings its nodes with it, and they go when it has ended: on Ray's own pretended cloud."""
 
 import json
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.
 python -m orchestrator train "$2" --address 127.0.0.1:6379 > /dev/null
 python -c "$3"
 """
+KILLED = """
+ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.0.1 \
+  --include-dashboard=false >&2
+python -m orchestrator train "$2" --address 127.0.0.1:6379 > /dev/null 2> driver.log &
+until grep -q "plan ✓" driver.log; do sleep 0.2; kill -0 $! || exit 1; done
+kill -KILL $!
+python -c "$3"
+"""
 
 
 def worker(sku: str) -> dict[str, Any]:
@@ -70,12 +79,11 @@ def short_folder() -> Iterator[str]:
         yield folder
 
 
-@pytest.mark.e2e
-@needs_namespaces
-def test_nodes_come_for_a_job_and_go_after_it(
+@pytest.fixture
+def go(
     reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str
-) -> None:
-    """Earns its minute: Ray's autoscaler itself, in namespaces of its own."""
+) -> Callable[[str], "subprocess.CompletedProcess[str]"]:
+    """Runs a script beside Ray's autoscaler, with a job that needs nodes; all in namespaces."""
     cloud = {
         **EMPTY,
         "cluster_name": "pretended",
@@ -126,8 +134,30 @@ def test_nodes_come_for_a_job_and_go_after_it(
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
     files = (str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"))
-    done = alone.run(GO, *files, leaving, folder=tmp_path, environment=environment)
+    return lambda script: alone.run(
+        script, *files, leaving, folder=tmp_path, environment=environment
+    )
+
+
+@pytest.mark.e2e
+@needs_namespaces
+def test_nodes_come_for_a_job_and_go_after_it(
+    go: Callable[[str], "subprocess.CompletedProcess[str]"],
+) -> None:
+    """Earns its minute: Ray's autoscaler itself."""
+    done = go(GO)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Ray's autoscaler was asked for L40S:2" in done.stderr
     assert "publish ✓" in done.stderr
+    assert json.loads(done.stdout) == [["L40S", False]]
+
+
+@pytest.mark.e2e
+@needs_namespaces
+def test_nodes_go_when_the_job_that_asked_for_them_is_killed(
+    go: Callable[[str], "subprocess.CompletedProcess[str]"],
+) -> None:
+    """Earns its minute: a request that outlives its job keeps nodes that cost money."""
+    done = go(KILLED)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert json.loads(done.stdout) == [["L40S", False]]
