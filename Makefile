@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test check format schema site lock serve-bench
+.PHONY: install quickstart test check format schema site pictures lock serve-bench
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,10 @@ schema: install
 
 site: install
 	$(BIN)/mkdocs build --strict
+
+# of the documentation, after a quickstart; takes chromium
+pictures: install
+	$(BIN)/python infra/pictures.py
 
 # what the image installs, by hash; takes uv
 lock:

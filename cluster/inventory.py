@@ -1,12 +1,13 @@
 """The nodes of a cluster as plain values, from Ray or from a file."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from cluster import catalogue
+from cluster import catalogue, labels
 from jobs.errors import ClusterError
 
 
@@ -24,6 +25,8 @@ class Node:
     """Whether the accelerators are only pretended, with training on the CPU."""
     spot: bool = False
     """Whether the machine may be taken away, at a lower price."""
+    labelled: bool = False
+    """Whether a label names the SKU, so that Ray finds the node by it, and any like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,19 @@ class Inventory:
             )
             or "no nodes"
         )
+
+
+def selector(nodes: Sequence[Node]) -> dict[str, str]:
+    """Labels of these nodes, and where labels tell, of their like that come later.
+
+    So replicas may start on a node that takes a lost one's place, and Ray's autoscaler knows which
+    node is wanted.
+    """
+    if nodes[0].sku == catalogue.CPU:
+        return {labels.SIMULATED: "!true"}  # a pretended accelerator's cores are not offered
+    if all(node.labelled for node in nodes):
+        return {labels.SKU: nodes[0].sku}
+    return {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"}
 
 
 INVENTORY = TypeAdapter(Inventory)

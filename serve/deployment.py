@@ -17,8 +17,8 @@ import ray.serve.config
 import ray.serve.exceptions
 import ray.serve.schema
 
-from cluster import catalogue, labels
-from cluster.inventory import Inventory, Node
+from cluster import catalogue
+from cluster.inventory import Inventory, Node, selector
 from jobs.errors import DeployError, InfeasibleError, first_line
 from jobs.spec.serve import ServeSpec
 from serve import edge, release
@@ -180,8 +180,7 @@ def _run(
     application: str, version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
 ) -> None:
     is_gpu = nodes[0].sku != catalogue.CPU and not nodes[0].simulated
-    here = {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"}
-    bound = bind(version, spec, prefix, here, is_gpu=is_gpu)
+    bound = bind(version, spec, prefix, selector(nodes), is_gpu=is_gpu)
     target = ray.serve.RunTarget(bound, name=application, route_prefix=prefix)
     try:
         ray.serve.run_many([target], wait_for_applications_running=False)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cluster.inventory import Inventory, Node
@@ -207,3 +208,9 @@ def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
         yield resize
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def training_workers() -> list[psutil.Process]:
+    """Processes of Ray Train's workers on this machine."""
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if (p.info["cmdline"] or [""])[0].startswith("ray::RayTrainWorker")]

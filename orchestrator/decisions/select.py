@@ -113,12 +113,13 @@ def select(
     ranking = sorted(
         allowed or affordable, key=lambda option: _rank(spec, option, by_quality=not allowed)
     )
+    number = f"{len(ranking)} option{'s' if len(ranking) > 1 else ''}"
     chosen, names = ranking[0], tuple(dict.fromkeys(option.candidate for option in ranking))
     return Winner(
         candidate=plan.candidate(chosen.candidate),
         params=chosen.params,
         prediction=next(p for p in predictions if p.candidate == chosen.candidate),
-        reason=f"{_objective(spec)} of {len(allowed or affordable)} options{note}; {TIE_BREAK}",
+        reason=f"{_objective(spec)} of {number}{note}; {TIE_BREAK}",
         options=tuple(options),
         finalists=names[: spec.sweep.probe.confirm if spec.sweep else 0],
     )

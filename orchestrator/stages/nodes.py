@@ -31,7 +31,7 @@ class Asking:
     def ask(self, bundles: Sequence[Bundle]) -> None:
         """Let there be room for these instead of what was asked for before."""
         for left in reversed(range(TRIES)):
-            desk = _Desk.options(
+            desk = _Desk.options(  # type: ignore[attr-defined]  # the decorator is untyped
                 name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
             ).remote()
             try:
@@ -46,7 +46,7 @@ class Asking:
 @contextlib.contextmanager
 def asking() -> Iterator[Asking]:
     """All that is asked for is let go at the end, even if this process is killed before."""
-    pulse = _Pulse.remote()
+    pulse = _Pulse.remote()  # type: ignore[attr-defined]  # the decorator is untyped
     try:
         yield Asking(pulse)
     finally:

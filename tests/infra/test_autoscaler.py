@@ -15,6 +15,7 @@ from infra import partition
 from tests import alone
 from tests.alone import needs_namespaces
 
+Go = Callable[[str, int], "subprocess.CompletedProcess[str]"]
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
 """As Ray's pretended cloud has them."""
 EMPTY: dict[str, Any] = {
@@ -33,18 +34,18 @@ EMPTY: dict[str, Any] = {
     "file_mounts_sync_continuously": False,
 }
 """What Ray's schema wants and its pretended cloud does not use."""
-LEAVING = """
+UNTIL = """
 import json, time, ray
 ray.init("auto", log_to_driver=False, logging_level="ERROR")
-deadline = time.monotonic() + 60
+deadline = time.monotonic() + 90
 while time.monotonic() < deadline:
     workers = [node for node in ray.nodes() if node["NodeID"] != "HEAD"]
-    if workers and not any(node["Alive"] for node in workers):
+    if workers and sum(node["Alive"] for node in workers) == COUNT:
         break
     time.sleep(1)
 print(json.dumps([[node["Labels"].get("SKU"), node["Alive"]] for node in workers]))
 """
-"""Prints SKU of every node that ever was, and whether it is still there."""
+"""Waits for so many nodes; prints SKU of each that ever was, and whether it is there."""
 GO = """
 ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.0.1 \
   --include-dashboard=false >&2
@@ -59,6 +60,7 @@ until grep -q "plan ✓" driver.log; do sleep 0.2; kill -0 $! || exit 1; done
 kill -KILL $!
 python -c "$3"
 """
+SERVED = GO.replace("train", "run")
 
 
 def worker(sku: str) -> dict[str, Any]:
@@ -80,10 +82,8 @@ def short_folder() -> Iterator[str]:
 
 
 @pytest.fixture
-def go(
-    reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str
-) -> Callable[[str], "subprocess.CompletedProcess[str]"]:
-    """Runs a script beside Ray's autoscaler, with a job that needs nodes; all in namespaces."""
+def go(reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str) -> Go:
+    """A script beside Ray's autoscaler, until so many nodes are there; all in namespaces."""
     cloud = {
         **EMPTY,
         "cluster_name": "pretended",
@@ -119,10 +119,15 @@ def go(
         },
         "train": {"epochs": 1, "global_batch_size": 16, "precision": "fp32"},
         "resources": {"any_of": [{"accelerators": "L40S:2"}], "autoscale": "60s"},
+        "serve": {
+            "route": "/grown",
+            "engine": "torch-fp32",
+            "accelerators": "L40S:1",
+            "replicas": {"min": 3, "max": 3},
+        },
         "storage": str(tmp_path / "storage"),
     }
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
-    leaving = LEAVING.replace("HEAD", HEAD_ID).replace("SKU", labels.SKU)
     environment = {
         **partition.owner(tmp_path),
         "RAY_TMPDIR": short_folder,
@@ -133,19 +138,21 @@ def go(
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     }
-    files = (str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"))
-    return lambda script: alone.run(
-        script, *files, leaving, folder=tmp_path, environment=environment
-    )
+    until = UNTIL.replace("HEAD", HEAD_ID).replace("SKU", labels.SKU)
+
+    def act(script: str, nodes: int) -> "subprocess.CompletedProcess[str]":
+        words = (str(tmp_path / "cloud.json"), str(tmp_path / "job.yaml"))
+        words += (until.replace("COUNT", str(nodes)),)
+        return alone.run(script, *words, folder=tmp_path, environment=environment)
+
+    return act
 
 
 @pytest.mark.e2e
 @needs_namespaces
-def test_nodes_come_for_a_job_and_go_after_it(
-    go: Callable[[str], "subprocess.CompletedProcess[str]"],
-) -> None:
+def test_nodes_come_for_a_job_and_go_after_it(go: Go) -> None:
     """Earns its minute: Ray's autoscaler itself."""
-    done = go(GO)
+    done = go(GO, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Ray's autoscaler was asked for L40S:2" in done.stderr
     assert "publish ✓" in done.stderr
@@ -154,10 +161,18 @@ def test_nodes_come_for_a_job_and_go_after_it(
 
 @pytest.mark.e2e
 @needs_namespaces
-def test_nodes_go_when_the_job_that_asked_for_them_is_killed(
-    go: Callable[[str], "subprocess.CompletedProcess[str]"],
-) -> None:
+def test_nodes_go_when_the_job_that_asked_for_them_is_killed(go: Go) -> None:
     """Earns its minute: a request that outlives its job keeps nodes that cost money."""
-    done = go(KILLED)
+    done = go(KILLED, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert json.loads(done.stdout) == [["L40S", False]]
+
+
+@pytest.mark.e2e
+@needs_namespaces
+def test_replicas_that_find_no_room_bring_a_node(go: Go) -> None:
+    """Earns its minute: a node holds two of the three; one may come and go before they start."""
+    done = go(SERVED, 2)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "deploy ✓" in done.stderr
+    assert [sku for sku, is_there in json.loads(done.stdout) if is_there] == ["L40S", "L40S"]

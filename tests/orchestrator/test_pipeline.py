@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import torch
 import transformers
@@ -23,7 +22,7 @@ from cluster.session import Connection
 from jobs.storage.storage import open_storage
 from orchestrator.records import registry, runs
 from tests import s3
-from tests.builders import MINILM, any_of, eventually, sweep
+from tests.builders import MINILM, any_of, eventually, sweep, training_workers
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -179,12 +178,6 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     assert outcome["model"]["url"] == f"{storage.url}/models/tiny-reviews/{version.id}"
     assert run.kept("report.html")
     assert any(True for _ in storage.objects.entries(f"runs/{run.id}/fit/tensorboard"))
-
-
-def training_workers() -> list[psutil.Process]:
-    """Processes of Ray Train's workers on this machine."""
-    found = psutil.process_iter(["cmdline"])
-    return [p for p in found if (p.info["cmdline"] or [""])[0].startswith("ray::RayTrainWorker")]
 
 
 def test_a_model_below_its_floor_is_not_deployed(

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from serve import framework, tasks
 from serve.access import digest
@@ -212,27 +210,20 @@ def test_a_connection_that_is_cut_ends_the_writing(
     made = ChatServer(ServerConfig(long))
     made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
     framework.install(made)
-    web = uvicorn.Server(
-        uvicorn.Config(surface.application, port=0, log_level="warning", lifespan="off")
-    )
-    thread = threading.Thread(target=web.run, daemon=True)
-    thread.start()
-    assert eventually(lambda: web.started, within_s=10)
-    port = web.servers[0].sockets[0].getsockname()[1]
     body = json.dumps({**ASK, "max_tokens": 4000, "stream": is_streamed}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     try:
-        with socket.create_connection(("127.0.0.1", port)) as talk:
-            talk.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            assert eventually(lambda: made.load.requests == 1, within_s=10)
-            time.sleep(0.3)
-            assert made.load.requests == 1
-        begin = time.monotonic()
-        assert eventually(lambda: made.load.requests == 0, within_s=10)
-        assert time.monotonic() - begin < 3
+        with on_socket(surface.application) as url:
+            place = ("127.0.0.1", int(url.rpartition(":")[2]))
+            with socket.create_connection(place) as talk:
+                talk.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                assert eventually(lambda: made.load.requests == 1, within_s=10)
+                time.sleep(0.3)
+                assert made.load.requests == 1
+            begin = time.monotonic()
+            assert eventually(lambda: made.load.requests == 0, within_s=10)
+            assert time.monotonic() - begin < 3
     finally:
-        web.should_exit = True
-        thread.join(10)
         framework._current.clear()
         made.generator.close()
 

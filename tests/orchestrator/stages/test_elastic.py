@@ -14,8 +14,7 @@ from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.decisions.resolve import fewer_workers
-from tests.builders import inventory, training_config
-from tests.orchestrator.test_pipeline import training_workers
+from tests.builders import inventory, training_config, training_workers
 
 STEPS, HIT, WITH_FEWER = 1500, 100, 400
 """Of a run: all, when it loses a worker, and how many are done with fewer."""

@@ -1,0 +1,85 @@
+"""Take the documentation's pictures, of what a quickstart left behind.
+
+    make quickstart pictures
+    python infra/pictures.py [--storage .winnow] [--out docs/pictures]
+
+Commands are run and what they print is drawn by Rich; pages are opened in Chromium, which must be
+installed. Leaves the quickstart's endpoint up.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).parents[1]
+COLUMNS = 118
+JOB = "examples/quickstart.yaml"
+SENTENCE = "A superb film that never finds its feet"
+LOAD_MS = 10_000
+"""How long a page may take until it is quiet."""
+
+
+def main() -> int:
+    """Every picture, by the name that pages use."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--storage", default=".winnow")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/pictures")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    stored = ("--storage", arguments.storage)
+    page = Path(json.loads(printed("report", *stored, "--json"))["report"])
+    url = json.loads(printed("deploy", JOB, "--json"))["url"]
+    for name, words in {
+        "plan": ("plan", JOB),
+        "receipt": ("report", *stored),
+        "load": ("load", url, "--seconds", "5"),
+    }.items():
+        draw(words, arguments.out / f"{name}.svg")
+    photograph(page.as_uri(), arguments.out / "report.png", (1100, 1500))
+    photograph(f"{url}/#text={SENTENCE}", arguments.out / "playground.png", (900, 700))
+    return 0
+
+
+def printed(*words: str) -> str:
+    """What a command of Winnow's prints on a terminal of our width."""
+    environment = {**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"}
+    command = [str(Path(sys.executable).with_name("winnow")), *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"winnow {' '.join(words)} failed: {done.stderr}")
+    return done.stdout or done.stderr
+
+
+def draw(words: tuple[str, ...], file: Path) -> None:
+    """A command and what it prints, as a picture that asks nobody for fonts."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(printed(*words).replace(str(Path.cwd()), "~/winnow")))
+    picture = console.export_svg(title=f"winnow {words[0]}", unique_id=file.stem)
+    file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), "utf-8")
+
+
+def photograph(url: str, file: Path, size: tuple[int, int]) -> None:
+    """A page as a browser shows it."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        raise SystemExit("chromium is needed: apt install chromium")
+    with tempfile.TemporaryDirectory() as profile, contextlib.chdir(profile):
+        words = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"]
+        words += [f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"]
+        words += [f"--virtual-time-budget={LOAD_MS}", f"--screenshot={file}", url]
+        subprocess.run(words, capture_output=True, check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
