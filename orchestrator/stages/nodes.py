@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,13 +11,14 @@ import ray
 import ray.autoscaler.sdk
 import ray.exceptions
 
+from jobs.errors import ClusterError, first_line
 from orchestrator.decisions.demand import Bundle
 
 NAME, NAMESPACE = "nodes", "winnow"
 ON_HEAD = {"node:__internal_head__": 0.001}
 """Ray's own mark of the head: what is there goes with no node."""
 REPLY_S = 60.0
-TRIES = 3
+TRIES, RETRY_S = 3, 1.0
 
 
 class Asking:
@@ -29,16 +31,24 @@ class Asking:
         self._pulse, self._key = pulse, uuid.uuid4().hex
 
     def ask(self, bundles: Sequence[Bundle]) -> None:
-        """Let there be room for these instead of what was asked for before."""
+        """Let there be room for these instead of what was asked for before.
+
+        Raises ClusterError when the cluster does not take the request.
+        """
         for left in reversed(range(TRIES)):
             desk = _Desk.options(  # type: ignore[attr-defined]  # the decorator is untyped
                 name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
             ).remote()
             try:
                 ray.get(desk.ask.remote(self._key, tuple(bundles), self._pulse), timeout=REPLY_S)
-            except ray.exceptions.ActorDiedError:  # it ends with the last run that asked
-                if not left:
-                    raise
+            except ray.exceptions.RayError as error:
+                # the desk ends with the last run that asked, which may have been just now
+                if not left or not isinstance(error, ray.exceptions.ActorDiedError):
+                    reason = first_line(error)
+                    raise ClusterError(
+                        f"Ray's autoscaler could not be asked for nodes: {reason}"
+                    ) from None
+                time.sleep(RETRY_S)
             else:
                 return
 

@@ -36,6 +36,7 @@ EMPTY: dict[str, Any] = {
 """What Ray's schema wants and its pretended cloud does not use."""
 UNTIL = """
 import json, time, ray
+from orchestrator.stages.nodes import NAMESPACE
 ray.init("auto", log_to_driver=False, logging_level="ERROR")
 deadline = time.monotonic() + 90
 while time.monotonic() < deadline:
@@ -43,9 +44,12 @@ while time.monotonic() < deadline:
     if workers and sum(node["Alive"] for node in workers) == COUNT:
         break
     time.sleep(1)
-print(json.dumps([[node["Labels"].get("SKU"), node["Alive"]] for node in workers]))
+print(json.dumps({
+    "nodes": [[node["Labels"].get("SKU"), node["Alive"]] for node in workers],
+    "actors": [a for a in ray.util.list_named_actors(True) if a["namespace"] == NAMESPACE],
+}))
 """
-"""Waits for so many nodes; prints SKU of each that ever was, and whether it is there."""
+"""Waits for so many nodes; prints SKU of each that ever was, if it is there, and our actors."""
 GO = """
 ray start --head --autoscaling-config="$1" --num-cpus=2 --node-ip-address=127.0.0.1 \
   --include-dashboard=false >&2
@@ -156,7 +160,7 @@ def test_nodes_come_for_a_job_and_go_after_it(go: Go) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Ray's autoscaler was asked for L40S:2" in done.stderr
     assert "publish ✓" in done.stderr
-    assert json.loads(done.stdout) == [["L40S", False]]
+    assert json.loads(done.stdout) == {"nodes": [["L40S", False]], "actors": []}
 
 
 @pytest.mark.e2e
@@ -165,7 +169,7 @@ def test_nodes_go_when_the_job_that_asked_for_them_is_killed(go: Go) -> None:
     """Earns its minute: a request that outlives its job keeps nodes that cost money."""
     done = go(KILLED, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert json.loads(done.stdout) == [["L40S", False]]
+    assert json.loads(done.stdout) == {"nodes": [["L40S", False]], "actors": []}
 
 
 @pytest.mark.e2e
@@ -175,4 +179,5 @@ def test_replicas_that_find_no_room_bring_a_node(go: Go) -> None:
     done = go(SERVED, 2)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "deploy ✓" in done.stderr
-    assert [sku for sku, is_there in json.loads(done.stdout) if is_there] == ["L40S", "L40S"]
+    nodes = json.loads(done.stdout)["nodes"]
+    assert [sku for sku, is_there in nodes if is_there] == ["L40S", "L40S"]
