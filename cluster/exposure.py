@@ -19,6 +19,8 @@ from cluster.doctor import Finding
 from jobs.storage import files
 
 AUDIT_TIMEOUT_S = 120.0
+OWN = "winnow"
+"""This package, which no database of advisories knows."""
 RAY_TOKEN = "~/.ray/auth_token"
 """Where Ray looks for its token when nothing else is said."""
 
@@ -132,6 +134,11 @@ def advisories() -> Iterator[Finding]:
         message = "advisories were not looked up: pip-audit did not reach its data"
         yield Finding(node, "warning", message)
         return
+    unseen = [each["name"] for each in packages if "skip_reason" in each and each["name"] != OWN]
+    if unseen:
+        some = ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else "")
+        message = f"advisories of {len(unseen)} of {len(packages)} packages were not found: {some}"
+        yield Finding(node, "warning", message)
     for package in packages:
         for hole in package.get("vulns", ()):
             fixed = ", ".join(hole["fix_versions"]) or "no version yet"

@@ -90,7 +90,15 @@ def test_holes_of_packages_are_told_or_that_nobody_looked(
         '{"dependencies": [{"name": "fine", "version": "1", "vulns": []}, {"name": "bad", '
         '"version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]}]}'
     )
-    for text, told in ((answer, "bad 2 has CVE-1; it is mended in 3"), ("", "did not reach")):
+    unseen = (
+        '{"dependencies": [{"name": "torch", "skip_reason": "not on PyPI"}, '
+        '{"name": "winnow", "skip_reason": "editable"}]}'
+    )
+    for text, told in (
+        (answer, "bad 2 has CVE-1; it is mended in 3"),
+        (unseen, "advisories of 1 of 2 packages were not found: torch"),
+        ("", "did not reach"),
+    ):
         (tmp_path / "pip_audit.py").write_text(f"print({text!r})", encoding="utf-8")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.setenv(
