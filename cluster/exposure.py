@@ -117,20 +117,23 @@ def judge(node: Exposure) -> Iterator[Finding]:
         yield Finding(node.node, "error", f"others can read {path}; run chmod 600 on it")
 
 
-def advisories() -> Iterator[Finding]:
-    """Known holes in this environment's packages, if pip-audit is there and reaches its data."""
+def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]:
+    """Known holes in an environment's packages, if pip-audit is there and reaches its data.
+
+    `options` of pip-audit may name other packages.
+    """
     node = socket.gethostname()
-    if importlib.util.find_spec("pip_audit") is None:
+    if python == sys.executable and importlib.util.find_spec("pip_audit") is None:
         message = "advisories were not looked up: pip-audit is not installed"
         yield Finding(node, "warning", message)
         return
-    command = [sys.executable, "-m", "pip_audit", "--format=json", "--progress-spinner=off"]
+    command = [python, "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=AUDIT_TIMEOUT_S
         )
         packages = json.loads(done.stdout)["dependencies"]
-    except (subprocess.TimeoutExpired, ValueError, KeyError):
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):
         message = "advisories were not looked up: pip-audit did not reach its data"
         yield Finding(node, "warning", message)
         return

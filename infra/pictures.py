@@ -31,6 +31,7 @@ JOB = "examples/quickstart.yaml"
 SENTENCE = "A superb film that never finds its feet"
 LOAD_S, POLL_S = 60, 0.2
 """How long a page may take, and how often it is looked at."""
+DOCUMENT = {"expression": "document.documentElement.outerHTML", "returnByValue": True}
 
 
 def main() -> int:
@@ -39,6 +40,9 @@ def main() -> int:
     parser.add_argument("--storage", default=".winnow")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/pictures")
     arguments = parser.parse_args()
+    found = browser()
+    if found is None:
+        raise SystemExit("chromium is needed: apt install chromium")
     arguments.out.mkdir(parents=True, exist_ok=True)
     stored = ("--storage", arguments.storage)
     page = Path(json.loads(printed("report", *stored, "--json"))["report"])
@@ -49,9 +53,12 @@ def main() -> int:
         "load": ("load", url, "--seconds", "5"),
     }.items():
         draw(words, arguments.out / f"{name}.svg")
-    photograph(page.as_uri(), arguments.out / "report.png", (1100, 1500), "Samples a dollar")
-    link = f"{url}/#text={SENTENCE}"
-    photograph(link, arguments.out / "playground.png", (900, 660), "ms in the engine")
+    pages = {
+        "report": (page.as_uri(), "Samples a dollar", (1100, 1500)),
+        "playground": (f"{url}/#text={SENTENCE}", "ms in the engine", (900, 660)),
+    }
+    for name, (link, until, size) in pages.items():
+        (arguments.out / f"{name}.png").write_bytes(visit(found, link, until, size)[1])
     return 0
 
 
@@ -73,42 +80,49 @@ def draw(words: tuple[str, ...], file: Path) -> None:
     file.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), "utf-8")
 
 
-def photograph(url: str, file: Path, size: tuple[int, int], until: str) -> None:
-    """A page as a browser shows it, once a text is on it."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        raise SystemExit("chromium is needed: apt install chromium")
+def visit(browser: str, url: str, until: str, size: tuple[int, int]) -> tuple[str, bytes]:
+    """Document and picture of a page once a text is on it; TimeoutError when it does not come."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         words = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu"]
         words += [f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"]
         words += ["--remote-debugging-port=0", url]
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             try:
-                file.write_bytes(asyncio.run(seen(Path(profile) / "DevToolsActivePort", until)))
+                return asyncio.run(_look(Path(profile) / "DevToolsActivePort", until))
             finally:
                 run.terminate()
 
 
-async def seen(place: Path, until: str) -> bytes:
-    """The picture, through the browser's own protocol; its port is in a file."""
-    async with asyncio.timeout(LOAD_S), aiohttp.ClientSession() as session:
-        while not (place.exists() and "\n" in place.read_text()):
-            await asyncio.sleep(POLL_S)
-        tabs = f"http://127.0.0.1:{place.read_text().splitlines()[0]}/json/list"
-        pages: list[dict[str, str]] = []
-        while not pages:
-            async with session.get(tabs) as answer:
-                pages = [tab for tab in await answer.json() if tab["type"] == "page"]
-        async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as talk:
+def browser() -> str | None:
+    """Chromium's path, or Chrome's."""
+    return shutil.which("chromium") or shutil.which("google-chrome")
 
-            async def ask(method: str, **params: Any) -> Any:
-                await talk.send_json({"id": 1, "method": method, "params": params})
-                return (await talk.receive_json())["result"]
 
-            looked = {"expression": "document.body.innerText", "returnByValue": True}
-            while until not in (await ask("Runtime.evaluate", **looked))["result"].get("value", ""):
+async def _look(place: Path, until: str) -> tuple[str, bytes]:
+    """Through the browser's own protocol; its port is in a file."""
+    document = ""
+    try:
+        async with asyncio.timeout(LOAD_S), aiohttp.ClientSession() as session:
+            while not (place.exists() and "\n" in place.read_text()):
                 await asyncio.sleep(POLL_S)
-            return base64.b64decode((await ask("Page.captureScreenshot"))["data"])
+            tabs = f"http://127.0.0.1:{place.read_text().splitlines()[0]}/json/list"
+            pages: list[dict[str, str]] = []
+            while not pages:
+                async with session.get(tabs) as answer:
+                    pages = [tab for tab in await answer.json() if tab["type"] == "page"]
+            async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as talk:
+
+                async def ask(method: str, **params: Any) -> Any:
+                    await talk.send_json({"id": 1, "method": method, "params": params})
+                    return (await talk.receive_json())["result"]
+
+                while until not in document.split("<script>")[0]:
+                    await asyncio.sleep(POLL_S)
+                    found = await ask("Runtime.evaluate", **DOCUMENT)
+                    document = found["result"].get("value", "")
+                return document, base64.b64decode((await ask("Page.captureScreenshot"))["data"])
+    except TimeoutError:
+        raise TimeoutError(f"{until!r} did not come: {document[-3000:]}") from None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -258,15 +257,13 @@ def test_a_token_is_asked_for(published: ModelVersion) -> None:
         made.generator.close()
 
 
-def test_the_playground_streams_an_answer_in_a_real_browser(
-    server: ChatServer, tmp_path: Path
-) -> None:
+def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatServer) -> None:
     from serve.chat import surface
 
     framework.install(server)
     with on_socket(surface.application) as url:
         link = f"{url}/#text=Is a superb film good?&most=3"
-        found = seen(link, tmp_path, until=" tokens in ")
+        found = seen(link, until=" tokens in ")
     framework._current.clear()
     assert '<div class="card turn user">Is a superb film good?</div>' in found
     answer = re.search(r'<div class="card turn assistant">([^<]+)</div>', found)

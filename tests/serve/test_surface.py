@@ -354,8 +354,8 @@ async def _soon(is_so: Callable[[], bool]) -> bool:
     return False
 
 
-def test_the_playground_answers_in_a_real_browser(live: str, tmp_path: Path) -> None:
-    found = seen(f"{live}/#text=a superb film", tmp_path, until="ms in the engine")
+def test_the_playground_answers_in_a_real_browser(live: str) -> None:
+    found = seen(f"{live}/#text=a superb film", until="ms in the engine")
     assert "positive</span>" in found
     assert "ms in the engine" in found
 
