@@ -35,7 +35,8 @@ from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve import framework, surface  # noqa: E402
 from serve.engines.choose import CPU_ENGINES  # noqa: E402
-from serve.server import Server, ServerConfig  # noqa: E402
+from serve.loading import load  # noqa: E402
+from serve.server import ServerConfig  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
 BOUNDS = {"fp32": 1e-3, "bf16": 0.05, "int8": 0.3}
@@ -87,7 +88,7 @@ def reference(version: ModelVersion, texts: Sequence[str]) -> Any:
 
 def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
     """The same over HTTP."""
-    server = Server(ServerConfig(version, engine=engine))
+    server = load(ServerConfig(version, engine=engine))
     framework.install(server)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -17,11 +17,16 @@ class Replica:
 
     def __init__(self, config: ServerConfig) -> None:
         self._server, self._application = tasks.make(config)
-        framework.install(self._server)
+        self._fronts = framework.install(self._server)
         telemetry.keep_telling(self._samples)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._application
+
+    async def __del__(self) -> None:
+        """Ray Serve awaits this once a replica that ends has answered what it had."""
+        if self._fronts:
+            await self._fronts.close()
 
     def _samples(self) -> Iterator[telemetry.Sample]:
         """What this replica counts, with whose counts they are."""

@@ -5,13 +5,14 @@ for it meanwhile. `serve.batches` says which texts go together.
 """
 
 import asyncio
+import functools
 import queue
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class QueueFullError(Exception):
     """More waits than may; `retry_after_s` is the backlog."""
 
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__("the queue is full")
+        super().__init__(retry_after_s)
         self.retry_after_s = retry_after_s
 
 
@@ -61,21 +62,34 @@ class Answer:
     """Of that batch."""
 
 
+Input = Text | Row
+"""A text, or one that was tokenised elsewhere."""
+Reply = Callable[[Answer | Exception], None]
+
+
 @dataclass(slots=True, eq=False)
-class _Request:
-    texts: Sequence[Text]
-    future: "asyncio.Future[Answer]"
+class Request:
+    """Some inputs that were asked about from one event loop, and what is known of them so far."""
+
+    inputs: Sequence[Input]
+    loop: asyncio.AbstractEventLoop
+    reply: Reply
+    """Called on the loop, with the answer or why there is none."""
     began: float
-    scores: list[list[float]] = field(default_factory=list)
-    left: int = 0
+    tokens: float
+    """Guessed from the characters."""
+    scores: list[list[float]]
+    left: int
+    is_over: bool = False
+    """Whether nobody waits for the answer any more."""
     read: int = 0
-    """Texts that the engine's thread has tokenised."""
+    """Inputs that the engine's thread has tokenised."""
     is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Item:
-    request: _Request
+    request: Request
     index: int
     row: Row
     length: int
@@ -124,10 +138,10 @@ class Batcher:
         batches `ahead` of the one that is waited for are launched, where an engine can do that.
         """
         self.limits = limits
-        self.launch, self._tokenizer, self._on_batch = launch, tokenizer, on_batch
+        self.launch, self.tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
-        self._arrived: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
-        self._opened: _Request | None = None
+        self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._opened: Request | None = None
         """What is being tokenised, a piece at a time."""
         self._is_closed = False
         self._waiting_tokens, self._requests, self._lock = 0.0, 0, threading.Lock()
@@ -143,29 +157,48 @@ class Batcher:
         rate = self._batch_tokens / self._batch_s if self._batch_s else None
         return Load(self._requests, max(0.0, self._waiting_tokens), rate)
 
-    async def ask(self, texts: Sequence[Text], timeout_s: float) -> Answer:
-        """Scores of some texts.
+    async def ask(self, inputs: Sequence[Input], timeout_s: float) -> Answer:
+        """Scores of some inputs.
 
         Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
-        that is cancelled takes its texts out of the queue.
+        that is cancelled takes its inputs out of the queue.
         """
-        guess = sum(len(part) for text in texts for part in text) / CHARACTERS_PER_TOKEN
-        waiting = self._waiting_tokens
-        if waiting and waiting + guess > self.limits.queue_tokens:
-            raise QueueFullError(self.load.backlog_s)
-        now, loop = time.monotonic(), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        request = _Request(texts, future, now)
-        request.scores, request.left = [[]] * len(texts), len(texts)
-        self._count(1, guess)
-        late = loop.call_later(timeout_s, _refuse, future, DeadlineError())
+        reply = functools.partial(settle, future)
+        request = self.submit(inputs, loop, reply, time.monotonic())
+        late = loop.call_later(timeout_s, reply, DeadlineError())
         try:
-            self._arrived.put(request)
             return await future
         finally:
             late.cancel()
-            future.cancel()  # takes what is left of it out of the queue; nothing when it is done
-            self._count(-1, -guess)
+            self.leave(request)
+
+    def submit(
+        self,
+        inputs: Sequence[Input],
+        loop: asyncio.AbstractEventLoop,
+        reply: Reply,
+        began: float,
+    ) -> Request:
+        """Let some inputs wait; `reply` is called on the loop. Each ends with a `leave`.
+
+        Raises QueueFullError.
+        """
+        tokens = sum(map(_characters, inputs)) / CHARACTERS_PER_TOKEN
+        waiting, count = self._waiting_tokens, len(inputs)
+        if waiting and waiting + tokens > self.limits.queue_tokens:
+            raise QueueFullError(self.load.backlog_s)
+        request = Request(inputs, loop, reply, began, tokens, [[]] * count, count)
+        self._count(1, tokens)
+        self._arrived.put(request)
+        return request
+
+    def leave(self, request: Request) -> None:
+        """Nobody waits for a request any more: what is left of it is not run."""
+        if not request.is_over:
+            request.is_over = True
+            self._count(-1, -request.tokens)
 
     def _count(self, requests: int, tokens: float) -> None:
         with self._lock:  # several event loops may ask
@@ -198,29 +231,33 @@ class Batcher:
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
-        taken: list[tuple[_Request, int]] = []
-        characters = 0
+        taken: list[tuple[Request, int]] = []
+        characters = 0.0
         while characters < PIECE_CHARACTERS and (request := self._next(may_wait=is_idle)):
             is_idle = False
-            while characters < PIECE_CHARACTERS and request.read < len(request.texts):
+            while characters < PIECE_CHARACTERS and request.read < len(request.inputs):
                 taken.append((request, request.read))
-                characters += sum(map(len, request.texts[request.read]))
+                characters += _characters(request.inputs[request.read])
                 request.read += 1
-            self._opened = request if request.read < len(request.texts) else None
+            self._opened = request if request.read < len(request.inputs) else None
         if not taken:
             return []
         try:
-            rows = self._tokenizer.rows([request.texts[index] for request, index in taken])
+            rows = self._rows([request.inputs[index] for request, index in taken])
         except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
             for request in {request for request, _ in taken}:
-                loop = request.future.get_loop()
-                loop.call_soon_threadsafe(_refuse, request.future, error)
+                request.loop.call_soon_threadsafe(request.reply, error)
             return []
         return [_Item(r, i, row, len(row)) for (r, i), row in zip(taken, rows, strict=True)]
 
-    def _next(self, *, may_wait: bool) -> _Request | None:
+    def _rows(self, inputs: Sequence[Input]) -> list[Row]:
+        texts = [found for found in inputs if not isinstance(found, Row)]
+        made = iter(self.tokenizer.rows(texts)) if texts else iter(())
+        return [found if isinstance(found, Row) else next(made) for found in inputs]
+
+    def _next(self, *, may_wait: bool) -> Request | None:
         """The first request that is still wanted, if one is there; None to wake up for the end."""
-        while self._opened is None or self._opened.future.done():
+        while self._opened is None or self._opened.is_over:
             if not may_wait and self._arrived.empty():
                 self._opened = None
                 return None
@@ -272,12 +309,22 @@ class Batcher:
 
 def _wanted(items: list[_Item]) -> list[_Item]:
     """Without those whose client left, or whose time is over."""
-    return [item for item in items if not item.request.future.done()]
+    return [item for item in items if not item.request.is_over]
 
 
-def _refuse(future: "asyncio.Future[Answer]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+def settle(future: "asyncio.Future[Answer]", found: Answer | Exception) -> None:
+    """Hand over what was found, unless that was done before."""
+    if future.done():
+        return
+    if isinstance(found, Exception):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
+
+
+def _characters(found: Input) -> float:
+    """Of an input, or of a text with as many tokens."""
+    return len(found) * CHARACTERS_PER_TOKEN if isinstance(found, Row) else sum(map(len, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,8 +341,8 @@ class _Done:
 def _tell(batch: Sequence[_Item], done: _Done) -> None:
     """Those who asked, each on their event loop."""
     numbered = list(enumerate(batch))
-    for loop in {item.request.future.get_loop() for item in batch}:
-        own = [(n, item) for n, item in numbered if item.request.future.get_loop() is loop]
+    for loop in {item.request.loop for item in batch}:
+        own = [(n, item) for n, item in numbered if item.request.loop is loop]
         loop.call_soon_threadsafe(_deliver, own, done)
 
 
@@ -303,16 +350,14 @@ def _deliver(items: Sequence[tuple[int, _Item]], done: _Done) -> None:
     """On an event loop, once for each batch: the rows that were asked for from there."""
     for number, item in items:
         request = item.request
-        if request.future.done():
+        if request.is_over:
             continue
         if done.error is not None:
-            request.future.set_exception(done.error)
+            request.reply(done.error)
             continue
         request.scores[item.index] = done.scores[number]
         request.is_cut |= item.row.is_cut
         request.left -= 1
         if not request.left:
             waited_s = done.begin - request.began
-            request.future.set_result(
-                Answer(request.scores, request.is_cut, done.rows, waited_s, done.infer_s)
-            )
+            request.reply(Answer(request.scores, request.is_cut, done.rows, waited_s, done.infer_s))

@@ -194,7 +194,9 @@ def bind(
     """A version's application below a path, on nodes with these labels."""
     is_cpu = catalogue.find(spec.accelerators.name).name == catalogue.CPU
     count = spec.accelerators.count
-    options: dict[str, Any] = {"num_cpus": count if is_cpu else 1, "label_selector": nodes}
+    fronts = 0 if spec.fronts == "auto" else spec.fronts
+    cores = (count if is_cpu else 1) + fronts
+    options: dict[str, Any] = {"num_cpus": cores, "label_selector": nodes}
     if not is_cpu:
         options["num_gpus"] = count
     replicas, scaling = spec.replicas, spec.autoscaling

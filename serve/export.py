@@ -9,7 +9,8 @@ from typing import Literal
 
 from jobs.errors import DeployError
 from serve.engines import choose
-from serve.engines.choose import Choice, Maker
+from serve.engines.choose import Maker
+from serve.engines.engine import Choice
 from serve.engines.openvino_engine import input_names
 from serve.engines.rows import Tokenizer
 from serve.version import ModelVersion

@@ -3,12 +3,43 @@
 Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a server it lets all pass.
 """
 
+import logging
+from typing import Any
+
 import starlette.middleware
 
 from serve import framework
 from serve.door import Door
+from serve.fronts.owner import Fronts
+from serve.fronts.wire import bound
+
+_logger = logging.getLogger(__name__)
 
 
 def install() -> list[starlette.middleware.Middleware]:
-    """The middleware that Ray Serve asks for."""
+    """The middleware that Ray Serve asks for, just before a replica opens its port."""
+    if found := framework.fronts():
+        _share(found)
     return [starlette.middleware.Middleware(Door, find=framework.find)]
+
+
+def _share(fronts: Fronts) -> None:
+    """Let the fronts listen at the replica's port too, which Ray Serve opens for itself alone."""
+    from ray.serve._private import replica
+
+    start = getattr(replica, "start_asgi_http_server", None)
+    if start is None:
+        _logger.warning("this Ray Serve cannot share a port: the replica takes all requests itself")
+        return
+
+    async def sharing(app: Any, http_options: Any, **options: Any) -> Any:
+        host, port = http_options.host, http_options.port
+        try:
+            bound(host, port, is_shared=False).close()  # a stranger's shared port is not ours
+        except OSError as error:
+            raise RuntimeError(f"{host}:{port} is taken") from error  # Ray Serve tries the next
+        begun = await start(app, http_options, **{**options, "enable_so_reuseport": True})
+        await fronts.open(Door(app, framework.find), host, port)
+        return begun
+
+    replica.start_asgi_http_server = sharing

@@ -1,11 +1,16 @@
 """The same application without Ray: one process, for development and small machines."""
 
+import asyncio
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import uvicorn
 
+from jobs.errors import DeployError
 from serve import framework, tasks
-from serve.engines.choose import Trial
+from serve.engines.engine import Trial
+from serve.fronts.wire import bound, new_loop
 from serve.routing import CHAT, PREDICT
 from serve.server import Server, ServerConfig
 
@@ -16,7 +21,7 @@ DRAIN_S = 20
 def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None]) -> None:
     """Serve until interrupted; `tell` hears which engine was chosen, and where it answers."""
     server, application = tasks.make(config)
-    framework.install(server)
+    fronts = framework.install(server)
     path = CHAT
     if isinstance(server, Server):
         for trial in server.choice.trials:
@@ -24,15 +29,30 @@ def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None])
         path = PREDICT
     base = f"http://{host}:{port}"
     tell(f"{server.info.engine} answers on {base}{path}; a page for you is at {base}/")
-    uvicorn.run(
-        application,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=DRAIN_S,
-        server_header=False,
-    )
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "log_level": "warning",
+        "access_log": False,
+        "timeout_graceful_shutdown": DRAIN_S,
+        "server_header": False,
+    }
+    if fronts is None:
+        uvicorn.run(application, **options)
+        return
+    try:
+        bound(host, port, is_shared=False).close()
+    except OSError as error:
+        raise DeployError(
+            f"{host}:{port} cannot be listened at: {error.strerror}; choose another --port"
+        ) from None
+    web = uvicorn.Server(uvicorn.Config(application, **options))
+    with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.suppress(KeyboardInterrupt):
+        try:
+            runner.run(fronts.open(application, host, port))
+            runner.run(web.serve(sockets=[bound(host, port, is_shared=True)]))
+        finally:
+            runner.run(fronts.close())
 
 
 def describe(trial: Trial) -> str:

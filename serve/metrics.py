@@ -52,18 +52,23 @@ class Metrics:
             **fixed,
         )
 
-    def count(self, path: str, status: int) -> None:
-        """Count a request; the lookup by labels is slow."""
+    def count(self, path: str, status: int, number: int = 1) -> None:
+        """Count requests; the lookup by labels is slow."""
         key = path, status
         if key not in self._counted:
             self._counted[key] = self.requests.labels(*key)
-        self._counted[key].inc()
+        self._counted[key].inc(number)
 
-    def count_caller(self, name: str) -> None:
-        """Count a request under the name of its token."""
+    def count_caller(self, name: str, number: int = 1) -> None:
+        """Count requests under the name of their token."""
         if name not in self._callers:
             self._callers[name] = self.callers.labels(name)
-        self._callers[name].inc()
+        self._callers[name].inc(number)
+
+    def answered(self, texts: int, seconds: float) -> None:
+        """Count an answer."""
+        self.latency.observe(seconds)
+        self.texts.inc(texts)
 
     def on_batch(self, rows: int, tokens: int, seconds: float) -> None:
         """Count a batch."""

@@ -1,9 +1,8 @@
 """One replica's model: requests in, labels out, with limits and counts. No Ray and no transport."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pydantic_core
@@ -13,22 +12,14 @@ from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
-from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
+from serve.batcher import Answer, DeadlineError, Load, ModelError, QueueFullError
 from serve.batches import Limits
-from serve.engines import captured_engine, choose
-from serve.engines.captured_engine import CapturedEngine
-from serve.engines.choose import Choice, Maker
-from serve.engines.engine import Engine, Landing, softmax
-from serve.engines.rows import Row, Text, Tokenizer
+from serve.engines.engine import Choice
+from serve.engines.rows import Text
 from serve.metrics import Metrics
 from serve.routing import PREDICT
 from serve.tracing import Tracing, tracing_of
-from serve.version import ModelVersion, fetched
-
-DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
-"""Padded tokens of a batch where no other was measured."""
-WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
-"""Widths in tokens that are run once before the first request."""
+from serve.version import ModelVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +40,8 @@ class ServerConfig:
     idle_wait_s: float = 0.0
     timeout_s: float = 30.0
     """Longest that a request may take; clients may ask for less."""
+    fronts: int | None = 0
+    """Processes that take requests for this one; None for as many as suit the device."""
     token_hashes: tuple[str, ...] = ()
     """SHA-256 of accepted bearer tokens, in hex."""
     tokens_file: str = ""
@@ -68,6 +61,7 @@ def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: boo
         queue_tokens=spec.limits.queue_tokens,
         idle_wait_s=spec.batching.max_wait.total_seconds(),
         timeout_s=spec.limits.timeout.total_seconds(),
+        fronts=None if spec.fronts == "auto" else spec.fronts,
         token_hashes=tuple(digest(token) for token in accepted_tokens(spec)),
         tokens_file=(spec.auth.tokens_file or "") if spec.auth else "",
     )
@@ -110,31 +104,38 @@ class Answering(Protocol):
         ...
 
 
+class Asking(Protocol):
+    """Gets scores from an engine, in this process or another."""
+
+    @property
+    def load(self) -> Load:
+        """What waits now."""
+        ...
+
+    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
+        """Scores of some texts; raises as `Batcher.ask` does."""
+        ...
+
+    def close(self) -> None:
+        """Ask no more."""
+        ...
+
+
 class Server:
-    """A loaded, warm classifier that answers."""
+    """A classifier that answers: requests in, labels out."""
 
     hot_path = PREDICT
     """What is answered at the door."""
 
-    def __init__(self, config: ServerConfig) -> None:
-        """Raises CheckpointError when the model's files were altered."""
-        version = fetched(config.version)
-        config = replace(config, version=version)
-        self.config = config
+    def __init__(
+        self, config: ServerConfig, choice: Choice, batcher: Asking, metrics: Metrics
+    ) -> None:
+        version = config.version
+        self.config, self.choice, self.metrics = config, choice, metrics
+        self.batcher = batcher
         self.access = Access(config.token_hashes, config.tokens_file)
-        is_gpu = config.device == "cuda"  # faster than one core can tokenise
-        tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-        self.choice, engine = prepare(config, tokenizer)
-        self.metrics = Metrics(version.name, version.id)
         self.tracing = tracing_of(version)
         self._labels = list(version.labels)
-        limits = Limits(
-            self.choice.batch_tokens, config.batch_rows, config.queue_tokens, config.idle_wait_s
-        )
-        warm_up(engine, limits, version.max_length)
-        ahead = 1 if isinstance(engine, CapturedEngine) else 0
-        launch = scored(engine)
-        self.batcher = Batcher(launch, tokenizer, limits, self.metrics.on_batch, ahead=ahead)
         self._headers = {"content-type": "application/json", "x-model-version": version.id}
 
     @property
@@ -191,8 +192,7 @@ class Server:
             raise RefusedError(504, "deadline", "the answer would have come too late") from None
         except ModelError as error:
             raise RefusedError(500, "model_failed", str(error)) from None
-        self.metrics.latency.observe(time.perf_counter() - begin)
-        self.metrics.texts.inc(len(texts))
+        self.metrics.answered(len(texts), time.perf_counter() - begin)
         if self.tracing:
             self.tracing.answered(len(texts), answer.batch_rows, answer.queue_s, answer.infer_s)
         return answer
@@ -208,56 +208,3 @@ class Server:
     def scrape(self) -> bytes:
         """Metrics in Prometheus' format."""
         return self.metrics.scrape(self.load)
-
-
-def warm_up(engine: Engine, limits: Limits, longest: int) -> None:
-    """Run every shape of a batch that is captured, or some widths where none is."""
-    if isinstance(engine, CapturedEngine):
-        found = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
-    else:
-        found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
-    for rows, width in found:
-        engine.run([Row((0,) * width, (0,) * width)] * rows)
-
-
-def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
-    """Launches batches whose landing gives probabilities; most engines are done by then."""
-    if isinstance(engine, CapturedEngine):
-        begin = engine.launch
-
-        def launch(rows: Sequence[Row]) -> Landing:
-            landing = begin(rows)
-            return lambda: softmax(landing())
-
-        return launch
-
-    def run(rows: Sequence[Row]) -> Landing:
-        found = softmax(engine.run(rows))
-        return lambda: found
-
-    return run
-
-
-def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]:
-    """The engine to serve with, loaded: the one asked for, or the fastest that passes the gate."""
-    version = config.version
-    folder = Path(version.path)
-    maker = Maker(folder, Path(version.exports), tokenizer, config.device, config.threads)
-    gate = choose.read_gate(folder)
-    names = engines_for(config)
-    if len(names) == 1 or not gate.rows:
-        name = names[0] if len(names) == 1 else choose.REFERENCE
-        return Choice(name, DEFAULT_TOKENS[config.device], 0.0), maker.make(name, gate)
-    choice = choose.choose(maker, names, gate)
-    return choice, maker.make(choice.engine, gate)
-
-
-def engines_for(config: ServerConfig) -> tuple[EngineName, ...]:
-    """Engines that may serve: the one asked for, or those that compute as asked."""
-    if config.engine:
-        return (config.engine,)
-    known = choose.CPU_ENGINES if config.device == "cpu" else choose.GPU_ENGINES
-    if config.precision is None:
-        return known
-    wanted = "fp32" if config.precision == "tf32" else config.precision
-    return tuple(name for name in known if name.endswith(f"-{wanted}"))

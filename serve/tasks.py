@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serve.server import Answering, Server, ServerConfig
+from serve.server import Answering, ServerConfig
 
 
 def make(config: ServerConfig) -> tuple[Answering, Any]:
@@ -12,6 +12,6 @@ def make(config: ServerConfig) -> tuple[Answering, Any]:
         from serve.chat.server import ChatServer
 
         return ChatServer(config), chat.application
-    from serve import surface
+    from serve import loading, surface
 
-    return Server(config), surface.application
+    return loading.load(config), surface.application

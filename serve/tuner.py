@@ -15,7 +15,8 @@ from jobs.spec.serve import ServeSpec
 from serve.engines import choose
 from serve.engines.choose import Maker
 from serve.engines.rows import Tokenizer
-from serve.server import ServerConfig, configure, engines_for
+from serve.loading import engines_for
+from serve.server import ServerConfig, configure
 from serve.tuning import SIZES, Curve
 from serve.version import ModelVersion
 

@@ -19,7 +19,7 @@ from jobs.training.config import Device
 from serve.batches import Limits, block
 from serve.engines import onnx_engine, openvino_engine
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import Engine, Logits, softmax
+from serve.engines.engine import Choice, Engine, Logits, Trial, softmax
 from serve.engines.rows import Row, Tokenizer
 from serve.engines.torch_engine import TorchEngine
 from serve.tuning import Curve
@@ -53,35 +53,6 @@ CPU_ENGINES: tuple[EngineName, ...] = (
 )
 GPU_ENGINES: tuple[EngineName, ...] = ("torch-bf16", "torch-fp16", "torch-fp32")
 REFERENCE: EngineName = "torch-fp32"
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """How one engine did."""
-
-    engine: EngineName
-    refusal: str = ""
-    """Why it may not serve; empty when it may."""
-    texts_per_s: float = 0.0
-    """Of gate rows while many wait; in plain batches where it was too slow to be timed further."""
-    alone_ms: float | None = None
-    """Median time of one row by itself; None where it was not timed."""
-    batch_tokens: int = BUDGETS["cpu"][0]
-    """Padded tokens of a batch at which it was fastest."""
-    agreement: float = 1.0
-    """Share of rows with the reference's label."""
-    accuracy: float | None = None
-    """On the gate rows; None where it could not be made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The engine that serves, and every one it was chosen from."""
-
-    engine: EngineName
-    batch_tokens: int
-    texts_per_s: float
-    trials: tuple[Trial, ...] = ()
 
 
 CHOICE = TypeAdapter(Choice)

@@ -1,6 +1,7 @@
-"""What every engine does."""
+"""What every engine does, and how one was chosen."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -31,3 +32,32 @@ class Engine(Protocol):
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]; a row's do not depend on its neighbours beyond rounding."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How one engine did."""
+
+    engine: EngineName
+    refusal: str = ""
+    """Why it may not serve; empty when it may."""
+    texts_per_s: float = 0.0
+    """Of gate rows while many wait; in plain batches where it was too slow to be timed further."""
+    alone_ms: float | None = None
+    """Median time of one row by itself; None where it was not timed."""
+    batch_tokens: int = 256
+    """Padded tokens of a batch at which it was fastest."""
+    agreement: float = 1.0
+    """Share of rows with the reference's label."""
+    accuracy: float | None = None
+    """On the gate rows; None where it could not be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine that serves, and every one it was chosen from."""
+
+    engine: EngineName
+    batch_tokens: int
+    texts_per_s: float
+    trials: tuple[Trial, ...] = ()

@@ -1,6 +1,6 @@
 """Tokenised rows, and the padded arrays that engines take."""
 
-import contextlib
+import copy
 import itertools
 import os
 from collections.abc import Sequence
@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import transformers
-
-from jobs.training.data.encoding import parallel_tokenizers
 
 Text = tuple[str, ...]
 """One text, or a pair."""
@@ -41,6 +38,8 @@ class Tokenizer:
         """With `is_spread` many texts are tokenised on all cores."""
         self._is_spread = is_spread
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the cores are the engine's
+        import transformers  # fronts get their tokenizer from elsewhere, and are light without
+
         loaded = transformers.AutoTokenizer.from_pretrained(folder)
         self.pad_id = int(loaded.pad_token_id or 0)
         self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
@@ -49,6 +48,12 @@ class Tokenizer:
         self._fast.no_padding()
         self._has_lone_types = any(self._fast.encode("a").type_ids)
 
+    def on_one_core(self) -> "Tokenizer":
+        """The same for a process that has company."""
+        found = copy.copy(self)
+        found._is_spread = False
+        return found
+
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """What rows of token ids read as, without special tokens."""
         return list(self._fast.decode_batch([list(row) for row in rows]))
@@ -56,8 +61,12 @@ class Tokenizer:
     def rows(self, texts: Sequence[Text]) -> list[Row]:
         """Each text or pair as a row, cut to the model's length."""
         inputs = [text[0] if len(text) == 1 else text for text in texts]
-        is_spread = self._is_spread and len(texts) >= SPREAD_TEXTS
-        with parallel_tokenizers() if is_spread else contextlib.nullcontext():
+        if self._is_spread and len(texts) >= SPREAD_TEXTS:
+            from jobs.training.data.encoding import parallel_tokenizers  # loads torch
+
+            with parallel_tokenizers():
+                found = self._fast.encode_batch_fast(inputs)
+        else:
             found = self._fast.encode_batch_fast(inputs)
         has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [

@@ -16,7 +16,8 @@ import schemathesis
 import schemathesis.checks
 
 from serve import framework, surface
-from serve.server import Server, ServerConfig
+from serve.loading import load
+from serve.server import ServerConfig
 from serve.version import ModelVersion
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
@@ -37,7 +38,7 @@ statuses: Counter[int] = Counter()
 @pytest.fixture(scope="module")
 def made(version: ModelVersion) -> Iterator[ModelVersion]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
-    server = Server(ServerConfig(version, engine="torch-fp32", timeout_s=10))
+    server = load(ServerConfig(version, engine="torch-fp32", timeout_s=10))
     framework.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield version

@@ -19,6 +19,7 @@ from jobs.spec.serve import ServeSpec
 from serve import door, framework, surface
 from serve.access import Access
 from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
+from serve.loading import load
 from serve.server import Server, ServerConfig, configure
 from serve.version import ModelVersion
 from tests.serve.live import on_socket, seen
@@ -33,7 +34,7 @@ Ask = Callable[..., httpx.Response]
 @pytest.fixture(scope="module")
 def server(version: ModelVersion) -> Iterator[Server]:
     """A server of the tiny model."""
-    made = Server(ServerConfig(version, engine="torch-fp32"))
+    made = load(ServerConfig(version, engine="torch-fp32"))
     yield made
     made.batcher.close()
 
@@ -287,7 +288,7 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors was altered"):
-        Server(ServerConfig(replace(version, path=str(copy)), engine="torch-fp32"))
+        load(ServerConfig(replace(version, path=str(copy)), engine="torch-fp32"))
 
 
 @pytest.fixture

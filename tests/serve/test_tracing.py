@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from serve import framework, surface, tracing
+from serve.loading import load
 from serve.server import Server, ServerConfig
 from serve.version import ModelVersion
 
@@ -72,7 +73,7 @@ def spans_of(bodies: list[bytes]) -> list[Any]:
 def test_a_request_its_wait_and_its_batch_are_one_trace(
     version: ModelVersion, collected: list[bytes]
 ) -> None:
-    server = Server(ServerConfig(version, engine="torch-fp32"))
+    server = load(ServerConfig(version, engine="torch-fp32"))
     parent = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
     infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
     codes = ask(
@@ -112,7 +113,7 @@ def test_a_request_its_wait_and_its_batch_are_one_trace(
 def test_a_failure_is_an_error_whose_words_stay_here(
     version: ModelVersion, collected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = Server(ServerConfig(version, engine="torch-fp32"))
+    server = load(ServerConfig(version, engine="torch-fp32"))
 
     async def fail(*_: object) -> None:
         raise RuntimeError(TEXT)

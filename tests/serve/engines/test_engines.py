@@ -10,8 +10,8 @@ import transformers
 
 from jobs.spec.serve import EngineName
 from serve.engines import choose
-from serve.engines.choose import Choice, GateRows, Judge, Maker, Trial
-from serve.engines.engine import Engine, Logits
+from serve.engines.choose import GateRows, Judge, Maker
+from serve.engines.engine import Choice, Engine, Logits, Trial
 from serve.engines.rows import Padding, Row, Tokenizer
 from serve.version import ModelVersion
 

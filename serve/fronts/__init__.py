@@ -1,0 +1,1 @@
+"""Processes in front of an engine in another one: a GPU is faster than any event loop."""

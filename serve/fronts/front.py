@@ -1,0 +1,227 @@
+"""A front: a process that takes predictions, tokenises them, and asks its replica for scores.
+
+    python -m serve.fronts.front NUMBER     (of a connected socket that it inherits)
+
+All else that it is asked it passes on to the replica, answers and all.
+"""
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import httpx
+import uvicorn
+
+from serve.api import RefusedError
+from serve.batcher import Answer, DeadlineError, Load, settle
+from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
+from serve.engines.rows import Text, Tokenizer
+from serve.fronts.wire import Ask, Counted, Drain, Found, Hello, Left, Listen, Wire, bound, new_loop
+from serve.metrics import Metrics
+from serve.server import Server
+
+INLINE_CHARACTERS = 4096
+"""More text than this is tokenised beside the event loop."""
+COUNT_S = 1.0
+"""How often the replica is told what was counted."""
+BACKLOG = 2048
+HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+"""Headers of one connection, which are not passed on."""
+
+
+class Remote:
+    """Asks the engine of the replica; in place of a batcher."""
+
+    def __init__(self, tokenizer: Tokenizer, wire: Wire) -> None:
+        self._tokenizer, self._wire = tokenizer, wire
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+
+    @property
+    def load(self) -> Load:
+        """What waits for the replica; it knows how long."""
+        return Load(len(self._waiting), 0.0, None)
+
+    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
+        """Scores of some texts; raises as `Batcher.ask` does."""
+        loop, began, number = asyncio.get_running_loop(), time.monotonic(), next(self._numbers)
+        future: asyncio.Future[Answer] = loop.create_future()
+        late = loop.call_later(timeout_s, settle, future, DeadlineError())
+        try:
+            if sum(len(part) for text in inputs for part in text) <= INLINE_CHARACTERS:
+                rows = self._tokenizer.rows(inputs)
+            else:
+                rows = await asyncio.to_thread(self._tokenizer.rows, inputs)
+            self._waiting[number] = future
+            self._wire.send(Ask(number, rows, began))
+            return await future
+        finally:
+            late.cancel()
+            if self._waiting.pop(number, None):
+                self._wire.send(Left(number))
+
+    def take(self, message: Found) -> None:
+        """Hand over what the replica found."""
+        if future := self._waiting.pop(message.number, None):
+            settle(future, message.found)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._wire.close()
+
+
+class Tally(Metrics):
+    """Counts that the replica is told, which keeps them for all its fronts."""
+
+    def __init__(self, name: str, version: str) -> None:
+        super().__init__(name, version)
+        self._news = Counted(Counter(), Counter(), [])
+
+    def count(self, path: str, status: int, number: int = 1) -> None:
+        """Count requests."""
+        self._news.requests[path, status] += number
+
+    def count_caller(self, name: str, number: int = 1) -> None:
+        """Count requests under the name of their token."""
+        self._news.callers[name] += number
+
+    def answered(self, texts: int, seconds: float) -> None:
+        """Count an answer."""
+        self._news.answers.append((texts, seconds))
+
+    def news(self) -> Counted:
+        """What was counted since this was last asked."""
+        found, self._news = self._news, Counted(Counter(), Counter(), [])
+        return found
+
+
+class Behind:
+    """Passes requests on to the replica, and its answers back."""
+
+    def __init__(self, path: str) -> None:
+        transport = httpx.AsyncHTTPTransport(uds=path)
+        self._client = httpx.AsyncClient(
+            transport=transport, base_url="http://replica", timeout=None
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on one request."""
+        headers = [pair for pair in scope["headers"] if pair[0] not in HOP_BY_HOP]
+        names = {name for name, _ in scope["headers"]}
+        has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
+        url = scope["raw_path"].decode("ascii")
+        request = self._client.build_request(
+            scope["method"],
+            f"{url}?{scope['query_string'].decode('ascii')}" if scope["query_string"] else url,
+            headers=headers,
+            content=_body(receive) if has_body else None,
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.HTTPError:
+            message = "the replica behind this process does not answer; try again"
+            refusal = RefusedError(503, "not_ready", message, retry_after_s=1)
+            await answer(send, refused(refusal, ""), "")
+            return
+        try:
+            kept = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP]
+            start = {"type": "http.response.start", "status": response.status_code}
+            await send({**start, "headers": kept})
+            async for piece in response.aiter_raw():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            await response.aclose()
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    message: Message = {"more_body": True}
+    while message.get("more_body"):
+        message = await receive()
+        yield message.get("body", b"")
+
+
+class Front:
+    """One front, from the replica's first word to its last."""
+
+    def __init__(self) -> None:
+        self.wire = Wire(self._take, self._gone)
+        self.ended = asyncio.Event()
+        self._remote: Remote | None = None
+        self._server: Server | None = None
+        self._web: uvicorn.Server | None = None
+        self._tasks = set[asyncio.Task[None]]()
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Found():
+                assert self._remote
+                self._remote.take(message)
+            case Hello(config, choice, tokenizer):
+                tally = Tally(config.version.name, config.version.id)
+                self._remote = Remote(tokenizer, self.wire)
+                self._server = Server(config, choice, self._remote, tally)
+            case Listen() if self._server:
+                self._tasks.add(asyncio.create_task(self._listen(message, self._server)))
+            case Drain():
+                if self._web:
+                    self._web.should_exit = True
+                else:
+                    self.ended.set()
+
+    def _gone(self) -> None:
+        os._exit(1)  # the replica is gone: nothing here can be answered any more
+
+    async def _listen(self, where: Listen, server: Server) -> None:
+        behind = Behind(where.behind)
+        door = Door(behind, lambda: server)
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            path = relative(scope["path"], server.config.route)
+            is_ours = path == server.hot_path and scope["method"] == "POST"
+            await (door if is_ours else behind)(scope, receive, send)
+
+        self._web = uvicorn.Server(
+            uvicorn.Config(
+                application,
+                lifespan="off",
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+            )
+        )
+        telling = asyncio.create_task(self._tell(server))
+        await self._web.serve(sockets=[bound(where.host, where.port, is_shared=True)])
+        telling.cancel()
+        self._send_news(server)
+        self.ended.set()
+
+    async def _tell(self, server: Server) -> None:
+        while True:
+            await asyncio.sleep(COUNT_S)
+            self._send_news(server)
+
+    def _send_news(self, server: Server) -> None:
+        assert isinstance(server.metrics, Tally)
+        news = server.metrics.news()
+        if any(news):
+            self.wire.send(news)
+
+
+async def _run(connected: socket.socket) -> None:
+    front = Front()
+    await asyncio.get_running_loop().create_unix_connection(lambda: front.wire, sock=connected)
+    await front.ended.wait()
+    await asyncio.sleep(0)  # the last packet
+
+
+if __name__ == "__main__":
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_run(socket.socket(fileno=int(sys.argv[1]))))

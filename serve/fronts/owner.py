@@ -1,0 +1,194 @@
+"""The fronts of a replica: begun, told where to listen, fed with scores, drained."""
+
+import asyncio
+import functools
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from cluster import nvml
+from jobs.training.config import Device
+from serve.batcher import Answer, Batcher, ModelError, QueueFullError, Request
+from serve.door import Application
+from serve.fronts.wire import Ask, Counted, Drain, Found, Hello, Left, Listen, Wire, new_loop
+from serve.metrics import Metrics
+from serve.server import Answering, Server
+
+MOST = 6
+"""More fronts than this were not faster in front of one HAProxy, see benchmarks/LOG.md."""
+RESTART_S = 1.0
+"""How long after a front was lost the next begins."""
+DRAIN_S = 10.0
+"""How long fronts may take to answer what they have when the replica ends."""
+_logger = logging.getLogger(__name__)
+
+
+def fronts_of(server: Answering) -> "Fronts | None":
+    """Those that a server shall have, not begun yet; None for none."""
+    if not isinstance(server, Server):
+        return None
+    wanted = server.config.fronts
+    number = fitting(server.config.device) if wanted is None else wanted
+    return Fronts(server, number) if number else None
+
+
+def fitting(device: Device) -> int:
+    """How many fronts suit a replica here: none before a CPU, else as each GPU has cores."""
+    if device == "cpu":
+        return 0
+    cores = len(os.sched_getaffinity(0)) // max(1, nvml.count_gpus())
+    return max(0, min(MOST, cores // 2 - 1))
+
+
+class Fronts:
+    """The processes in front of one server. They end with this one, however it ends."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        assert isinstance(server.batcher, Batcher)
+        self._server, self._number, self._batcher = server, number, server.batcher
+        self._folder = Path(tempfile.mkdtemp(prefix="winnow-"))  # for nobody else
+        self._where: Listen | None = None
+        self._behind: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._links = set[_Link]()
+        self._is_closing = False
+        self._loop = new_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="fronts").start()
+
+    async def open(self, application: Application, host: str, port: int) -> None:
+        """Begin fronts at an address, which pass on to an application on this event loop."""
+        path = self._folder / "replica.sock"
+        self._behind = _Unsignalled(
+            uvicorn.Config(
+                application,
+                uds=str(path),
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+            )
+        )
+        self._serving = asyncio.create_task(self._behind.serve())
+        while not self._behind.started and not self._serving.done():
+            await asyncio.sleep(0.01)
+        self._where = Listen(host, port, str(path))
+        for _ in range(self._number):
+            asyncio.run_coroutine_threadsafe(self._begin(), self._loop)
+
+    async def close(self) -> None:
+        """Let fronts answer what they have, and end."""
+        self._is_closing = True
+        self._loop.call_soon_threadsafe(self._tell_all, Drain())
+        links = list(self._links)
+        await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
+        if self._behind and self._serving:
+            self._behind.should_exit = True
+            await self._serving
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _begin(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "serve.fronts.front", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,  # a key that interrupts this process is not for them
+            )
+        link = _Link(self._batcher, self._server.metrics, process, self._lost)
+        await self._loop.create_unix_connection(lambda: link.wire, sock=ours)
+        self._links.add(link)
+        tokenizer = self._batcher.tokenizer.on_one_core()
+        link.wire.send(Hello(self._server.config, self._server.choice, tokenizer))
+        link.wire.send(self._where)
+
+    def _tell_all(self, message: Any) -> None:
+        for link in self._links:
+            link.wire.send(message)
+
+    def _lost(self, link: "_Link") -> None:
+        self._links.discard(link)
+        self._loop.run_in_executor(None, link.wait, DRAIN_S)  # or a zombie stays
+        if self._is_closing:
+            return
+        _logger.warning("a process in front of the engine ended; another takes its place")
+        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._begin()))
+
+
+class _Link:
+    """One front, as the replica sees it."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        metrics: Metrics,
+        process: "subprocess.Popen[bytes]",
+        lost: Callable[["_Link"], None],
+    ) -> None:
+        self._batcher, self._metrics = batcher, metrics
+        self._process, self._lost = process, lost
+        self._asked: dict[int, Request] = {}
+        self.wire = Wire(self._take, self._gone)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until it ended, by itself or by then."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Ask(number, rows, began):
+                reply = functools.partial(self._reply, number)
+                loop = asyncio.get_running_loop()
+                try:
+                    self._asked[number] = self._batcher.submit(rows, loop, reply, began)
+                except QueueFullError as error:
+                    self.wire.send(Found(number, error))
+            case Left(number):
+                if request := self._asked.pop(number, None):
+                    self._batcher.leave(request)
+            case Counted():
+                self._count(message)
+
+    def _count(self, news: Counted) -> None:
+        for (path, status), count in news.requests.items():
+            self._metrics.count(path, status, count)
+        for name, count in news.callers.items():
+            self._metrics.count_caller(name, count)
+        for texts, seconds in news.answers:
+            self._metrics.answered(texts, seconds)
+
+    def _reply(self, number: int, found: Answer | Exception) -> None:
+        if request := self._asked.pop(number, None):
+            self._batcher.leave(request)
+            if isinstance(found, Exception) and not isinstance(found, ModelError):
+                found = RuntimeError(str(found))  # whatever it was, it can be sent
+            self.wire.send(Found(number, found))
+
+    def _gone(self) -> None:
+        for request in self._asked.values():
+            self._batcher.leave(request)
+        self._asked.clear()
+        self._lost(self)
+
+
+class _Unsignalled(uvicorn.Server):
+    """Leaves the process' signals to others."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()

@@ -1,0 +1,91 @@
+"""From a configuration to a warm server: the engine is chosen, loaded, and every shape run once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from jobs.spec.serve import EngineName
+from jobs.training.config import Device
+from serve.batcher import Batcher
+from serve.batches import Limits
+from serve.engines import captured_engine, choose
+from serve.engines.captured_engine import CapturedEngine
+from serve.engines.choose import Maker
+from serve.engines.engine import Choice, Engine, Landing, softmax
+from serve.engines.rows import Row, Tokenizer
+from serve.metrics import Metrics
+from serve.server import Server, ServerConfig
+from serve.version import fetched
+
+DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
+"""Padded tokens of a batch where no other was measured."""
+WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
+"""Widths in tokens that are run once before the first request."""
+
+
+def load(config: ServerConfig) -> Server:
+    """A warm classifier. Raises CheckpointError when the model's files were altered."""
+    version = fetched(config.version)
+    config = replace(config, version=version)
+    is_gpu = config.device == "cuda"  # faster than one core can tokenise
+    tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
+    choice, engine = prepare(config, tokenizer)
+    limits = Limits(choice.batch_tokens, config.batch_rows, config.queue_tokens, config.idle_wait_s)
+    warm_up(engine, limits, version.max_length)
+    metrics = Metrics(version.name, version.id)
+    ahead = 1 if isinstance(engine, CapturedEngine) else 0
+    batcher = Batcher(scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead)
+    return Server(config, choice, batcher, metrics)
+
+
+def warm_up(engine: Engine, limits: Limits, longest: int) -> None:
+    """Run every shape of a batch that is captured, or some widths where none is."""
+    if isinstance(engine, CapturedEngine):
+        found = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
+    else:
+        found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
+    for rows, width in found:
+        engine.run([Row((0,) * width, (0,) * width)] * rows)
+
+
+def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
+    """Launches batches whose landing gives probabilities; most engines are done by then."""
+    if isinstance(engine, CapturedEngine):
+        begin = engine.launch
+
+        def launch(rows: Sequence[Row]) -> Landing:
+            landing = begin(rows)
+            return lambda: softmax(landing())
+
+        return launch
+
+    def run(rows: Sequence[Row]) -> Landing:
+        found = softmax(engine.run(rows))
+        return lambda: found
+
+    return run
+
+
+def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]:
+    """The engine to serve with, loaded: the one asked for, or the fastest that passes the gate."""
+    version = config.version
+    folder = Path(version.path)
+    maker = Maker(folder, Path(version.exports), tokenizer, config.device, config.threads)
+    gate = choose.read_gate(folder)
+    names = engines_for(config)
+    if len(names) == 1 or not gate.rows:
+        name = names[0] if len(names) == 1 else choose.REFERENCE
+        return Choice(name, DEFAULT_TOKENS[config.device], 0.0), maker.make(name, gate)
+    choice = choose.choose(maker, names, gate)
+    return choice, maker.make(choice.engine, gate)
+
+
+def engines_for(config: ServerConfig) -> tuple[EngineName, ...]:
+    """Engines that may serve: the one asked for, or those that compute as asked."""
+    if config.engine:
+        return (config.engine,)
+    known = choose.CPU_ENGINES if config.device == "cpu" else choose.GPU_ENGINES
+    if config.precision is None:
+        return known
+    wanted = "fp32" if config.precision == "tf32" else config.precision
+    return tuple(name for name in known if name.endswith(f"-{wanted}"))

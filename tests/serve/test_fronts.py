@@ -1,0 +1,274 @@
+"""Processes in front of one engine: the same answers, and nothing lost when one ends."""
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from serve import framework, surface
+from serve.access import digest
+from serve.api import MAX_BODY_BYTES
+from serve.fronts.owner import Fronts
+from serve.fronts.wire import bound
+from serve.loading import load
+from serve.server import Server, ServerConfig
+from serve.version import ModelVersion
+from tests.builders import eventually
+
+TOKEN = "a token of somebody"
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+TEXTS = ["a superb film", "a dull film", "dull " * 100, "", "a fine film " * 3]
+FRONTS = 2
+
+
+class Alone:
+    """Fronts at a port where the replica itself does not listen."""
+
+    def __init__(self, server: Server) -> None:
+        framework.install(server)
+        self.server = server
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.fronts = Fronts(server, FRONTS)
+        with bound("127.0.0.1", 0, is_shared=True) as found:
+            port = found.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.wait_for(self.fronts.open(surface.application, "127.0.0.1", port))
+        assert eventually(lambda: len(self.listening()) == FRONTS, within_s=60)
+
+    def wait_for(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def processes(self) -> list[psutil.Process]:
+        children = psutil.Process().children()
+        return [p for p in children if "serve.fronts.front" in " ".join(p.cmdline())]
+
+    def listening(self) -> list[psutil.Process]:
+        """Fronts that take requests."""
+        return [
+            process
+            for process in self.processes()
+            if any(c.status == psutil.CONN_LISTEN for c in process.net_connections("tcp"))
+        ]
+
+
+@pytest.fixture(scope="module")
+def alone(version: ModelVersion) -> Iterator[Alone]:
+    config = ServerConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
+    made = Alone(load(config))
+    yield made
+    made.wait_for(made.fronts.close())
+    assert not made.processes()
+    framework._current.clear()
+    framework._fronts.clear()
+
+
+@pytest.fixture
+def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Batches wait for this."""
+    batcher, release = alone.server.batcher, threading.Event()
+    run = batcher.launch
+
+    def hold(rows: Any) -> Any:
+        release.wait(30)
+        return run(rows)
+
+    monkeypatch.setattr(batcher, "launch", hold)
+    yield release
+    release.set()
+
+
+def ask(url: str, text: object, **headers: str) -> httpx.Response:
+    """On a connection of its own."""
+    return httpx.post(
+        f"{url}/predict", json={"inputs": text}, headers={**HEADERS, **headers}, timeout=30
+    )
+
+
+def test_every_front_answers_as_the_replica_does(alone: Alone) -> None:
+    async def directly(text: str) -> Any:
+        body = json.dumps({"inputs": text}).encode()
+        return json.loads((await alone.server.predict(body, 10)).body)
+
+    seen = set()
+    for number in range(40):
+        text = TEXTS[number % len(TEXTS)]
+        found = ask(alone.url, text)
+        assert found.status_code == 200
+        assert found.json()["label"] == asyncio.run(directly(text))["label"]
+        assert found.json()["score"] == pytest.approx(asyncio.run(directly(text))["score"])
+        assert ("x-truncated" in found.headers) == (len(text) > 100)
+        seen.add(found.headers["x-request-id"][:8])
+    assert len(seen) == FRONTS, "one process answered everything"
+
+
+def test_lists_and_long_texts_come_back_in_order(alone: Alone) -> None:
+    texts = [*TEXTS, "a superb film " * 500] * 10
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: ask(alone.url, texts), range(8)))
+    singles = {text: ask(alone.url, text).json()["label"] for text in set(texts)}
+    for answer in found:
+        assert [row["label"] for row in answer.json()] == [singles[text] for text in texts]
+
+
+def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
+    assert httpx.get(f"{alone.url}/health").json()["name"] == alone.server.config.version.name
+    assert "<html" in httpx.get(f"{alone.url}/").text
+    assert httpx.get(f"{alone.url}/openapi.json").json()["info"]["title"] == "Winnow endpoint"
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a superb film"]}
+    url = f"{alone.url}/v2/models/{alone.server.config.version.name}/infer"
+    answer = httpx.post(url, json={"inputs": [tensor]}, headers=HEADERS)
+    assert answer.json()["outputs"][0]["data"] == ["positive"]
+    assert httpx.get(f"{alone.url}/nowhere?a=b", headers=HEADERS).status_code == 404
+    assert httpx.get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
+
+
+def test_what_is_wrong_is_refused_at_the_front(alone: Alone) -> None:
+    assert httpx.post(f"{alone.url}/predict", json={"inputs": "x"}).status_code == 401
+    assert ask(alone.url, 5).status_code == 422
+    assert ask(alone.url, "x" * MAX_BODY_BYTES).status_code == 413
+    assert httpx.post(f"{alone.url}/v2/models/x/infer", json={}).status_code == 401
+
+
+def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
+    def total() -> tuple[float, float, float]:
+        samples = list(alone.server.metrics.samples(alone.server.load))
+
+        def of(name: str, **labels: str) -> float:
+            return sum(
+                v for n, v, found in samples if n == name and labels.items() <= found.items()
+            )
+
+        return (
+            of("winnow_serve_requests_total", path="/predict", status="200"),
+            of("winnow_serve_token_requests_total"),
+            of("winnow_serve_texts_total"),
+        )
+
+    time.sleep(2.5)  # what others asked is told of
+    before = total()
+    for _ in range(10):
+        assert ask(alone.url, ["a fine film", "a dull film"]).status_code == 200
+    expected = (before[0] + 10, before[1] + 10, before[2] + 20)
+    assert eventually(lambda: total() == expected, within_s=5)
+
+
+def test_late_answers_full_queues_and_clients_that_left(
+    alone: Alone, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = alone.server.batcher
+    late = ask(alone.url, "a fine film", **{"x-request-timeout-seconds": "0.3"})
+    assert late.status_code == 504
+    assert eventually(lambda: batcher.load.requests == 0, within_s=5)
+    with pytest.raises(httpx.TimeoutException):
+        httpx.post(
+            f"{alone.url}/predict", json={"inputs": "a fine film"}, headers=HEADERS, timeout=0.5
+        )
+    assert eventually(lambda: batcher.load.requests == 0, within_s=5)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(ask, alone.url, "a fine film " * 20) for _ in range(2)]
+        assert eventually(lambda: batcher.load.requests == 2, within_s=5)
+        limits = batcher.limits
+        monkeypatch.setattr(batcher, "limits", type(limits)(queue_tokens=1))
+        refused = ask(alone.url, "one too many")
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) >= 1
+        held.set()
+        assert [found.result().status_code for found in waiting] == [200, 200]
+
+
+def test_a_failed_engine_is_told(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> Any:
+        raise RuntimeError("the engine broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(alone.server.batcher, "launch", fail)
+        broken = ask(alone.url, "a fine film")
+    assert broken.status_code == 500
+    assert broken.json()["error"]["code"] == "internal"
+    assert "broke" not in broken.text
+    assert ask(alone.url, "a fine film").status_code == 200
+
+
+def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threading.Event) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(ask, alone.url, "a fine film") for _ in range(8)]
+        assert eventually(lambda: alone.server.batcher.load.requests == 8, within_s=10)
+        victim = alone.listening()[0]
+        victim.kill()
+        assert eventually(lambda: alone.server.batcher.load.requests < 8, within_s=5)
+        held.set()
+        answers = [found.exception() or found.result().status_code for found in waiting]
+    lost = sum(isinstance(found, httpx.HTTPError) for found in answers)
+    assert answers.count(200) + lost == 8
+    assert 0 < lost < 8  # those on the killed one's connections; HAProxy would ask again
+    assert eventually(lambda: len(alone.listening()) == FRONTS, within_s=30)
+    assert victim.pid not in {process.pid for process in alone.listening()}
+    assert all(ask(alone.url, "a fine film").status_code == 200 for _ in range(20))
+
+
+SERVE = """
+import sys
+from serve import local
+from serve.server import ServerConfig
+from tests.serve.test_fronts import unpacked
+local.run(unpacked(sys.argv[1]), "127.0.0.1", int(sys.argv[2]), print)
+"""
+
+
+def unpacked(text: str) -> ServerConfig:
+    """A configuration from another process."""
+    return pickle.loads(bytes.fromhex(text))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, ending: int) -> None:
+    config = ServerConfig(version, engine="torch-fp32", fronts=FRONTS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, pickle.dumps(config).hex(), str(port)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert eventually(_answers(url), within_s=60)
+        whole = psutil.Process(process.pid).children()
+        assert eventually(
+            lambda: sum(1 for p in whole if p.net_connections("tcp")) == FRONTS, within_s=30
+        )
+        seen = {ask(url, "a fine film").headers["x-request-id"][:8] for _ in range(60)}
+        assert len(seen) == FRONTS + 1
+        process.send_signal(ending)
+        process.wait(30)
+    finally:
+        process.kill()
+    assert eventually(lambda: not any(child.is_running() for child in whole), within_s=10)
+    said = process.communicate()[0].decode()
+    assert "Traceback" not in said, said
+
+
+def _answers(url: str) -> Callable[[], bool]:
+    def look() -> bool:
+        try:
+            return httpx.get(f"{url}/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    return look
