@@ -2,7 +2,7 @@
 
     python benchmarks/serve.py NAME|--tiny [--storage .winnow] [--engine openvino-int8]
         [--seconds 8] [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1]
-        [--batch 64] [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
+        [--batch 64] [--fronts auto] [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
 and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml, mlserver,
@@ -122,6 +122,7 @@ def main() -> int:
         "model": version.name,
         "engine": engine,
         "accelerators": arguments.accelerators,
+        "fronts": arguments.fronts,
         "ceiling_texts_per_s": ceiling,
         "rows": [asdict(row) for row in rows],
     }
@@ -144,6 +145,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, nargs="+", default=[1], help="of a request")
     parser.add_argument("--accelerators", default="cpu:1")
     parser.add_argument("--batch", type=int, default=64, help="most texts of a forward pass")
+    parser.add_argument("--fronts", default="auto", help="processes that take our requests")
     parser.add_argument("--local", action="store_true", help="ours as `winnow serve`, without Ray")
     parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
     parser.add_argument("--out", type=Path)
@@ -246,6 +248,7 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
             "engine": arguments.engine,
             "accelerators": arguments.accelerators,
             "batching": {"max_batch_size": arguments.batch},
+            "fronts": arguments.fronts if arguments.fronts == "auto" else int(arguments.fronts),
         }
     )
     with session.connect() as cluster:
@@ -271,6 +274,7 @@ def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[Server]:
     words += ["--storage", str(arguments.storage.resolve()), "--engine", arguments.engine]
     words += ["--port", str(LOCAL_PORT), "--batch", str(arguments.batch)]
     words += ["--gpu"] if device_of(arguments) == "cuda" else []
+    words += [] if arguments.fronts == "auto" else ["--fronts", arguments.fronts]
     with process_of("winnow", words, dict(os.environ), LOCAL_PORT) as server:
         yield server
 

@@ -31,6 +31,10 @@ def serve(
     ] = False,
     batch: Annotated[int, typer.Option(help="Most texts in one forward pass.", min=1)] = 64,
     engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
+    fronts: Annotated[
+        int | None,
+        typer.Option(help="Processes that take requests; as many as suit if left out.", min=0),
+    ] = None,
     tokens_from: Annotated[
         str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
     ] = None,
@@ -48,6 +52,7 @@ def serve(
             "accelerators": AcceleratorRequest("cpu", threads),
             "engine": engine,
             "batching": {"max_batch_size": batch},
+            "fronts": "auto" if fronts is None else fronts,
             **({"auth": {"tokens_from": tokens_from}} if tokens_from else {}),
         }
     )

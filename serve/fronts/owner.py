@@ -87,14 +87,15 @@ class Fronts:
             asyncio.run_coroutine_threadsafe(self._begin(), self._loop)
 
     async def close(self) -> None:
-        """Let fronts answer what they have, and end."""
+        """Let fronts answer what they have, and end. From any event loop."""
         self._is_closing = True
         self._loop.call_soon_threadsafe(self._tell_all, Drain())
         links = list(self._links)
         await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
         if self._behind and self._serving:
             self._behind.should_exit = True
-            await self._serving
+            while not self._serving.done():
+                await asyncio.sleep(0.01)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _begin(self) -> None:

@@ -7,11 +7,13 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 import transformers
@@ -148,6 +150,12 @@ def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
         thread.join()
 
 
+def fronts() -> set[int]:
+    """Processes that stand before some replica."""
+    found = psutil.process_iter(["cmdline"])
+    return {p.pid for p in found if "serve.fronts.front" in (p.info["cmdline"] or [])}
+
+
 def replicas(version: ModelVersion) -> dict[str, int]:
     """How many are in each state."""
     import ray.serve
@@ -216,6 +224,29 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
     assert replicas(version) == {"RUNNING": 1}
     assert all(result.error_rate == 0 for result in [*first, *many, *few])
+
+
+def test_a_process_in_front_of_a_replica_comes_and_goes_with_it(
+    deploy: Deploy, version: ModelVersion, tmp_path: Path
+) -> None:
+    """Through HAProxy, at the port that Ray Serve gave the replica, during an update."""
+    url = deploy(version, fronts=1, batching={"max_wait": "100ms"})  # so that many ask at once
+    assert eventually(lambda: len(fronts()) == 1)
+    first = fronts()
+
+    def process_of(_: int) -> str:
+        answer = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
+        assert answer.json()["label"] == "positive"
+        return answer.headers["x-request-id"][:8]
+
+    with ThreadPoolExecutor(16) as pool:
+        assert eventually(lambda: len(set(pool.map(process_of, range(32)))) == 2)
+    newer = variant(version, tmp_path / "newer", touched)
+    with asked(url, 8) as results:
+        deploy(newer, fronts=1)
+        assert eventually(lambda: len(fronts()) == 1 and fronts() != first, within_s=60)
+    assert all(result.requests and result.error_rate == 0 for result in results)
+    assert set(results[-1].versions) == {newer.id}
 
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
