@@ -98,6 +98,8 @@ class Row:
     cpu_us: float
     """Per request, of all processes of the server."""
     failed: int
+    cores: dict[str, float]
+    """How many its processes kept busy, by what they are: what is the bottleneck."""
 
 
 def main() -> int:
@@ -406,7 +408,7 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
     subprocess.run([*words[:3], "-d1s", *words[4:]], capture_output=True, check=True)
     before = cpu_s(server.pid)
     done = subprocess.run(words, capture_output=True, check=True)
-    spent = cpu_s(server.pid) - before
+    spent = {name: after - before.get(name, 0.0) for name, after in cpu_s(server.pid).items()}
     found = re.search(rb"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", done.stdout)
     assert found, done.stdout
     requests, duration_us, p50_us, p99_us, failed = (int(part) for part in found.groups())
@@ -417,18 +419,21 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
         size,
         p50_us / 1000,
         p99_us / 1000,
-        1e6 * spent / max(1, requests),
+        1e6 * sum(spent.values()) / max(1, requests),
         failed,
+        {name: round(1e6 * s / duration_us, 2) for name, s in sorted(spent.items())},
     )
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds so far of a process and all below it."""
-    total = 0.0
+def cpu_s(pid: int) -> dict[str, float]:
+    """CPU seconds so far of a process and all below it, by what they are."""
+    total: dict[str, float] = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total += times.user + times.system
+            is_front = "serve.fronts.front" in process.cmdline()
+            name = "front" if is_front else process.name()
+            total[name] = total.get(name, 0.0) + times.user + times.system
     return total
 
 

@@ -13,6 +13,7 @@ from serve.door import Door
 from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound
 
+LOOPBACK = "127.0.0.1"
 _logger = logging.getLogger(__name__)
 
 
@@ -24,12 +25,12 @@ def install() -> list[starlette.middleware.Middleware]:
 
 
 def _share(fronts: Fronts) -> None:
-    """Let the fronts listen at the replica's port too, which Ray Serve opens for itself alone."""
+    """Let fronts have the replica's port. Ray Serve's own server gets one that they pass on to."""
     from ray.serve._private import replica
 
     start = getattr(replica, "start_asgi_http_server", None)
     if start is None:
-        _logger.warning("this Ray Serve cannot share a port: the replica takes all requests itself")
+        _logger.warning("this Ray Serve does not say how it begins: the replica has no fronts")
         return
 
     async def sharing(app: Any, http_options: Any, **options: Any) -> Any:
@@ -38,8 +39,12 @@ def _share(fronts: Fronts) -> None:
             bound(host, port, is_shared=False).close()  # a stranger's shared port is not ours
         except OSError as error:
             raise RuntimeError(f"{host}:{port} is taken") from error  # Ray Serve tries the next
-        begun = await start(app, http_options, **{**options, "enable_so_reuseport": True})
-        await fronts.open(Door(app, framework.find), host, port)
+        with bound(LOOPBACK, 0, is_shared=False) as free:
+            own = free.getsockname()[1]
+        begun = await start(
+            app, http_options.model_copy(update={"host": LOOPBACK, "port": own}), **options
+        )
+        await fronts.open(host, port, f"http://{LOOPBACK}:{own}")
         return begun
 
     replica.start_asgi_http_server = sharing

@@ -10,6 +10,7 @@ import uvicorn
 from jobs.errors import DeployError
 from serve import framework, tasks
 from serve.engines.engine import Trial
+from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound, new_loop
 from serve.routing import CHAT, PREDICT
 from serve.server import Server, ServerConfig
@@ -46,13 +47,19 @@ def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None])
         raise DeployError(
             f"{host}:{port} cannot be listened at: {error.strerror}; choose another --port"
         ) from None
-    web = uvicorn.Server(uvicorn.Config(application, **options))
     with asyncio.Runner(loop_factory=new_loop) as runner, contextlib.suppress(KeyboardInterrupt):
         try:
-            runner.run(fronts.open(application, host, port))
-            runner.run(web.serve(sockets=[bound(host, port, is_shared=True)]))
+            runner.run(_behind(fronts, uvicorn.Config(application, **options)))
         finally:
             runner.run(fronts.close())
+
+
+async def _behind(fronts: Fronts, config: uvicorn.Config) -> None:
+    """Serve what fronts at the configured address pass on."""
+    own = bound("127.0.0.1", 0, is_shared=False)
+    serving = asyncio.create_task(uvicorn.Server(config).serve(sockets=[own]))
+    await fronts.open(config.host, config.port, f"http://127.0.0.1:{own.getsockname()[1]}")
+    await serving
 
 
 def describe(trial: Trial) -> str:

@@ -22,7 +22,19 @@ from serve.api import RefusedError
 from serve.batcher import Answer, DeadlineError, Load, settle
 from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
 from serve.engines.rows import Text, Tokenizer
-from serve.fronts.wire import Ask, Counted, Drain, Found, Hello, Left, Listen, Wire, bound, new_loop
+from serve.fronts.wire import (
+    Ask,
+    Counted,
+    Drain,
+    Found,
+    Hello,
+    Left,
+    Listen,
+    Listening,
+    Wire,
+    bound,
+    new_loop,
+)
 from serve.metrics import Metrics
 from serve.server import Server
 
@@ -104,11 +116,8 @@ class Tally(Metrics):
 class Behind:
     """Passes requests on to the replica, and its answers back."""
 
-    def __init__(self, path: str) -> None:
-        transport = httpx.AsyncHTTPTransport(uds=path)
-        self._client = httpx.AsyncClient(
-            transport=transport, base_url="http://replica", timeout=None
-        )
+    def __init__(self, url: str) -> None:
+        self._client = httpx.AsyncClient(base_url=url, timeout=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on one request."""
@@ -197,13 +206,16 @@ class Front:
                 server_header=False,
             )
         )
-        telling = asyncio.create_task(self._tell(server))
+        telling = asyncio.create_task(self._tell(server, self._web))
         await self._web.serve(sockets=[bound(where.host, where.port, is_shared=True)])
         telling.cancel()
         self._send_news(server)
         self.ended.set()
 
-    async def _tell(self, server: Server) -> None:
+    async def _tell(self, server: Server, web: uvicorn.Server) -> None:
+        while not web.started:
+            await asyncio.sleep(0.01)
+        self.wire.send(Listening())
         while True:
             await asyncio.sleep(COUNT_S)
             self._send_news(server)

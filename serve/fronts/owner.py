@@ -4,29 +4,36 @@ import asyncio
 import functools
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from cluster import nvml
+from jobs.errors import DeployError
 from jobs.training.config import Device
 from serve.batcher import Answer, Batcher, ModelError, QueueFullError, Request
-from serve.door import Application
-from serve.fronts.wire import Ask, Counted, Drain, Found, Hello, Left, Listen, Wire, new_loop
+from serve.fronts.wire import (
+    Ask,
+    Counted,
+    Drain,
+    Found,
+    Hello,
+    Left,
+    Listen,
+    Listening,
+    Wire,
+    new_loop,
+)
 from serve.metrics import Metrics
 from serve.server import Answering, Server
 
 MOST = 6
 """More fronts than this were not faster in front of one HAProxy, see benchmarks/LOG.md."""
+READY_S = 60.0
+"""How long a front may take until it listens."""
 RESTART_S = 1.0
 """How long after a front was lost the next begins."""
 DRAIN_S = 10.0
@@ -57,34 +64,27 @@ class Fronts:
     def __init__(self, server: Server, number: int) -> None:
         assert isinstance(server.batcher, Batcher)
         self._server, self._number, self._batcher = server, number, server.batcher
-        self._folder = Path(tempfile.mkdtemp(prefix="winnow-"))  # for nobody else
         self._where: Listen | None = None
-        self._behind: uvicorn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
         self._links = set[_Link]()
+        self._listening = threading.Semaphore(0)
         self._is_closing = False
         self._loop = new_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True, name="fronts").start()
 
-    async def open(self, application: Application, host: str, port: int) -> None:
-        """Begin fronts at an address, which pass on to an application on this event loop."""
-        path = self._folder / "replica.sock"
-        self._behind = _Unsignalled(
-            uvicorn.Config(
-                application,
-                uds=str(path),
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-            )
-        )
-        self._serving = asyncio.create_task(self._behind.serve())
-        while not self._behind.started and not self._serving.done():
-            await asyncio.sleep(0.01)
-        self._where = Listen(host, port, str(path))
+    async def open(self, host: str, port: int, behind: str) -> None:
+        """Begin fronts at an address, which pass on to a URL of this process, until all listen.
+
+        Raises DeployError when one does not.
+        """
+        self._where = Listen(host, port, behind)
         for _ in range(self._number):
-            asyncio.run_coroutine_threadsafe(self._begin(), self._loop)
+            asyncio.run_coroutine_threadsafe(self._begin(self._where), self._loop)
+        for _ in range(self._number):
+            if not await asyncio.to_thread(self._listening.acquire, timeout=READY_S):
+                raise DeployError(
+                    f"a process that takes requests at {host}:{port} did not begin within"
+                    f" {READY_S:.0f} s; see the replica's log, or set serve.fronts to 0"
+                )
 
     async def close(self) -> None:
         """Let fronts answer what they have, and end. From any event loop."""
@@ -92,13 +92,8 @@ class Fronts:
         self._loop.call_soon_threadsafe(self._tell_all, Drain())
         links = list(self._links)
         await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
-        if self._behind and self._serving:
-            self._behind.should_exit = True
-            while not self._serving.done():
-                await asyncio.sleep(0.01)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _begin(self) -> None:
+    async def _begin(self, where: Listen) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -108,12 +103,14 @@ class Fronts:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # a key that interrupts this process is not for them
             )
-        link = _Link(self._batcher, self._server.metrics, process, self._lost)
+        link = _Link(
+            self._batcher, self._server.metrics, process, self._listening.release, self._lost
+        )
         await self._loop.create_unix_connection(lambda: link.wire, sock=ours)
         self._links.add(link)
         tokenizer = self._batcher.tokenizer.on_one_core()
         link.wire.send(Hello(self._server.config, self._server.choice, tokenizer))
-        link.wire.send(self._where)
+        link.wire.send(where)
 
     def _tell_all(self, message: Any) -> None:
         for link in self._links:
@@ -122,10 +119,11 @@ class Fronts:
     def _lost(self, link: "_Link") -> None:
         self._links.discard(link)
         self._loop.run_in_executor(None, link.wait, DRAIN_S)  # or a zombie stays
-        if self._is_closing:
+        where = self._where
+        if self._is_closing or where is None:
             return
         _logger.warning("a process in front of the engine ended; another takes its place")
-        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._begin()))
+        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._begin(where)))
 
 
 class _Link:
@@ -136,10 +134,11 @@ class _Link:
         batcher: Batcher,
         metrics: Metrics,
         process: "subprocess.Popen[bytes]",
+        listens: Callable[[], None],
         lost: Callable[["_Link"], None],
     ) -> None:
         self._batcher, self._metrics = batcher, metrics
-        self._process, self._lost = process, lost
+        self._process, self._listens, self._lost = process, listens, lost
         self._asked: dict[int, Request] = {}
         self.wire = Wire(self._take, self._gone)
 
@@ -165,6 +164,8 @@ class _Link:
                     self._batcher.leave(request)
             case Counted():
                 self._count(message)
+            case Listening():
+                self._listens()
 
     def _count(self, news: Counted) -> None:
         for (path, status), count in news.requests.items():
@@ -186,10 +187,3 @@ class _Link:
             self._batcher.leave(request)
         self._asked.clear()
         self._lost(self)
-
-
-class _Unsignalled(uvicorn.Server):
-    """Leaves the process' signals to others."""
-
-    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()

@@ -27,12 +27,16 @@ class Hello(NamedTuple):
 
 
 class Listen(NamedTuple):
-    """To a front: take requests at an address that the replica listens at too."""
+    """To a front: take requests at an address, as the others do."""
 
     host: str
     port: int
     behind: str
-    """Unix socket of the replica, for all that a front does not answer itself."""
+    """URL of the replica, for all that a front does not answer itself."""
+
+
+class Listening(NamedTuple):
+    """To the replica: requests may come."""
 
 
 class Drain(NamedTuple):

@@ -27,6 +27,7 @@ from serve.loading import load
 from serve.server import Server, ServerConfig
 from serve.version import ModelVersion
 from tests.builders import eventually
+from tests.serve.live import on_socket
 
 TOKEN = "a token of somebody"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
@@ -35,22 +36,16 @@ FRONTS = 2
 
 
 class Alone:
-    """Fronts at a port where the replica itself does not listen."""
+    """Fronts of a server."""
 
-    def __init__(self, server: Server) -> None:
-        framework.install(server)
+    def __init__(self, server: Server, behind: str) -> None:
         self.server = server
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.fronts = Fronts(server, FRONTS)
         with bound("127.0.0.1", 0, is_shared=True) as found:
             port = found.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self.wait_for(self.fronts.open(surface.application, "127.0.0.1", port))
-        assert eventually(lambda: len(self.listening()) == FRONTS, within_s=60)
-
-    def wait_for(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        asyncio.run(self.fronts.open("127.0.0.1", port, behind))
+        assert len(self.listening()) == FRONTS
 
     def processes(self) -> list[psutil.Process]:
         children = psutil.Process().children()
@@ -68,12 +63,14 @@ class Alone:
 @pytest.fixture(scope="module")
 def alone(version: ModelVersion) -> Iterator[Alone]:
     config = ServerConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
-    made = Alone(load(config))
-    yield made
-    made.wait_for(made.fronts.close())
+    server = load(config)
+    framework.install(server)
+    with on_socket(surface.application) as behind:
+        made = Alone(server, behind)
+        yield made
+        asyncio.run(made.fronts.close())
     assert not made.processes()
     framework._current.clear()
-    framework._fronts.clear()
 
 
 @pytest.fixture
@@ -254,7 +251,7 @@ def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, en
             lambda: sum(1 for p in whole if p.net_connections("tcp")) == FRONTS, within_s=30
         )
         seen = {ask(url, "a fine film").headers["x-request-id"][:8] for _ in range(60)}
-        assert len(seen) == FRONTS + 1
+        assert len(seen) == FRONTS
         process.send_signal(ending)
         process.wait(30)
     finally:
