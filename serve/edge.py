@@ -22,7 +22,7 @@ TIMEOUT_S = 30.0
 SOCKET_TIMEOUT_S = 5.0
 ATTEMPTS, PAUSE_S = 10, 0.5
 """How often a running HAProxy is told, and how long between."""
-MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS, ingress.RATES)
+MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS, ingress.RATES, ingress.MODELS)
 
 
 def read() -> dict[str, Route] | None:
@@ -91,10 +91,12 @@ def _write(tables: list[str]) -> None:
 
 def _commit(listening: Path, folder: Path, tables: list[str]) -> None:
     # a canary's path is there before its weight, and its weight is gone before its path
-    order = (3, 0, 1, 2) if tables[2] else (3, 2, 1, 0)
+    order = (3, 0, 4, 1, 2) if tables[2] else (3, 2, 1, 0, 4)
     for index in order:
         path = folder / MAPS[index]
         version = _say(listening, f"prepare map {path}").rsplit(":", 1)[-1].strip()
+        if not version.isdigit() and MAPS[index] == ingress.MODELS:
+            continue  # read by the rules for gRPC alone, which is not always there
         if not version.isdigit():
             raise OSError(f"HAProxy did not take a new version of {path.name}: {version}")
         if tables[index]:

@@ -4,10 +4,13 @@ Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a serve
 """
 
 import logging
+import os
 from typing import Any
 
 import starlette.middleware
+from ray.serve._private import default_impl, replica
 
+from cluster import ingress
 from serve import framework
 from serve.door import Door
 from serve.fronts.owner import Fronts
@@ -21,13 +24,18 @@ def install() -> list[starlette.middleware.Middleware]:
     """The middleware that Ray Serve asks for, just before a replica opens its port."""
     if found := framework.fronts():
         _share(found)
+    if ingress.FOLDER in os.environ:  # the cluster is of this machine alone
+        default_impl.add_grpc_address = _add_grpc_address
     return [starlette.middleware.Middleware(Door, find=framework.find)]
+
+
+def _add_grpc_address(server: Any, address: str) -> None:
+    """Listen for gRPC where Ray Serve does for HTTP, instead of at every address."""
+    server.add_insecure_port(address.replace("[::]", LOOPBACK))
 
 
 def _share(fronts: Fronts) -> None:
     """Let fronts have the replica's port. Ray Serve's own server gets one that they pass on to."""
-    from ray.serve._private import replica
-
     start = getattr(replica, "start_asgi_http_server", None)
     if start is None:
         _logger.warning("this Ray Serve does not say how it begins: the replica has no fronts")

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -57,7 +57,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
     )
     tell(f"{new.version.id} passes the gate beside {old.version.id}{told}")
     rate = spec.limits.requests_per_second
-    route = Route(old.version.id, rate=rate)
+    route = Route(old.version.id, rate=rate, model=old.version.name)
     try:
         for weight in rollout.steps:
             edge.write({spec.route: routing.tried(route, new.version.id, weight)})
@@ -70,7 +70,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         edge.write({spec.route: routing.rolled_back(route)})
         tell(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
-    edge.write({spec.route: Route(new.version.id, rate=rate)})
+    edge.write({spec.route: replace(route, stable=new.version.id)})
 
 
 def _watch(

@@ -19,6 +19,8 @@ class Route:
     """Percent of the requests that the canary answers."""
     rate: int = 0
     """Requests that one client may send in a second; 0 for any number."""
+    model: str = ""
+    """Whose versions they are."""
 
 
 Routes = Mapping[str, Route]
@@ -32,7 +34,7 @@ def version_path(version: str) -> str:
 
 def rolled_back(route: Route) -> Route:
     """The stable version answers everything."""
-    return Route(route.stable, rate=route.rate)
+    return replace(route, canary=None, weight=0)
 
 
 def tried(route: Route, canary: str, weight: int) -> Route:
@@ -41,24 +43,30 @@ def tried(route: Route, canary: str, weight: int) -> Route:
 
 
 def maps(routes: Routes) -> tuple[dict[str, str], ...]:
-    """HAProxy's four maps, by route with a slash after it: stable, canary, weight, rate."""
+    """HAProxy's maps, by route with a slash after it: stable, canary, weight, rate.
+
+    The last is the route of a model by its name, which is all that gRPC's requests carry.
+    """
     stable = {f"{name}/": version_path(route.stable) for name, route in routes.items()}
     trials = {f"{name}/": route for name, route in routes.items() if route.canary and route.weight}
     canary = {name: version_path(route.canary or "") for name, route in trials.items()}
     weights = {name: str(route.weight) for name, route in trials.items()}
     rates = {f"{name}/": str(route.rate) for name, route in routes.items() if route.rate}
-    return stable, canary, weights, rates
+    models = {route.model: f"{name}/" for name, route in routes.items() if route.model}
+    return stable, canary, weights, rates, models
 
 
 def parse(*texts: str) -> dict[str, Route]:
-    """Routes from the text of the four maps."""
+    """Routes from the text of the maps."""
     tables = [dict(line.split() for line in text.splitlines() if line) for text in texts]
+    models = {name: model for model, name in tables[4].items()}
     return {
         name.removesuffix("/"): Route(
             path.removeprefix(PREFIX),
             tables[1][name].removeprefix(PREFIX) if name in tables[1] else None,
             int(tables[2].get(name, 0)),
             int(tables[3].get(name, 0)),
+            models.get(name, ""),
         )
         for name, path in tables[0].items()
     }

@@ -92,10 +92,14 @@ async def model_ready(name: str) -> dict[str, Any]:
 @api.post("/v2/models/{name}/infer", responses={**ERRORS, 404: {"model": ErrorBody}})
 async def infer(name: str, body: InferRequest, request: fastapi.Request) -> InferResponse:
     """Open Inference Protocol: label the texts of the tensor `text`."""
-    server = named(name)
+    return await inferred(named(name), body, timeout(request))
+
+
+async def inferred(server: Server, body: InferRequest, timeout_s: float) -> InferResponse:
+    """Labels and scores of a protocol request's texts; RefusedError."""
     version = server.config.version
     texts = texts_of(body, is_pair=version.is_pair)
-    found = (await server.classify(texts, timeout(request))).scores
+    found = (await server.classify(texts, timeout_s)).scores
     scores = [max(row) for row in found]
     labels = [version.labels[row.index(score)] for row, score in zip(found, scores, strict=True)]
     every = [score for row in found for score in row]

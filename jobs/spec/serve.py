@@ -160,10 +160,14 @@ class ServeSpec(SpecModel):
     """What engines compute in; auto allows all that pass."""
     replicas: ReplicasSpec = ReplicasSpec()
     """How many copies."""
+    grpc: Annotated[bool, Field(strict=True)] = False
+    """Whether classifiers answer the Open Inference Protocol over gRPC too, at the port 1000 above
+    that of HTTP; callers name the model as `application` in their metadata. Needs
+    `pip install 'raywinnow[grpc]'`."""
     fronts: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
-    """Processes that take and tokenise requests for each copy of the model, each with a core that is
-    reserved for it. Auto: none before a CPU; before a GPU, which is faster than one process can ask,
-    up to 6 as the node has cores for each of its GPUs, and no core reserved."""
+    """Processes that take and tokenise requests for each copy of the model, each with a core that
+    is reserved for it. Auto: none before a CPU; before a GPU, which is faster than one process can
+    ask, up to 6 as the node has cores for each of its GPUs, and no core reserved."""
     autoscaling: AutoscalingSpec = AutoscalingSpec()
     """When copies are added and removed."""
     batching: BatchingSpec = BatchingSpec()

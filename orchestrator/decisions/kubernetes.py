@@ -58,8 +58,9 @@ class Options:
 
 
 def manifests(spec: JobSpec, options: Options) -> dict[str, list[Document]]:
-    """Documents by path of their file. Raises InfeasibleError for what pods could not see."""
+    """Documents by path of their file. Raises InfeasibleError for what pods could not do."""
     _check_places(spec, options)
+    _check_serve(spec)
     folders = {
         "job": {"job.yaml": [_config(spec)], "rayjob.yaml": [_job(spec, options)]},
         "cluster": {"raycluster.yaml": [_standing(spec, options)]},
@@ -111,6 +112,14 @@ def _check_places(spec: JobSpec, options: Options) -> None:
                 f"{field} {place} is a place of this machine, which pods do not see: use s3://…, or"
                 f" name a volume with --claim and a path below {pods.DATA}"
             )
+
+
+def _check_serve(spec: JobSpec) -> None:
+    """What manifests cannot give."""
+    if spec.serve and spec.serve.grpc:
+        raise InfeasibleError(
+            "serve.grpc is true, and KubeRay opens no port for it; leave it out, and ask over HTTP"
+        )
 
 
 def _requests(spec: JobSpec) -> list[AcceleratorRequest]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -242,6 +243,98 @@ def test_a_process_in_front_of_a_replica_comes_and_goes_with_it(
         assert eventually(lambda: len(fronts()) == 1 and fronts() != first, within_s=60)
     assert all(result.requests and result.error_rate == 0 for result in results)
     assert set(results[-1].versions) == {newer.id}
+
+
+class GrpcCaller:
+    """Asks a model for a label over gRPC, as NVIDIA's client does."""
+
+    def __init__(self, name: str, port: int) -> None:
+        import tritonclient.grpc
+
+        self._name = name
+        self._client = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{port}")
+        self._tensor = tritonclient.grpc.InferInput("text", [1], "BYTES")
+        self._tensor.set_data_from_numpy(np.array([b"a superb film"], dtype=np.object_))
+
+    def ask(self, **metadata: str) -> tuple[str, str]:
+        """Label, and id of the version that gave it."""
+        found = self._client.infer(
+            self._name,
+            [self._tensor],
+            headers={"application": self._name, **metadata},
+            client_timeout=30,
+        )
+        return found.as_numpy("label")[0].decode(), found.get_response().model_version
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[list[tuple[str, str] | Exception]]:
+        """Without a pause; what came back."""
+        answers, ending = list[tuple[str, str] | Exception](), threading.Event()
+
+        def go() -> None:
+            while not ending.is_set():
+                try:
+                    answers.append(self.ask())
+                except Exception as error:  # noqa: BLE001 - is asserted not to be there
+                    answers.append(error)
+
+        thread = threading.Thread(target=go)
+        thread.start()
+        try:
+            yield answers
+        finally:
+            ending.set()
+            thread.join()
+
+
+@pytest.fixture
+def fresh_serve(ray_cluster: Connection) -> Iterator[Connection]:
+    """No Ray Serve before and after: it keeps the options that it began with."""
+    import ray.serve
+
+    ray.serve.shutdown()
+    yield ray_cluster
+    ray.serve.shutdown()
+
+
+def test_grpc_is_refused_where_ray_serve_runs_without_it(
+    fresh_serve: Connection, deploy: Deploy, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serve import deployment
+
+    deploy(version)
+    monkeypatch.setattr(deployment, "GRPC_TIMEOUT_S", 1)
+    with pytest.raises(DeployError, match="runs without it"):
+        deploy(version, grpc=True)
+
+
+def test_grpc_follows_the_route_and_loses_nothing(
+    fresh_serve: Connection, deploy: Deploy, version: ModelVersion, tmp_path: Path
+) -> None:
+    """Through HAProxy, with the model's name in place of a version's."""
+    from serve import deployment
+
+    port = deployment.grpc_port(fresh_serve.serve_port)
+    deploy(version, grpc=True)
+    caller = GrpcCaller(version.name, port)
+    newer = variant(version, tmp_path / "newer", touched)
+    with caller.asking() as answers:
+        assert eventually(lambda: len(answers) > 5)
+        deploy(newer, grpc=True)
+        count = len(answers)
+        assert eventually(lambda: len(answers) > count + 5)
+    assert set(answers) == {("positive", version.id), ("positive", newer.id)}
+    assert set(answers[count + 1 :]) == {("positive", newer.id)}
+    deploy(newer, grpc=True, limits={"requests_per_second": 5})
+    with pytest.raises(Exception, match="asks more often"):  # its client's own
+        [caller.ask() for _ in range(40)]
+    assert caller.ask(authorization="Bearer of-somebody-else") == ("positive", newer.id)
+    open_to_all = {
+        found.laddr.port
+        for found in psutil.net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN and found.laddr.ip in ("0.0.0.0", "::")
+    }
+    assert not open_to_all & {port, 9500, *range(40_000, 41_000)}  # Ray Serve's for gRPC
 
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:

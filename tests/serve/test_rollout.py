@@ -67,11 +67,13 @@ def test_slow_and_failing_versions_are_stopped(
 
 
 def test_routes_become_maps_and_back() -> None:
-    routes = {"/a": Route("one"), "/b/c": routing.tried(Route("two", rate=7), "three", 25)}
-    stable, canary, weights, rates = routing.maps(routes)
+    second = Route("two", rate=7, model="films")
+    routes = {"/a": Route("one"), "/b/c": routing.tried(second, "three", 25)}
+    stable, canary, weights, rates, models = routing.maps(routes)
     assert stable == {"/a/": "/_v/one", "/b/c/": "/_v/two"}
     assert (canary, weights) == ({"/b/c/": "/_v/three"}, {"/b/c/": "25"})
-    texts = [routing.text_of(table) for table in (stable, canary, weights, rates)]
+    assert (rates, models) == ({"/b/c/": "7"}, {"films": "/b/c/"})
+    texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
-    assert routing.parse("", "", "", "") == {}
-    assert routing.rolled_back(routes["/b/c"]) == Route("two", rate=7)
+    assert routing.parse("", "", "", "", "") == {}
+    assert routing.rolled_back(routes["/b/c"]) == second

@@ -188,6 +188,13 @@ def test_kustomize_builds_every_folder(files: dict[str, list[Document]], tmp_pat
             assert document.get("spec") == own.get("spec")
 
 
+def test_grpc_is_refused() -> None:
+    places = {"data__train": {"path": "s3://team/x.csv"}, "data__eval": {"path": "s3://team/y.csv"}}
+    spec = job(storage="s3://team/x", serve={"route": "/x", "grpc": True}, **places)
+    with pytest.raises(InfeasibleError, match="KubeRay opens no port for it"):
+        kubernetes.manifests(spec, Options(IMAGE))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
