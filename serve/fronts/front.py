@@ -6,6 +6,7 @@ All else that it is asked it passes on to the replica, answers and all.
 """
 
 import asyncio
+import gc
 import itertools
 import os
 import socket
@@ -35,7 +36,7 @@ from serve.fronts.wire import (
     bound,
     new_loop,
 )
-from serve.metrics import Metrics
+from serve.metrics import Latencies, Metrics
 from serve.server import Server
 
 INLINE_CHARACTERS = 4096
@@ -93,23 +94,29 @@ class Tally(Metrics):
 
     def __init__(self, name: str, version: str) -> None:
         super().__init__(name, version)
-        self._news = Counted(Counter(), Counter(), [])
+        self._new_requests, self._new_callers = Counter[tuple[str, int]](), Counter[str]()
+        self._new_texts, self._new_latencies = 0, Latencies()
 
     def count(self, path: str, status: int, number: int = 1) -> None:
         """Count requests."""
-        self._news.requests[path, status] += number
+        self._new_requests[path, status] += number
 
     def count_caller(self, name: str, number: int = 1) -> None:
         """Count requests under the name of their token."""
-        self._news.callers[name] += number
+        self._new_callers[name] += number
 
     def answered(self, texts: int, seconds: float) -> None:
         """Count an answer."""
-        self._news.answers.append((texts, seconds))
+        self._new_texts += texts
+        self._new_latencies.observe(seconds)
 
-    def news(self) -> Counted:
-        """What was counted since this was last asked."""
-        found, self._news = self._news, Counted(Counter(), Counter(), [])
+    def news(self) -> Counted | None:
+        """What was counted since this was last asked, if anything."""
+        if not self._new_requests and not self._new_callers:
+            return None
+        found = Counted(self._new_requests, self._new_callers, self._new_texts, self._new_latencies)
+        self._new_requests, self._new_callers = Counter(), Counter()
+        self._new_texts, self._new_latencies = 0, Latencies()
         return found
 
 
@@ -176,6 +183,8 @@ class Front:
                 tally = Tally(config.version.name, config.version.id)
                 self._remote = Remote(tokenizer, self.wire)
                 self._server = Server(config, choice, self._remote, tally)
+                gc.collect()
+                gc.freeze()  # see framework.install
             case Listen() if self._server:
                 self._tasks.add(asyncio.create_task(self._listen(message, self._server)))
             case Drain():
@@ -222,8 +231,7 @@ class Front:
 
     def _send_news(self, server: Server) -> None:
         assert isinstance(server.metrics, Tally)
-        news = server.metrics.news()
-        if any(news):
+        if news := server.metrics.news():
             self.wire.send(news)
 
 

@@ -172,8 +172,8 @@ class _Link:
             self._metrics.count(path, status, count)
         for name, count in news.callers.items():
             self._metrics.count_caller(name, count)
-        for texts, seconds in news.answers:
-            self._metrics.answered(texts, seconds)
+        self._metrics.texts.inc(news.texts)
+        self._metrics.latency.add(news.latencies)
 
     def _reply(self, number: int, found: Answer | Exception) -> None:
         if request := self._asked.pop(number, None):

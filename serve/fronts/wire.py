@@ -13,6 +13,7 @@ import uvicorn
 from serve.batcher import Answer
 from serve.engines.engine import Choice
 from serve.engines.rows import Row, Tokenizer
+from serve.metrics import Latencies
 from serve.server import ServerConfig
 
 _SIZE = struct.Struct("<Q")
@@ -71,8 +72,8 @@ class Counted(NamedTuple):
     requests: Counter[tuple[str, int]]
     """By path and status."""
     callers: Counter[str]
-    answers: list[tuple[int, float]]
-    """Texts and seconds of each."""
+    texts: int
+    latencies: Latencies
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
