@@ -3,7 +3,6 @@
 Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a server it lets all pass.
 """
 
-import logging
 import os
 from typing import Any
 
@@ -17,7 +16,7 @@ from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound
 
 LOOPBACK = "127.0.0.1"
-_logger = logging.getLogger(__name__)
+_start = replica.start_asgi_http_server
 
 
 def install() -> list[starlette.middleware.Middleware]:
@@ -36,10 +35,6 @@ def _add_grpc_address(server: Any, address: str) -> None:
 
 def _share(fronts: Fronts) -> None:
     """Let fronts have the replica's port. Ray Serve's own server gets one that they pass on to."""
-    start = getattr(replica, "start_asgi_http_server", None)
-    if start is None:
-        _logger.warning("this Ray Serve does not say how it begins: the replica has no fronts")
-        return
 
     async def sharing(app: Any, http_options: Any, **options: Any) -> Any:
         host, port = http_options.host, http_options.port
@@ -49,7 +44,7 @@ def _share(fronts: Fronts) -> None:
             raise RuntimeError(f"{host}:{port} is taken") from error  # Ray Serve tries the next
         with bound(LOOPBACK, 0, is_shared=False) as free:
             own = free.getsockname()[1]
-        begun = await start(
+        begun = await _start(
             app, http_options.model_copy(update={"host": LOOPBACK, "port": own}), **options
         )
         await fronts.open(host, port, f"http://{LOOPBACK}:{own}")

@@ -12,6 +12,11 @@ def _is_chat(spec: JobSpec) -> bool:
 
 NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
     ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
+    ("serve.grpc", lambda s: _is_chat(s) and s.serve is not None and s.serve.grpc),
+    (
+        "serve.fronts",
+        lambda s: _is_chat(s) and s.serve is not None and s.serve.fronts not in ("auto", 0),
+    ),
 )
 """Field and the test that tells whether a job uses it in a way no stage honours."""
 

@@ -43,8 +43,18 @@ INLINE_CHARACTERS = 4096
 """More text than this is tokenised beside the event loop."""
 COUNT_S = 1.0
 """How often the replica is told what was counted."""
-BACKLOG = 2048
-HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade"})
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"expect",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
 """Headers of one connection, which are not passed on."""
 
 
@@ -124,22 +134,17 @@ class Behind:
     """Passes requests on to the replica, and its answers back."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.AsyncClient(base_url=url, timeout=None)
+        self._url = httpx.URL(url)
+        self._client = httpx.AsyncClient(timeout=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on one request."""
-        headers = [pair for pair in scope["headers"] if pair[0] not in HOP_BY_HOP]
-        names = {name for name, _ in scope["headers"]}
-        has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
-        url = scope["raw_path"].decode("ascii")
-        request = self._client.build_request(
-            scope["method"],
-            f"{url}?{scope['query_string'].decode('ascii')}" if scope["query_string"] else url,
-            headers=headers,
-            content=_body(receive) if has_body else None,
-        )
         try:
-            response = await self._client.send(request, stream=True)
+            response = await self._client.send(self._request(scope, receive), stream=True)
+        except (UnicodeDecodeError, httpx.InvalidURL, httpx.LocalProtocolError):
+            refusal = RefusedError(400, "invalid_request", "the request breaks HTTP's own rules")
+            await answer(send, refused(refusal, ""), "")
+            return
         except httpx.HTTPError:
             message = "the replica behind this process does not answer; try again"
             refusal = RefusedError(503, "not_ready", message, retry_after_s=1)
@@ -154,6 +159,18 @@ class Behind:
             await send({"type": "http.response.body", "body": b""})
         finally:
             await response.aclose()
+
+    def _request(self, scope: Scope, receive: Receive) -> httpx.Request:
+        """To the replica and nobody else, whatever the path says."""
+        target = scope["raw_path"] + (b"?" if scope["query_string"] else b"")
+        names = {name for name, _ in scope["headers"]}
+        has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
+        return self._client.build_request(
+            scope["method"],
+            self._url.copy_with(raw_path=target + scope["query_string"]),
+            headers=[pair for pair in scope["headers"] if pair[0] not in HOP_BY_HOP],
+            content=_body(receive) if has_body else None,
+        )
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:

@@ -94,6 +94,8 @@ class Fronts:
         await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
 
     async def _begin(self, where: Listen) -> None:
+        if self._is_closing:
+            return
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(

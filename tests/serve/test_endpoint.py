@@ -28,6 +28,7 @@ from jobs.training import gate
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
 from serve import load
+from serve.fronts.wire import bound
 from serve.load import LoadResult, Plan, run
 from serve.version import ModelVersion
 from tests.builders import eventually, job
@@ -224,6 +225,39 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
     assert replicas(version) == {"RUNNING": 1}
     assert all(result.error_rate == 0 for result in [*first, *many, *few])
+
+
+def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray Serve does where a port is taken: it asks the hook again."""
+    import ray.serve.config
+    from ray.serve._private import replica
+
+    from serve import hook
+
+    begun, opened = list[int](), list[tuple[str, int, str]]()
+
+    async def start(app: Any, options: Any, **_: Any) -> str:
+        begun.append(options.port)
+        return "server"
+
+    class Recording:
+        async def open(self, *where: Any) -> None:
+            opened.append(where)
+
+    monkeypatch.setattr(hook, "_start", start)
+    monkeypatch.setattr(replica, "start_asgi_http_server", start)
+    hook._share(Recording())
+    with bound("127.0.0.1", 0, is_shared=True) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        options = ray.serve.config.HTTPOptions(host="127.0.0.1", port=port)
+        with pytest.raises(RuntimeError, match="is taken"):
+            asyncio.run(replica.start_asgi_http_server(None, options))
+    hook._share(Recording())
+    assert asyncio.run(replica.start_asgi_http_server(None, options)) == "server"
+    assert opened == [("127.0.0.1", port, f"http://127.0.0.1:{begun[0]}")]
+    assert len(begun) == 1
+    assert begun[0] != port
 
 
 def test_a_process_in_front_of_a_replica_comes_and_goes_with_it(

@@ -133,6 +133,31 @@ def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
     assert httpx.get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
 
 
+@pytest.mark.parametrize(
+    ("head", "statuses"),
+    [
+        (b"GET /\xff\xfe HTTP/1.1", {400, 404}),
+        (b"GET //elsewhere.test/health HTTP/1.1", {401, 404}),
+        (b"GET http://elsewhere.test/health HTTP/1.1", {200, 404}),
+        (b"GET /health?a=%00&b=\x7f HTTP/1.1", {200, 400}),
+        (b"GET /" + b"a" * 60_000 + b" HTTP/1.1", {400, 401, 404, 414, 431}),
+        (b"GET /[::1 HTTP/1.1", {400, 401, 404}),
+        (b"POST /nowhere HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked", {400, 401}),
+        (b"GET /health HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket", {200, 400, 426}),
+    ],
+)
+def test_hostile_requests_are_answered_here_or_by_the_replica(
+    alone: Alone, head: bytes, statuses: set[int]
+) -> None:
+    """Never passed on to anybody else, and never a 5xx."""
+    where = httpx.URL(alone.url)
+    with socket.create_connection((where.host, where.port or 0), timeout=10) as talk:
+        talk.sendall(head + b"\r\nHost: x\r\nConnection: close\r\n\r\n0\r\n\r\n")
+        answer = talk.recv(65536)
+    assert int(answer.split()[1]) in statuses, answer[:300]
+    assert ask(alone.url, "a fine film").status_code == 200
+
+
 def test_what_is_wrong_is_refused_at_the_front(alone: Alone) -> None:
     assert httpx.post(f"{alone.url}/predict", json={"inputs": "x"}).status_code == 401
     assert ask(alone.url, 5).status_code == 422

@@ -257,6 +257,8 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
             "serve.rollout.gate[1]: 'accuracy>=0' cannot be judged for causal-lm; remove it",
         ),
         (PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
+        (PROMPTS + "serve: {route: /a, grpc: true}\n", "serve.grpc: is not supported yet"),
+        (PROMPTS + "serve: {route: /a, fronts: 2}\n", "serve.fronts: is not supported yet"),
         (
             PROMPTS
             + "train: {eval: {metrics: [perplexity]}}\n"
