@@ -227,6 +227,7 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     assert all(result.error_rate == 0 for result in [*first, *many, *few])
 
 
+@pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
 def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ray Serve does where a port is taken: it asks the hook again."""
     import ray.serve.config
