@@ -62,6 +62,8 @@ class Endpoint:
     """Of the route; predictions are at `<url>/predict`."""
     version: str
     """Id of the model version that answers."""
+    grpc: str | None = None
+    """Address of gRPC, where it answers that too."""
 
 
 def deploy(
@@ -82,7 +84,8 @@ def deploy(
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     _start(spec, port)
     base = f"http://{HOST}:{port}"
-    endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id)
+    grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else None
+    endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
     routes = edge.read()
     if routes is None:
         _run(version.name, version, spec, nodes, spec.route)
@@ -93,7 +96,6 @@ def deploy(
     new_side = _side(version, spec.route, base)
     _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else ""
         _wait_until_answering(new_side.application, new_side.url, version.id, grpc_at)
         if old is None or old.stable == version.id or spec.rollout is None:
             rate = spec.limits.requests_per_second
@@ -249,7 +251,9 @@ def bind(
     return deployment.bind(configure(version, spec, prefix, is_gpu=is_gpu))
 
 
-def _wait_until_answering(application: str, url: str, version: str, grpc_at: str = "") -> None:
+def _wait_until_answering(
+    application: str, url: str, version: str, grpc_at: str | None = None
+) -> None:
     """Over HTTP, and at an address of gRPC where one is given."""
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -29,6 +29,7 @@ CODES = {
 }
 """What a status of HTTP is in gRPC."""
 ASK_S = 5.0
+"""How long a call that looks whether an application is there may take."""
 _LENGTH = struct.Struct("<I")
 
 

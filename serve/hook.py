@@ -4,6 +4,7 @@ Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a serve
 """
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import starlette.middleware
@@ -17,6 +18,7 @@ from serve.fronts.wire import bound
 
 LOOPBACK = "127.0.0.1"
 _start = replica.start_asgi_http_server
+_add_port, _add_address = replica.add_port_to_grpc_server, default_impl.add_grpc_address
 
 
 def install() -> list[starlette.middleware.Middleware]:
@@ -24,13 +26,21 @@ def install() -> list[starlette.middleware.Middleware]:
     if found := framework.fronts():
         _share(found)
     if ingress.FOLDER in os.environ:  # the cluster is of this machine alone
-        default_impl.add_grpc_address = _add_grpc_address
+        default_impl.add_grpc_address = _here(_add_address)
+        replica.add_port_to_grpc_server = _here(_add_port)
     return [starlette.middleware.Middleware(Door, find=framework.find)]
 
 
-def _add_grpc_address(server: Any, address: str) -> None:
-    """Listen for gRPC where Ray Serve does for HTTP, instead of at every address."""
-    server.add_insecure_port(address.replace("[::]", LOOPBACK))
+def _here(listen: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """The same on loopback: of gRPC Ray Serve listens at every address, and cannot be told not to.
+
+    That is what clients ask, and what replicas ask each other, in every replica.
+    """
+
+    def listen_here(server: Any, address: str) -> Any:
+        return listen(server, address.replace("[::]", LOOPBACK))
+
+    return listen_here
 
 
 def _share(fronts: Fronts) -> None:

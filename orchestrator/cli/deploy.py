@@ -52,3 +52,6 @@ def deploy(
         print_json(endpoint)
     else:
         out().print(f"{endpoint.url}/predict answers with version {endpoint.version}")
+        if endpoint.grpc:
+            name = endpoint.application
+            out().print(f"gRPC answers at {endpoint.grpc}, to calls with application: {name}")

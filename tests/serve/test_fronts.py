@@ -32,7 +32,8 @@ from tests.serve.live import on_socket
 TOKEN = "a token of somebody"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = ["a superb film", "a dull film", "dull " * 100, "", "a fine film " * 3]
-FRONTS = 2
+FRONTS, CLIENTS = 2, 24
+"""So many clients that no front is without one."""
 
 
 class Alone:
@@ -226,17 +227,17 @@ def test_a_failed_engine_is_told(alone: Alone, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threading.Event) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(ask, alone.url, "a fine film") for _ in range(8)]
-        assert eventually(lambda: alone.server.batcher.load.requests == 8, within_s=10)
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        waiting = [pool.submit(ask, alone.url, "a fine film") for _ in range(CLIENTS)]
+        assert eventually(lambda: alone.server.batcher.load.requests == CLIENTS, within_s=20)
         victim = alone.listening()[0]
         victim.kill()
-        assert eventually(lambda: alone.server.batcher.load.requests < 8, within_s=5)
+        assert eventually(lambda: alone.server.batcher.load.requests < CLIENTS, within_s=5)
         held.set()
         answers = [found.exception() or found.result().status_code for found in waiting]
     lost = sum(isinstance(found, httpx.HTTPError) for found in answers)
-    assert answers.count(200) + lost == 8
-    assert 0 < lost < 8  # those on the killed one's connections; HAProxy would ask again
+    assert answers.count(200) + lost == CLIENTS
+    assert 0 < lost < CLIENTS  # those on the killed one's connections; HAProxy would ask again
     assert eventually(lambda: len(alone.listening()) == FRONTS, within_s=30)
     assert victim.pid not in {process.pid for process in alone.listening()}
     assert all(ask(alone.url, "a fine film").status_code == 200 for _ in range(20))
