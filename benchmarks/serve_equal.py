@@ -34,6 +34,7 @@ import uvicorn  # noqa: E402
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve import framework, surface  # noqa: E402
+from serve.batcher import Batcher  # noqa: E402
 from serve.engines.choose import CPU_ENGINES  # noqa: E402
 from serve.loading import load  # noqa: E402
 from serve.server import ServerConfig  # noqa: E402
@@ -103,6 +104,7 @@ def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
         finally:
             web.should_exit = True
             thread.join()
+            assert isinstance(server.batcher, Batcher)
             server.batcher.close()
     by_label = [{scored["label"]: scored["score"] for scored in row} for row in found]
     return np.array([[row[label] for label in version.labels] for row in by_label])

@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import prometheus_client
@@ -32,11 +32,11 @@ class Latencies(prometheus_client.registry.Collector):
             self.counts[index] += 1
             self.total_s += seconds
 
-    def add(self, other: "Latencies") -> None:
+    def add(self, counts: Sequence[int], total_s: float) -> None:
         """Count those of another one too."""
         with self._lock:
-            self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-            self.total_s += other.total_s
+            self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+            self.total_s += total_s
 
     def collect(self) -> Iterator[prometheus_client.Metric]:
         """For Prometheus."""
@@ -49,13 +49,6 @@ class Latencies(prometheus_client.registry.Collector):
             buckets=list(zip(bounds, counts, strict=True)),
             sum_value=total_s,
         )
-
-    def __getstate__(self) -> tuple[list[int], float]:
-        return self.counts, self.total_s
-
-    def __setstate__(self, state: tuple[list[int], float]) -> None:
-        self.__init__()  # type: ignore[misc]
-        self.counts, self.total_s = state
 
 
 class Metrics:

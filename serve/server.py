@@ -116,10 +116,6 @@ class Asking(Protocol):
         """Scores of some texts; raises as `Batcher.ask` does."""
         ...
 
-    def close(self) -> None:
-        """Ask no more."""
-        ...
-
 
 class Server:
     """A classifier that answers: requests in, labels out."""

@@ -94,10 +94,6 @@ class Remote:
         if future := self._waiting.pop(message.number, None):
             settle(future, message.found)
 
-    def close(self) -> None:
-        """Hang up."""
-        self._wire.close()
-
 
 class Tally(Metrics):
     """Counts that the replica is told, which keeps them for all its fronts."""
@@ -124,7 +120,14 @@ class Tally(Metrics):
         """What was counted since this was last asked, if anything."""
         if not self._new_requests and not self._new_callers:
             return None
-        found = Counted(self._new_requests, self._new_callers, self._new_texts, self._new_latencies)
+        latencies = self._new_latencies
+        found = Counted(
+            self._new_requests,
+            self._new_callers,
+            self._new_texts,
+            latencies.counts,
+            latencies.total_s,
+        )
         self._new_requests, self._new_callers = Counter(), Counter()
         self._new_texts, self._new_latencies = 0, Latencies()
         return found

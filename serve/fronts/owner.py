@@ -69,13 +69,13 @@ class Fronts:
         self._listening = threading.Semaphore(0)
         self._is_closing = False
         self._loop = new_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="fronts").start()
 
     async def open(self, host: str, port: int, behind: str) -> None:
         """Begin fronts at an address, which pass on to a URL of this process, until all listen.
 
         Raises DeployError when one does not.
         """
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="fronts").start()
         self._where = Listen(host, port, behind)
         for _ in range(self._number):
             asyncio.run_coroutine_threadsafe(self._begin(self._where), self._loop)
@@ -88,6 +88,8 @@ class Fronts:
 
     async def close(self) -> None:
         """Let fronts answer what they have, and end. From any event loop."""
+        if self._where is None:
+            return
         self._is_closing = True
         self._loop.call_soon_threadsafe(self._tell_all, Drain())
         links = list(self._links)
@@ -175,7 +177,7 @@ class _Link:
         for name, count in news.callers.items():
             self._metrics.count_caller(name, count)
         self._metrics.texts.inc(news.texts)
-        self._metrics.latency.add(news.latencies)
+        self._metrics.latency.add(news.latencies, news.total_s)
 
     def _reply(self, number: int, found: Answer | Exception) -> None:
         if request := self._asked.pop(number, None):

@@ -13,7 +13,6 @@ import uvicorn
 from serve.batcher import Answer
 from serve.engines.engine import Choice
 from serve.engines.rows import Row, Tokenizer
-from serve.metrics import Latencies
 from serve.server import ServerConfig
 
 _SIZE = struct.Struct("<Q")
@@ -73,7 +72,9 @@ class Counted(NamedTuple):
     """By path and status."""
     callers: Counter[str]
     texts: int
-    latencies: Latencies
+    latencies: Sequence[int]
+    """Of each bucket by itself."""
+    total_s: float
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -134,11 +135,6 @@ class Wire(asyncio.Protocol):
         """Tell that the other end is gone."""
         self._transport = None
         self._end()
-
-    def close(self) -> None:
-        """Hang up, once all is sent."""
-        if self._transport:
-            self._transport.close()
 
     def _flush(self) -> None:
         packet, self._sent = pickle.dumps(self._sent, pickle.HIGHEST_PROTOCOL), []
