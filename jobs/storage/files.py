@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.errors import StorageError, first_line
@@ -51,10 +52,16 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 def size_of(folder: Path) -> int:
     """Bytes of a file, or of all files in a folder; what vanishes meanwhile has none."""
     total = 0
-    for path in (folder, *folder.rglob("*")):
+    for path in (folder, *inside(folder)):
         with contextlib.suppress(OSError):
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+def inside(folder: Path) -> Iterator[Path]:
+    """Everything at any depth; a folder that vanishes meanwhile is passed over, unlike by rglob."""
+    for place, folders, names in os.walk(folder):
+        yield from (Path(place) / name for name in (*folders, *names))
 
 
 def sync_folder(folder: Path) -> None:

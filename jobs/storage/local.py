@@ -85,7 +85,7 @@ class LocalObjects:
     def entries(self, prefix: str) -> Iterator[Entry]:
         """Unfinished files are none."""
         place = self._path(prefix) if prefix else self.folder
-        for path in sorted(place.rglob("*")):
+        for path in sorted(files.inside(place)):
             key = path.relative_to(self.folder)
             if any(_is_hidden(part) for part in key.parts):
                 continue

@@ -1,5 +1,6 @@
 """What can go: unfinished files, half uploads, Ray's own folders, copies of what is elsewhere."""
 
+import contextlib
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -53,20 +54,21 @@ def delete(storage: Storage, garbage: Garbage) -> None:
 
 def _on_disk(storage: Storage) -> Iterator[Garbage]:
     for folder in FOLDERS:  # and nowhere else, should the storage be a folder of other things too
-        for path in sorted((storage.folder / folder).rglob(f"{PARTIAL}*")):
-            yield _file(path, "was never finished")
+        for path in sorted(files.inside(storage.folder / folder)):
+            if path.name.startswith(PARTIAL):
+                yield from _file(path, "was never finished")
     for run in runs.every(storage):
         if any(note["event"] == "completed" for note in run.notes):
             for name in RAY_FOLDERS:
                 if (run.folder / name).is_dir():
-                    yield _file(run.folder / name, "Ray's own files of a run that is complete")
+                    yield from _file(run.folder / name, "Ray's own files of a run that is complete")
 
 
-def _file(path: Path, why: str) -> Garbage:
-    inside = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    newest = max(each.stat().st_mtime for each in (path, *inside))
-    modified = datetime.fromtimestamp(newest).astimezone()
-    return Garbage(str(path), why, files.size_of(path), modified)
+def _file(path: Path, why: str) -> Iterator[Garbage]:
+    with contextlib.suppress(FileNotFoundError):  # finished meanwhile, so it is none
+        newest = max(each.lstat().st_mtime for each in (path, *files.inside(path)))
+        modified = datetime.fromtimestamp(newest).astimezone()
+        yield Garbage(str(path), why, files.size_of(path), modified)
 
 
 def _half_folders(storage: Storage) -> Iterator[Garbage]:
@@ -94,4 +96,4 @@ def _uploads(storage: Storage) -> Iterator[Garbage]:
 def _copies() -> Iterator[Garbage]:
     """What this machine fetched from buckets, and rows as tokens."""
     for path in sorted(copies.every()):
-        yield _file(path, "a copy of what can be had again, not used for so long")
+        yield from _file(path, "a copy of what can be had again, not used for so long")

@@ -1,16 +1,20 @@
 """Copies on this machine are bounded, and what is in use stays."""
 
 import os
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from jobs.errors import StorageError
-from jobs.storage import copies
+from jobs.storage import copies, files
 
 DAY_S = 86_400.0
 SIZE = 1000
+LOOKS = 500
+"""Enough for several to meet a folder as it goes."""
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +54,23 @@ def test_what_is_held_or_was_used_lately_stays_above_the_limit() -> None:
         assert copies.make_room(0) == []
     os.utime(held, (0, 0))
     assert copies.make_room(0) == [held]
+
+
+def test_copies_are_counted_while_others_fetch() -> None:
+    kept = make(copies.fetched() / "kept", days=0)
+    partial = files.partial_of(copies.fetched() / "fetched")
+
+    def count() -> None:
+        for _ in range(LOOKS):
+            assert copies.make_room(SIZE) == []
+            assert kept in copies.every()
+
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(count)
+        while not counting.done():
+            (partial / "deep").mkdir(parents=True)
+            shutil.rmtree(partial)
+        counting.result()
 
 
 def test_a_limit_that_is_no_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
