@@ -116,6 +116,40 @@ def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
                 find(name)
             except InfeasibleError as error:
                 yield Violation((section, name), str(error))
+    yield from _serving_rules(spec)
+
+
+def _serving_rules(spec: JobSpec) -> Iterator[Violation]:
+    """Fallbacks that cannot take a replica's place, and targets of what no replica is on."""
+    serve = spec.serve
+    if serve is None:
+        return
+    first = serve.accelerators
+    seen = [_name(first.name)]
+    for number, request in enumerate(serve.fallback):
+        path, name = ("serve", "fallback", number), _name(request.name)
+        if CPU in (seen[0], name):
+            yield Violation(
+                path, "cores and accelerators cannot take each other's place; remove it"
+            )
+        elif name in seen:
+            yield Violation(path, f"{name} is listed already; remove one")
+        elif request.count != first.count:
+            message = f"a replica has {first.count} of {first.name}; use {name}:{first.count}"
+            yield Violation(path, message)
+        seen.append(name)
+    for given in serve.autoscaling.targets:
+        if _name(given) not in seen:
+            message = f"no replica is on it; accelerators and fallback name {', '.join(seen)}"
+            yield Violation(("serve", "autoscaling", "targets", given), message)
+
+
+def _name(given: str) -> str:
+    """Of the SKU, or as given where it is not known, which is told elsewhere."""
+    try:
+        return find(given).name
+    except InfeasibleError:
+        return given
 
 
 def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
@@ -123,6 +157,8 @@ def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
         yield ("resources", *place, "accelerators"), placement.accelerators
     if spec.serve:
         yield ("serve", "accelerators"), spec.serve.accelerators
+        for number, request in enumerate(spec.serve.fallback):
+            yield ("serve", "fallback", number), request
 
 
 def _plain(name: str) -> str:

@@ -27,6 +27,14 @@ def discover() -> Inventory:
     return Inventory(tuple(entry for node in alive for entry in _entries(node, detected)))
 
 
+def own_sku() -> str:
+    """Of the devices that Ray gave this process."""
+    if not ray.get_gpu_ids():
+        return catalogue.CPU
+    marks = ray.get_runtime_context().get_node_labels()
+    return _sku(marks.get(labels.SKU) or nvml.detect_sku() or "unknown GPU")
+
+
 def facts_of_nodes() -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
     """Facts of every alive machine, and when each was asked by this machine's clock.
 

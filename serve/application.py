@@ -5,8 +5,8 @@ from typing import Any
 
 import ray.serve
 
-from cluster import telemetry
-from serve import framework, tasks
+from cluster import discovery, telemetry
+from serve import framework, scaling, tasks
 from serve.grpc_surface import GrpcSurface
 from serve.server import ServerConfig
 
@@ -19,10 +19,17 @@ class Replica(GrpcSurface):
     def __init__(self, config: ServerConfig) -> None:
         self._server, self._application = tasks.make(config)
         self._fronts = framework.install(self._server)
+        self._sku = discovery.own_sku()
         telemetry.keep_telling(self._samples)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._application
+
+    def reconfigure(self, changes: dict[str, Any]) -> None:
+        """Ray Serve calls this with a new replica, and when `user_config` changed."""
+        self._server.adjust(changes)
+        if self._fronts:
+            self._fronts.adjust(changes)
 
     async def __del__(self) -> None:
         """Ray Serve awaits this once a replica that ends has answered what it had."""
@@ -37,6 +44,7 @@ class Replica(GrpcSurface):
             yield telemetry.Sample(name, value, {**labels, **own})
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What waits here; requests that the door answers are not seen by Ray Serve."""
+        """What waits here, and on what; Ray Serve does not see requests that the door answers."""
         load = self._server.load
-        return {"requests": float(load.requests), "backlog_s": load.backlog_s}
+        own = {"requests": float(load.requests), "backlog_s": load.backlog_s}
+        return {**own, f"{scaling.ON}{self._sku}": 1.0}

@@ -6,8 +6,9 @@ new replicas first.
 """
 
 import logging
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from serve import edge, grpc_surface, release
 from serve.application import Replica
 from serve.release import Side
 from serve.routing import Route, version_path
-from serve.scaling import policy
+from serve.scaling import Policy
 from serve.server import configure
 from serve.version import ModelVersion
 
@@ -162,16 +163,25 @@ def routes() -> dict[str, Route]:
     return edge.read() or {}
 
 
-def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[Node, ...]:
-    """Nodes that can hold a replica; InfeasibleError when there is none."""
-    request = spec.accelerators
-    sku = catalogue.find(request.name)
-    nodes = tuple(n for n in inventory.with_sku(sku.name) if n.devices >= request.count)
-    if not nodes:
-        raise InfeasibleError(
-            f"no node can hold a replica on {sku.name}:{request.count}: the cluster has {inventory}"
-        )
-    return nodes
+def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ...], ...]:
+    """Nodes that can hold a replica, of each kind, the preferred first.
+
+    Raises InfeasibleError when there is none.
+    """
+    count = spec.accelerators.count
+    kinds = [
+        tuple(node for node in inventory.with_sku(sku) if node.devices >= count)
+        for sku in served_skus(spec)
+    ]
+    if not any(kinds):
+        names = " or ".join(f"{sku}:{count}" for sku in served_skus(spec))
+        raise InfeasibleError(f"no node can hold a replica on {names}: the cluster has {inventory}")
+    return tuple(nodes for nodes in kinds if nodes)
+
+
+def served_skus(spec: ServeSpec) -> list[str]:
+    """What replicas may be on, the preferred first."""
+    return [catalogue.find(found.name).name for found in (spec.accelerators, *spec.fallback)]
 
 
 def _side(version: ModelVersion, route: str, base: str) -> Side:
@@ -206,10 +216,18 @@ def _remove_others(name: str, *, keep: str) -> None:
 
 
 def _run(
-    application: str, version: ModelVersion, spec: ServeSpec, nodes: tuple[Node, ...], prefix: str
+    application: str,
+    version: ModelVersion,
+    spec: ServeSpec,
+    kinds: Sequence[Sequence[Node]],
+    prefix: str,
 ) -> None:
-    is_gpu = nodes[0].sku != catalogue.CPU and not nodes[0].simulated
-    bound = bind(version, spec, prefix, selector(nodes), is_gpu=is_gpu)
+    is_gpu = kinds[0][0].sku != catalogue.CPU and not kinds[0][0].simulated
+    known = ray.serve.status().applications.get(application)
+    is_broken = known is not None and known.status.value not in ("DEPLOYING", "RUNNING")
+    renewal = secrets.token_hex(4) if is_broken else ""
+    places = [selector(nodes) for nodes in kinds]
+    bound = bind(version, spec, prefix, places, is_gpu=is_gpu, renewal=renewal)
     target = ray.serve.RunTarget(bound, name=application, route_prefix=prefix)
     try:
         ray.serve.run_many([target], wait_for_applications_running=False)
@@ -218,19 +236,36 @@ def _run(
 
 
 def bind(
-    version: ModelVersion, spec: ServeSpec, prefix: str, nodes: dict[str, str], *, is_gpu: bool
+    version: ModelVersion,
+    spec: ServeSpec,
+    prefix: str,
+    places: Sequence[dict[str, str]],
+    *,
+    is_gpu: bool,
+    renewal: str = "",
 ) -> ray.serve.Application:
-    """A version's application below a path, on nodes with these labels."""
+    """A version's application below a path.
+
+    Each replica is on a node with the labels of the first of `places` that has room. Those that run
+    are adjusted if they can be; with another `renewal` they never are.
+    """
     is_cpu = catalogue.find(spec.accelerators.name).name == catalogue.CPU
     count = spec.accelerators.count
     fronts = 0 if spec.fronts == "auto" else spec.fronts
     cores = (count if is_cpu else 1) + fronts
-    options: dict[str, Any] = {"num_cpus": cores, "label_selector": nodes}
+    options: dict[str, Any] = {"num_cpus": cores, "label_selector": places[0]}
+    if len(places) > 1:
+        options["fallback_strategy"] = [{"label_selector": place} for place in places[1:]]
     if not is_cpu:
         options["num_gpus"] = count
     replicas, scaling = spec.replicas, spec.autoscaling
+    targets = {catalogue.find(name).name: target for name, target in scaling.targets.items()}
+    config = configure(version, spec, prefix, is_gpu=is_gpu)
     deployment = Replica.options(  # type: ignore[attr-defined]  # the decorator is untyped
         ray_actor_options=options,
+        user_config=config.adjustable,
+        version=config.fingerprint + renewal,  # or replicas would restart each time
+        _internal=True,  # Ray Serve takes no `version` without
         max_ongoing_requests=MAX_ONGOING,
         max_surge_percent=100,  # new replicas before old ones leave, or requests are lost
         graceful_shutdown_timeout_s=spec.limits.timeout.total_seconds(),
@@ -245,10 +280,12 @@ def bind(
             look_back_period_s=max(
                 2 * METRICS_INTERVAL_S, min(LOOK_BACK_S, scaling.upscale_delay.total_seconds())
             ),
-            policy=ray.serve.config.AutoscalingPolicy(policy_function=policy),
+            policy=ray.serve.config.AutoscalingPolicy(
+                policy_function=Policy, policy_kwargs={"targets": targets}
+            ),
         ),
     )
-    return deployment.bind(configure(version, spec, prefix, is_gpu=is_gpu))
+    return deployment.bind(config)
 
 
 def _wait_until_answering(

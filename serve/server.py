@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import pydantic_core
@@ -12,7 +12,7 @@ from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
-from serve.batcher import Answer, DeadlineError, Load, ModelError, QueueFullError
+from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
 from serve.batches import Limits
 from serve.engines.engine import Choice
 from serve.engines.rows import Text
@@ -20,6 +20,9 @@ from serve.metrics import Metrics
 from serve.routing import PREDICT
 from serve.tracing import Tracing, tracing_of
 from serve.version import ModelVersion
+
+ADJUSTABLE = ("batch_rows", "queue_tokens", "idle_wait_s", "timeout_s")
+"""Fields of a configuration that may change while a replica answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,21 @@ class ServerConfig:
     """SHA-256 of accepted bearer tokens, in hex."""
     tokens_file: str = ""
     """File of more of them; without either the endpoint is open."""
+
+    @property
+    def adjustable(self) -> dict[str, float]:
+        """What `adjust` of a server takes."""
+        return {name: getattr(self, name) for name in ADJUSTABLE}
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for configurations that a running replica can be adjusted to."""
+        kept = {k: v for k, v in asdict(self).items() if k not in ADJUSTABLE}
+        return digest(pydantic_core.to_json(kept).decode())
+
+    def limits(self, batch_tokens: int) -> Limits:
+        """Of a batcher whose batches hold so many tokens."""
+        return Limits(batch_tokens, self.batch_rows, self.queue_tokens, self.idle_wait_s)
 
 
 def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: bool) -> ServerConfig:
@@ -97,6 +115,10 @@ class Answering(Protocol):
     @property
     def load(self) -> Load:
         """What waits now."""
+        ...
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Change some of `ADJUSTABLE`, from the next request on."""
         ...
 
     def scrape(self) -> bytes:
@@ -152,6 +174,15 @@ class Server:
     def load(self) -> Load:
         """What waits now."""
         return self.batcher.load
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Change some of `ADJUSTABLE`, from the next request on.
+
+        Shapes of larger batches are captured when the first of them comes.
+        """
+        self.config = replace(self.config, **changes)
+        if isinstance(self.batcher, Batcher):
+            self.batcher.limits = self.config.limits(self.batcher.limits.batch_tokens)
 
     async def predict(self, body: bytes, timeout_s: float) -> Reply:
         """Answer a predict request; raises RefusedError."""

@@ -37,6 +37,8 @@ class AutoscalingSpec(SpecModel):
 
     target_ongoing_requests: Annotated[float, Field(gt=0)] = 8
     """Requests in flight per replica that the autoscaler aims for."""
+    targets: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """The same for replicas on some accelerators, such as `{T4: 4}`."""
     upscale_delay: Duration = timedelta(seconds=10)
     """How long demand must stay high before replicas are added."""
     downscale_delay: Duration = timedelta(minutes=5)
@@ -154,6 +156,9 @@ class ServeSpec(SpecModel):
     """Path prefix; predictions are at `<route>/predict`."""
     accelerators: Accelerators = AcceleratorRequest("cpu", 1)
     """Devices of one replica; may differ from the training hardware."""
+    fallback: Items[Accelerators] = ()
+    """Other GPUs, as many to a replica, for those that find none of `accelerators` free: the first
+    in the list that are. Each replica chooses its own engine."""
     engine: EngineName | Literal["auto"] = "auto"
     """What runs the model; auto measures, and takes the fastest that answers like torch in fp32."""
     precision: Precision | Literal["auto"] = "auto"

@@ -217,11 +217,12 @@ def _service(spec: JobSpec, options: Options) -> Document:
     """The newest published version, on pods that come before old ones go."""
     serve = spec.serve
     assert serve is not None
-    sku = catalogue.find(serve.accelerators.name).name
     least, most = serve.replicas.min, serve.replicas.max
-    request = AcceleratorRequest(sku, serve.accelerators.count)
-    group = Group(request, least, most, max(1, least))
-    cluster = _cluster(spec, options, "endpoint", [group])
+    skus = [catalogue.find(found.name).name for found in (serve.accelerators, *serve.fallback)]
+    first, *others = [AcceleratorRequest(sku, serve.accelerators.count) for sku in skus]
+    groups = [Group(first, least, most, max(1, least))]
+    groups += [Group(other, 0, most, 0) for other in others]
+    cluster = _cluster(spec, options, "endpoint", groups)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",

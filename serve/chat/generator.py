@@ -82,7 +82,7 @@ class Generator:
         self._model.generate(  # loads kernels before the first request
             input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), max_new_tokens=1
         )
-        self._queue_tokens = queue_tokens
+        self.queue_tokens = queue_tokens
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._waiting, self._lock = list[_Job](), threading.Lock()
         self._tokens_per_s: float | None = None
@@ -112,7 +112,7 @@ class Generator:
 
         load = self.load
         job = _Job(ids, settings, time.monotonic() + timeout_s, tell)
-        if load.requests and load.tokens + job.most_tokens > self._queue_tokens:
+        if load.requests and load.tokens + job.most_tokens > self.queue_tokens:
             raise QueueFullError(load.backlog_s)
         with self._lock:
             self._waiting.append(job)

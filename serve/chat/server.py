@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,11 @@ class ChatServer:
             engine=f"torch-{self.precision}",
             max_length=version.max_length,
         )
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Change some of `ADJUSTABLE`, from the next request on."""
+        self.config = replace(self.config, **changes)
+        self.generator.queue_tokens = self.config.queue_tokens
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """A conversation as token ids; RefusedError when the model cannot take it."""

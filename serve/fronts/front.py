@@ -24,6 +24,7 @@ from serve.batcher import Answer, DeadlineError, Load, settle
 from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
 from serve.engines.rows import Text, Tokenizer
 from serve.fronts.wire import (
+    Adjust,
     Ask,
     Counted,
     Drain,
@@ -207,6 +208,8 @@ class Front:
                 gc.freeze()  # see framework.install
             case Listen() if self._server:
                 self._tasks.add(asyncio.create_task(self._listen(message, self._server)))
+            case Adjust(changes) if self._server:
+                self._server.adjust(changes)
             case Drain():
                 if self._web:
                     self._web.should_exit = True

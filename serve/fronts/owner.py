@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster import nvml
@@ -16,6 +16,7 @@ from jobs.errors import DeployError
 from jobs.training.config import Device
 from serve.batcher import Answer, Batcher, ModelError, QueueFullError, Request
 from serve.fronts.wire import (
+    Adjust,
     Ask,
     Counted,
     Drain,
@@ -85,6 +86,10 @@ class Fronts:
                     f"a process that takes requests at {host}:{port} did not begin within"
                     f" {READY_S:.0f} s; see the replica's log, or set serve.fronts to 0"
                 )
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Tell all what changed of the server's configuration; those to come begin with it."""
+        self._loop.call_soon_threadsafe(self._tell_all, Adjust(changes))
 
     async def close(self) -> None:
         """Let fronts answer what they have, and end. From any event loop."""

@@ -5,7 +5,7 @@ import pickle
 import socket
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import uvicorn
@@ -33,6 +33,12 @@ class Listen(NamedTuple):
     port: int
     behind: str
     """URL of the replica, for all that a front does not answer itself."""
+
+
+class Adjust(NamedTuple):
+    """To a front: what changed of its configuration."""
+
+    changes: Mapping[str, Any]
 
 
 class Listening(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -20,6 +21,7 @@ import pytest
 import torch
 import transformers
 
+from cluster import labels
 from cluster.session import Connection
 from jobs.errors import DeployError
 from jobs.spec.model import ModelSpec
@@ -159,6 +161,20 @@ def fronts() -> set[int]:
     return {p.pid for p in found if "serve.fronts.front" in (p.info["cmdline"] or [])}
 
 
+def ray_nodes() -> list[dict[str, Any]]:
+    """As Ray lists them."""
+    import ray
+
+    return ray.nodes()  # type: ignore[no-any-return]
+
+
+def processes(version: ModelVersion) -> set[int]:
+    """Of its replicas."""
+    name = f"ray::ServeReplica:{version.name}--{version.id}"
+    found = psutil.process_iter(["cmdline"])
+    return {p.pid for p in found if " ".join(p.info["cmdline"] or []).startswith(name)}
+
+
 def replicas(version: ModelVersion) -> dict[str, int]:
     """How many are in each state."""
     import ray.serve
@@ -211,7 +227,8 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     deploy: Deploy, version: ModelVersion
 ) -> None:
     """Earns its time: 1, 4, 1, then 0 and 1, on a node with four simulated devices."""
-    scaling = {"target_ongoing_requests": 2, "upscale_delay": "1s", "downscale_delay": "5s"}
+    target = {"target_ongoing_requests": 1000, "targets": {"T4": 2}}
+    scaling = {**target, "upscale_delay": "1s", "downscale_delay": "5s"}
     slow = {"max_wait": "500ms"}  # demand without work: the cores are for the replicas' starts
     fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
     url = deploy(version, **fields, replicas={"min": 0, "max": 4})
@@ -227,6 +244,51 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
     assert replicas(version) == {"RUNNING": 1}
     assert all(result.error_rate == 0 for result in [*first, *many, *few])
+
+
+def test_replicas_go_to_the_next_accelerator_when_one_is_full(
+    deploy: Deploy, version: ModelVersion
+) -> None:
+    """On nodes with one A100 and two L40S that are pretended."""
+    from ray.util import state
+
+    fields: dict[str, Any] = {"accelerators": "A100-80GB:1", "fallback": ["L40S:1", "T4:1"]}
+    url = deploy(version, **fields, replicas={"min": 2, "max": 2})
+    assert eventually(lambda: replicas(version) == {"RUNNING": 2}, within_s=60)
+    named = {node["NodeID"]: node["Labels"].get(labels.SKU) for node in ray_nodes()}
+    name = f"ServeReplica:{version.name}--{version.id}:Replica"
+    found = state.list_actors(filters=[("class_name", "=", name), ("state", "=", "ALIVE")])
+    assert sorted(named[actor.node_id] for actor in found) == ["A100-80GB", "L40S"]
+    assert httpx.post(f"{url}/predict", json={"inputs": "a superb film"}).status_code == 200
+
+
+def test_limits_batching_and_replicas_change_without_a_restart(
+    deploy: Deploy, version: ModelVersion
+) -> None:
+    fields: dict[str, Any] = {"accelerators": "T4:1", "fronts": 1}
+    url = deploy(version, **fields)
+    before = processes(version), fronts()
+    assert len(before[0]) == len(before[1]) == 1
+    texts = ["a superb film"] * 3
+    with asked(url, 2) as results:
+        deploy(version, **fields, batching={"max_batch_size": 1})
+        answer = httpx.post(f"{url}/predict", json={"inputs": texts})
+        assert answer.headers["x-batch-size"] == "1"
+        deploy(version, **fields, replicas={"min": 2, "max": 2})
+        assert eventually(lambda: replicas(version) == {"RUNNING": 2}, within_s=60)
+        assert processes(version) > before[0]
+        deploy(version, **fields)
+        assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=60)
+        time.sleep(1)
+    assert results
+    assert all(result.error_rate == 0 for result in results)
+    kept = processes(version), fronts()
+    deploy(version, **fields, limits={"timeout": "1ms"}, batching={"max_wait": "500ms"})
+    late = httpx.post(f"{url}/predict", json={"inputs": texts})
+    assert late.status_code == 504
+    deploy(version, **fields)
+    assert httpx.post(f"{url}/predict", json={"inputs": texts}).status_code == 200
+    assert (processes(version), fronts()) == kept
 
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported

@@ -4,14 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.scaling import policy
+from serve.scaling import ON, Policy
 
 
-def context(seen: float, told: dict[str, float] | None) -> SimpleNamespace:
+def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
     """What Ray Serve hands over."""
+    kinds = {f"{ON}{name}": replicas for name, replicas in on.items()}
     return SimpleNamespace(
         total_num_requests=seen,
-        aggregated_metrics=None if told is None else {"requests": told},
+        aggregated_metrics=None if told is None else {"requests": told, **kinds},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 8.0),
     )
 
@@ -27,4 +28,21 @@ def context(seen: float, told: dict[str, float] | None) -> SimpleNamespace:
     ],
 )
 def test_demand_over_target(seen: float, told: dict[str, float] | None, replicas: float) -> None:
-    assert policy(context(seen, told))[0] == replicas
+    assert Policy({})(context(seen, told))[0] == replicas
+
+
+@pytest.mark.parametrize(
+    ("on", "replicas"),
+    [
+        ({}, 3),
+        ({"L40S": {"a": 1}}, 3),
+        ({"T4": {"a": 1}}, 6),
+        ({"T4": {"a": 1}, "L40S": {"b": 1}}, 4),
+        ({"T4": {"a": 1, "b": 1}, "H100": {"c": 1}}, 3),
+    ],
+)
+def test_each_accelerator_may_have_a_target_of_its_own(
+    on: dict[str, dict[str, float]], replicas: float
+) -> None:
+    targets = {"T4": 4.0, "H100": 16.0}
+    assert Policy(targets)(context(0, {"a": 12, "b": 12}, **on))[0] == replicas

@@ -109,6 +109,26 @@ FIELDS = [
     ("serve: {route: /a, rollout: {gate: [speed]}}", "'speed' is no rule of a gate; write slo"),
     ("serve: {route: /a, engine: tensorrt}", "serve.engine: 'tensorrt' is not one of"),
     ("serve: {route: /a, precision: fp16}", "fp16 is asked for, which cpu lacks; use fp32, bf16"),
+    (
+        "serve: {route: /a, fallback: [T4]}",
+        "serve.fallback[0]: cores and accelerators cannot take each other's place; remove it",
+    ),
+    (
+        "serve: {route: /a, accelerators: L40S, fallback: ['T4:2']}",
+        "serve.fallback[0]: a replica has 1 of L40S; use T4:1",
+    ),
+    (
+        "serve: {route: /a, accelerators: T4, fallback: [L40S, Tesla T4]}",
+        "serve.fallback[1]: T4 is listed already; remove one",
+    ),
+    (
+        "serve: {route: /a, accelerators: L40S, fallback: [T4], precision: bf16}",
+        "serve.fallback[0]: bf16 is asked for, which T4 lacks",
+    ),
+    (
+        "serve: {route: /a, accelerators: L40S, autoscaling: {targets: {T4: 2}}}",
+        "no replica is on it; accelerators and fallback name L40S",
+    ),
     ("sweep: {}", "sweep.search_space: is required"),
     (
         "sweep: {search_space: {train.lr: [1, 2]}}",

@@ -33,7 +33,12 @@ def whole_job(**fields: Any) -> Any:
         storage="s3://team/winnow",
         resources__any_of=any_of("T4:1", "A100-80GB:2", "A100-80GB:1", "MI300X:1", "cpu:4"),
         budget={"max_duration": "2h"},
-        serve={"route": "/reviews", "accelerators": "L40S:1", "replicas": {"min": 1, "max": 3}},
+        serve={
+            "route": "/reviews",
+            "accelerators": "L40S:1",
+            "fallback": ["T4:1"],
+            "replicas": {"min": 1, "max": 3},
+        },
         **fields,
     )
 
@@ -110,7 +115,7 @@ def test_kubernetes_takes_its_own_kinds_and_every_pod(files: dict[str, list[Docu
     own = [d for d in own if d["apiVersion"] != "ray.io/v1"]
     assert {d["kind"] for d in own} == {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget"}
     pods = [pod for document in of_ray(files) for pod in pods_of(document)]
-    assert len(pods) == 2 * (1 + 4) + 1 + 2
+    assert len(pods) == 2 * (1 + 4) + 1 + 3
     own += [{"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods]
     for document in own:
         kubernetes_validate.validate(document, VERSION, strict=True)
@@ -186,6 +191,13 @@ def test_kustomize_builds_every_folder(files: dict[str, list[Document]], tmp_pat
         for document in built:
             own = next(d for d in plain if d["kind"] == document["kind"])
             assert document.get("spec") == own.get("spec")
+
+
+def test_nodes_for_fallbacks_come_when_replicas_need_them(files: dict[str, list[Document]]) -> None:
+    (service,) = (d for d in of_ray(files) if d["kind"] == "RayService")
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    counts = [(g["groupName"], g["minReplicas"], g["replicas"], g["maxReplicas"]) for g in groups]
+    assert counts == [("l40s", 1, 1, 3), ("t4", 0, 0, 3)]
 
 
 def test_grpc_is_refused() -> None:
