@@ -4,9 +4,10 @@
         [--requests 100000] [--clients 16] [--replicas 2] [--out FILE]
 
 NAME needs two published versions. Clients of a process of their own ask without a pause, on a local
-cluster of our own; meanwhile, spread over the requests: a rolling update of the limits, a canary
-in two steps to the newest version, a rollback to the one before, a replica killed, and Ray Serve's
-controller killed. Every answer's status and version is written down with when it was asked for.
+cluster of our own; meanwhile, spread over the requests: limits changed in place, a rolling
+update of the precision, a canary in two steps to the newest version, a rollback to the one before,
+a replica killed, and Ray Serve's controller killed. Every answer's status and version is written
+down with when it was asked for.
 Prints what failed and what answered with the wrong version after a switch; the exit code tells.
 """
 
@@ -115,7 +116,8 @@ def disturb(
 
     rollout = {"steps": [20, 100], "hold": "5s", "gate": ["agreement>=0"]}
     events: list[tuple[str, Callable[[], object], ModelVersion]] = [
-        ("rolling update", lambda: deploy(old, batching={"max_batch_size": 32}), old),
+        ("limits", lambda: deploy(old, batching={"max_batch_size": 32}), old),
+        ("rolling update", lambda: deploy(old, precision="fp32"), old),
         ("canary", lambda: deploy(new, rollout=rollout), new),
         ("rollback", lambda: deploy(old), old),
         ("replica killed", lambda: kill("ray::ServeReplica"), old),
