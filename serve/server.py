@@ -58,7 +58,9 @@ class ServerConfig:
     @property
     def fingerprint(self) -> str:
         """The same for configurations that a running replica can be adjusted to."""
+        same = replace(self.version, path="", url="", metrics={})  # wherever it was read
         kept = {k: v for k, v in asdict(self).items() if k not in ADJUSTABLE}
+        kept["version"] = asdict(same)
         return digest(pydantic_core.to_json(kept).decode())
 
     def limits(self, batch_tokens: int) -> Limits:

@@ -176,6 +176,8 @@ def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> N
         return await asyncio.gather(*(one() for _ in range(6)))
 
     answers = asyncio.run(ask_many())
+    made.adjust({"queue_tokens": 1000})
+    assert set(asyncio.run(ask_many())) == set(answers) - {"QueueFullError"}
     made.generator.close()
     assert answers.count("QueueFullError") == 4  # 43 tokens each
     assert len({text for text in answers if text != "QueueFullError"}) == 1

@@ -59,6 +59,24 @@ def _asker() -> Ask:
     return send
 
 
+def test_a_replica_is_replaced_when_it_cannot_be_adjusted(version: ModelVersion) -> None:
+    config = ServerConfig(version, engine="torch-fp32")
+    read_elsewhere = replace(version, path="/elsewhere")
+    limits = {"timeout_s": 1.0, "queue_tokens": 512, "batch_rows": 2, "idle_wait_s": 0.1}
+    same = replace(config, version=read_elsewhere, **limits)  # type: ignore[arg-type]
+    assert same.fingerprint == config.fingerprint
+    assert same.adjustable == limits
+    others: list[dict[str, Any]] = [
+        {"version": replace(version, id="another")},
+        {"engine": "onnx-fp32"},
+        {"route": "/another"},
+        {"token_hashes": ("one",)},
+        {"fronts": 1},
+    ]
+    for change in others:
+        assert replace(config, **change).fingerprint != config.fingerprint
+
+
 def test_one_text_and_lists_and_more_labels(ask: Ask) -> None:
     one = ask("POST", "/predict", json={"inputs": "a superb film"})
     assert one.status_code == 200
