@@ -15,6 +15,7 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.rules import Path as FieldPath
 from jobs.spec.rules import Violation
+from jobs.spec.serve import ServeSpec
 from jobs.spec.train import Precision
 
 CPU = "cpu"
@@ -82,6 +83,11 @@ def find(name: str) -> Sku:
         hint = f"did you mean {names[close[0]].name}?" if close else f"known: {', '.join(skus)}"
         raise InfeasibleError(f"accelerator {name!r} is not known; {hint}")
     return sku
+
+
+def served_skus(spec: ServeSpec) -> list[str]:
+    """What replicas may be on, the preferred first; InfeasibleError for a name not known."""
+    return [find(found.name).name for found in (spec.accelerators, *spec.fallback)]
 
 
 def auto_precision(sku: Sku) -> tuple[Precision, str]:

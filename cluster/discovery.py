@@ -1,7 +1,7 @@
 """The live Ray cluster as an Inventory."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import ray
@@ -32,7 +32,7 @@ def own_sku() -> str:
     if not ray.get_gpu_ids():
         return catalogue.CPU
     marks = ray.get_runtime_context().get_node_labels()
-    return _sku(marks.get(labels.SKU) or nvml.detect_sku() or "unknown GPU")
+    return _sku(marks, marks.get(labels.SKU) or nvml.detect_sku())
 
 
 def facts_of_nodes() -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
@@ -84,8 +84,7 @@ def _entries(node: dict[str, Any], detected: dict[str, str | None]) -> Iterator[
     simulated = marks.get(labels.SIMULATED) == "true"
     spot = marks.get(labels.MARKET) == "spot"
     if gpus:
-        named = marks.get(labels.SKU) or detected.get(node["NodeID"])
-        sku = _sku(named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU"))
+        sku = _sku(marks, marks.get(labels.SKU) or detected.get(node["NodeID"]))
         labelled = marks.get(labels.SKU) == sku
         yield Node(node["NodeID"], sku, gpus, memory_gib, simulated, spot, labelled)
     cores = int(marks.get(labels.CORES, resources.get("CPU", 0)))
@@ -97,7 +96,9 @@ def _gpus(node: dict[str, Any]) -> int:
     return int(node["Resources"].get("GPU", 0))
 
 
-def _sku(name: str) -> str:
+def _sku(marks: Mapping[str, str], named: str | None) -> str:
+    """As the catalogue calls what a label or NVML names, or else Ray's own label."""
+    name = named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU")
     try:
         return catalogue.find(name).name
     except InfeasibleError:

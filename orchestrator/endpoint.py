@@ -27,6 +27,6 @@ def build(arguments: EndpointArguments) -> ray.serve.Application:
     """The application. Raises RunError when nothing is published, DeployError without tokens."""
     version = registry.read(open_storage(arguments.storage), arguments.model, arguments.version)
     serve = arguments.serve
-    places = [{labels.SKU: sku} for sku in deployment.served_skus(serve)]
+    places = [{labels.SKU: sku} for sku in catalogue.served_skus(serve)]
     is_gpu = places[0][labels.SKU] != catalogue.CPU
     return deployment.bind(version, serve, serve.route, places, is_gpu=is_gpu)

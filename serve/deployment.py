@@ -171,17 +171,12 @@ def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ..
     count = spec.accelerators.count
     kinds = [
         tuple(node for node in inventory.with_sku(sku) if node.devices >= count)
-        for sku in served_skus(spec)
+        for sku in catalogue.served_skus(spec)
     ]
     if not any(kinds):
-        names = " or ".join(f"{sku}:{count}" for sku in served_skus(spec))
+        names = " or ".join(f"{sku}:{count}" for sku in catalogue.served_skus(spec))
         raise InfeasibleError(f"no node can hold a replica on {names}: the cluster has {inventory}")
     return tuple(nodes for nodes in kinds if nodes)
-
-
-def served_skus(spec: ServeSpec) -> list[str]:
-    """What replicas may be on, the preferred first."""
-    return [catalogue.find(found.name).name for found in (spec.accelerators, *spec.fallback)]
 
 
 def _side(version: ModelVersion, route: str, base: str) -> Side:
@@ -258,8 +253,6 @@ def bind(
         options["fallback_strategy"] = [{"label_selector": place} for place in places[1:]]
     if not is_cpu:
         options["num_gpus"] = count
-    replicas, scaling = spec.replicas, spec.autoscaling
-    targets = {catalogue.find(name).name: target for name, target in scaling.targets.items()}
     config = configure(version, spec, prefix, is_gpu=is_gpu)
     deployment = Replica.options(  # type: ignore[attr-defined]  # the decorator is untyped
         ray_actor_options=options,
@@ -269,23 +262,28 @@ def bind(
         max_ongoing_requests=MAX_ONGOING,
         max_surge_percent=100,  # new replicas before old ones leave, or requests are lost
         graceful_shutdown_timeout_s=spec.limits.timeout.total_seconds(),
-        autoscaling_config=ray.serve.config.AutoscalingConfig(
-            min_replicas=replicas.min,
-            max_replicas=replicas.max,
-            initial_replicas=max(1, replicas.min),  # it is shown to answer before it sleeps
-            target_ongoing_requests=scaling.target_ongoing_requests,
-            upscale_delay_s=scaling.upscale_delay.total_seconds(),
-            downscale_delay_s=scaling.downscale_delay.total_seconds(),
-            metrics_interval_s=METRICS_INTERVAL_S,
-            look_back_period_s=max(
-                2 * METRICS_INTERVAL_S, min(LOOK_BACK_S, scaling.upscale_delay.total_seconds())
-            ),
-            policy=ray.serve.config.AutoscalingPolicy(
-                policy_function=Policy, policy_kwargs={"targets": targets}
-            ),
-        ),
+        autoscaling_config=_autoscaling(spec),
     )
     return deployment.bind(config)
+
+
+def _autoscaling(spec: ServeSpec) -> ray.serve.config.AutoscalingConfig:
+    replicas, scaling = spec.replicas, spec.autoscaling
+    targets = {catalogue.find(name).name: target for name, target in scaling.targets.items()}
+    upscale_s = scaling.upscale_delay.total_seconds()
+    return ray.serve.config.AutoscalingConfig(
+        min_replicas=replicas.min,
+        max_replicas=replicas.max,
+        initial_replicas=max(1, replicas.min),  # it is shown to answer before it sleeps
+        target_ongoing_requests=scaling.target_ongoing_requests,
+        upscale_delay_s=upscale_s,
+        downscale_delay_s=scaling.downscale_delay.total_seconds(),
+        metrics_interval_s=METRICS_INTERVAL_S,
+        look_back_period_s=max(2 * METRICS_INTERVAL_S, min(LOOK_BACK_S, upscale_s)),
+        policy=ray.serve.config.AutoscalingPolicy(
+            policy_function=Policy, policy_kwargs={"targets": targets}
+        ),
+    )
 
 
 def _wait_until_answering(

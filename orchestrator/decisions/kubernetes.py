@@ -218,8 +218,8 @@ def _service(spec: JobSpec, options: Options) -> Document:
     serve = spec.serve
     assert serve is not None
     least, most = serve.replicas.min, serve.replicas.max
-    skus = [catalogue.find(found.name).name for found in (serve.accelerators, *serve.fallback)]
-    first, *others = [AcceleratorRequest(sku, serve.accelerators.count) for sku in skus]
+    count = serve.accelerators.count
+    first, *others = [AcceleratorRequest(sku, count) for sku in catalogue.served_skus(serve)]
     groups = [Group(first, least, most, max(1, least))]
     groups += [Group(other, 0, most, 0) for other in others]
     cluster = _cluster(spec, options, "endpoint", groups)
