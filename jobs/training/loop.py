@@ -38,6 +38,13 @@ Report = Callable[[Event], None]
 Leave = Callable[[], bool]
 """Whether to save and end; the main worker's answer counts."""
 
+HOST_OUT_OF_MEMORY = (
+    "can't allocate memory",  # torch's allocator
+    "Cannot allocate memory",  # the operating system, when weights are mapped
+    "could not create a primitive",  # oneDNN, which says no more when its buffers do not fit
+)
+"""What a RuntimeError says when the host's memory did not suffice."""
+
 
 @dataclass(slots=True)
 class Due:
@@ -97,7 +104,7 @@ def train(
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a device's memory, or the host's, did not suffice."""
     is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_named or "can't allocate memory" in str(error)
+    return is_named or any(words in str(error) for words in HOST_OUT_OF_MEMORY)
 
 
 def run(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.training.config import TrainingConfig
+from jobs.training.loop import is_out_of_memory
 from orchestrator.decisions.resolve import with_smaller_micro_batch
 from tests.builders import training_config
 from tests.jobs.training import workers
@@ -40,11 +41,27 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(
         codes = workers.finish(workers.start(config, 1, None, log, spare_mib=SPARE_MIB))
         if codes == [0]:
             break
-        assert any(event["event"] == "OutOfMemory" for event in workers.read(log))
+        told = any(event["event"] == "OutOfMemory" for event in workers.read(log))
+        assert told, log.with_suffix(".error").read_text(encoding="utf-8")
         config = with_smaller_micro_batch(config)
     assert tried[0] == 256
     assert 1 < tried[-1] < 256
     assert workers.losses(workers.read(log)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8257536 bytes.", True),
+        ("unable to mmap 4049552 bytes from file <model>: Cannot allocate memory (12)", True),
+        ("could not create a primitive", True),
+        ("can't start new thread", False),
+        ("The size of tensor a (2) must match the size of tensor b (3)", False),
+    ],
+)
+def test_what_torch_says_when_memory_runs_out(message: str, *, expected: bool) -> None:
+    """The first three as seen under limits from 20 to 700 MiB."""
+    assert is_out_of_memory(RuntimeError(message)) == expected
 
 
 @pytest.mark.parametrize(("micro", "smaller"), [(64, 32), (6, 3), (9, 3), (5, 1), (1, None)])
