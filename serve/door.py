@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
@@ -31,7 +31,7 @@ OPEN_PATHS = frozenset(
 )
 """What needs no token: whether it lives, and how to use it."""
 INFER = "/infer"
-KNOWN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+KNOWN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """Requests without an id get one of these, at the price of no system call."""
 RETRY_AFTER = "retry-after"
@@ -50,12 +50,12 @@ class Door:
             await self._app(scope, receive, send)
             return
         path = relative(scope["path"], server.config.route)
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        headers = dict[bytes, bytes](scope["headers"])
         tracing = server.tracing
         if tracing is None:
             await self._pass(server, path, headers, scope, receive, send)
             return
-        carried = {name.decode("latin-1"): value for name, value in headers.items()}
+        carried = {k.decode("latin-1"): v.decode("latin-1") for k, v in headers.items()}
         with tracing.request(scope["method"], path, carried) as span:
 
             async def noting(message: Message) -> None:
@@ -68,13 +68,14 @@ class Door:
         self,
         server: Answering,
         path: str,
-        headers: dict[bytes, str],
+        headers: dict[bytes, bytes],
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        identity = headers.get(b"x-request-id", "")
-        identity = identity if KNOWN_ID.fullmatch(identity) else f"{PROCESS}{next(NUMBERS):08x}"
+        given = headers.get(b"x-request-id", b"")
+        is_known = given and KNOWN_ID.fullmatch(given)
+        identity = given.decode() if is_known else f"{PROCESS}{next(NUMBERS):08x}"
         try:
             check(scope, path, headers, server)
             if isinstance(server, Server) and path == server.hot_path and scope["method"] == "POST":
@@ -102,48 +103,70 @@ def relative(path: str, route: str) -> str:
     return path.removeprefix(route) if path.startswith(route) else path
 
 
-def check(scope: Scope, path: str, headers: dict[bytes, str], server: Answering) -> None:
+def check(scope: Scope, path: str, headers: dict[bytes, bytes], server: Answering) -> None:
     """Everything that can be refused before the body; the cheapest first."""
-    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    size = sum(map(len, itertools.chain.from_iterable(scope["headers"])))
     if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise RefusedError(431, "headers_too_large", "the headers are too many or too long")
     if path == server.hot_path and scope["method"] not in ("POST", "OPTIONS"):
         message = "predictions are asked for by POST"
         raise RefusedError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS:
-        caller = server.access.name_of(headers.get(b"authorization", ""))
+        caller = server.access.name_of(headers.get(b"authorization", b"").decode("latin-1"))
         if caller is None:
             message = "send an accepted token as Authorization: Bearer …"
             raise RefusedError(401, "unauthorized", message)
         if caller:
             server.metrics.count_caller(caller)
     if scope["method"] == "POST" and (path in (PREDICT, CHAT) or path.endswith(INFER)):
-        kind = headers.get(b"content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
+        kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if kind != b"application/json":
             raise RefusedError(415, "unsupported_media_type", "send Content-Type: application/json")
 
 
-async def read_body(headers: dict[bytes, str], receive: Receive) -> bytes:
+class _Stop:
+    """Cancels the task that made it, which can tell by `has_come` who did."""
+
+    def __init__(self) -> None:
+        self._task, self.has_come = asyncio.current_task(), False
+
+    def __call__(self) -> None:
+        self.has_come = True
+        if self._task:
+            self._task.cancel()
+
+
+async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
     """The whole body, counted while it is read; RefusedError when it is too large or too slow."""
-    length = headers.get(b"content-length", "0")
+    length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         raise too_large()
+    stop = _Stop()  # asyncio.timeout takes five times as long
+    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, stop)
+    try:
+        return await _collected(receive)
+    except asyncio.CancelledError:
+        if stop.has_come:
+            message = f"the body took over {BODY_TIMEOUT_S:.0f} s"
+            raise RefusedError(408, "too_slow", message) from None
+        raise
+    finally:
+        timer.cancel()
+
+
+async def _collected(receive: Receive) -> bytes:
     parts: list[bytes] = []
     size = 0
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ConnectionError
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > MAX_BODY_BYTES:
-                    raise too_large()
-                if not message.get("more_body"):
-                    return b"".join(parts)
-    except TimeoutError:
-        raise RefusedError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s") from None
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise too_large()
+        if not message.get("more_body"):
+            return b"".join(parts)
 
 
 def too_large() -> RefusedError:
@@ -151,9 +174,9 @@ def too_large() -> RefusedError:
     return RefusedError(413, "too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
 
 
-def timeout_of(headers: dict[bytes, str]) -> float:
+def timeout_of(headers: Mapping[bytes, bytes]) -> float:
     """How long the client wants to wait, in seconds; infinite where it does not say."""
-    text = headers.get(b"x-request-timeout-seconds", "")
+    text = headers.get(b"x-request-timeout-seconds", b"")
     try:
         wanted = float(text) if text else float("inf")
     except ValueError:
@@ -169,26 +192,22 @@ async def unless_gone(work: Awaitable[Reply], receive: Receive) -> Reply:
 
     Most answers come before anybody looks, which saves a task for each.
     """
-    asking, watchers = asyncio.current_task(), list[asyncio.Task[None]]()
-    has_left = False
+    stop, watchers = _Stop(), list[asyncio.Task[None]]()
 
     async def watch() -> None:
-        nonlocal has_left
         await receive()  # after the body, only the end of the connection can come
-        has_left = True
-        if asking:
-            asking.cancel()
+        stop()
 
     loop = asyncio.get_running_loop()
-    handle = loop.call_later(LOOK_S, lambda: watchers.append(loop.create_task(watch())))
+    timer = loop.call_later(LOOK_S, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
-        if has_left:
+        if stop.has_come:
             raise ConnectionError from None
         raise
     finally:
-        handle.cancel()
+        timer.cancel()
         for watcher in watchers:
             watcher.cancel()
 
@@ -216,7 +235,7 @@ def refused(refusal: RefusedError, identity: str) -> Reply:
 
 async def answer(send: Send, reply: Reply, identity: str) -> None:
     """Send a reply."""
-    headers = {**reply.headers, "content-length": str(len(reply.body)), "x-request-id": identity}
-    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
+    encoded += ((b"content-length", b"%d" % len(reply.body)), (b"x-request-id", identity.encode()))
     await send({"type": "http.response.start", "status": reply.status, "headers": encoded})
     await send({"type": "http.response.body", "body": reply.body})

@@ -131,7 +131,7 @@ class GrpcSurface:
             if request.ByteSize() > MAX_BODY_BYTES:
                 raise too_large()
             server = named(request.model_name, request.model_version)
-            headers = {name.encode(): value for name, value in _metadata(grpc_context).items()}
+            headers = {k.encode(): v.encode() for k, v in _metadata(grpc_context).items()}
             found = await surface.inferred(server, body_of(request), timeout_of(headers))
             return answer_of(found, is_raw=bool(request.raw_input_contents))
 

@@ -1,5 +1,6 @@
 """One replica's model: requests in, labels out, with limits and counts. No Ray and no transport."""
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,6 +24,10 @@ from serve.version import ModelVersion
 
 ADJUSTABLE = ("batch_rows", "queue_tokens", "idle_wait_s", "timeout_s")
 """Fields of a configuration that may change while a replica answers."""
+
+
+COLLECT_OBJECTS = 20_000
+"""New objects after which the garbage collector looks among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,17 @@ def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: boo
         token_hashes=tuple(digest(token) for token in accepted_tokens(spec)),
         tokens_file=(spec.auth.tokens_file or "") if spec.auth else "",
     )
+
+
+def spare_collector() -> None:
+    """Let the garbage collector leave alone what is there by now, and look less often.
+
+    Walking through all of it stopped everything for 0.1 to 0.3 s every few hundred requests. With
+    Python's own threshold of 700 objects it looked every few requests, for 7 % of their time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_OBJECTS)
 
 
 @dataclass(frozen=True, slots=True)

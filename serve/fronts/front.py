@@ -6,7 +6,6 @@ All else that it is asked it passes on to the replica, answers and all.
 """
 
 import asyncio
-import gc
 import itertools
 import os
 import socket
@@ -38,7 +37,7 @@ from serve.fronts.wire import (
     new_loop,
 )
 from serve.metrics import Latencies, Metrics
-from serve.server import Server
+from serve.server import Server, spare_collector
 
 INLINE_CHARACTERS = 4096
 """More text than this is tokenised beside the event loop."""
@@ -204,8 +203,7 @@ class Front:
                 tally = Tally(config.version.name, config.version.id)
                 self._remote = Remote(tokenizer, self.wire)
                 self._server = Server(config, choice, self._remote, tally)
-                gc.collect()
-                gc.freeze()  # see framework.install
+                spare_collector()
             case Listen() if self._server:
                 self._tasks.add(asyncio.create_task(self._listen(message, self._server)))
             case Adjust(changes) if self._server:

@@ -186,6 +186,19 @@ def test_a_lone_text_does_not_wait() -> None:
     assert asyncio.run(ask()) < 0.02
 
 
+def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_idle() -> None:
+    engine = Summing()
+
+    async def ask_all() -> None:
+        asked = batcher(engine)
+        for _ in range(20):
+            await asyncio.gather(*(asked.ask([("a b c",)], 10) for _ in range(40)))
+        asked.close()
+
+    asyncio.run(ask_all())
+    assert engine.batches == [[3] * 40] * 20
+
+
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
     async def ask() -> list[float]:
         asked = batcher(Summing(), batch_rows=4)
