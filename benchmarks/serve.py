@@ -1,6 +1,6 @@
 """How fast an endpoint answers beside other servers with the same engine, and at what cost.
 
-    python benchmarks/serve.py NAME|--tiny [--storage .winnow] [--engine openvino-int8]
+    python benchmarks/serve.py NAME|--tiny|--blank [--storage .winnow] [--engine openvino-int8]
         [--seconds 8] [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1]
         [--batch 64] [--fronts auto] [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
 
@@ -11,7 +11,8 @@ turns. `wrk` sends the sentences of `winnow load`. Prints for each server and co
 of the rounds: texts/s, p50, p99, CPU microseconds per request of all its processes, and its texts
 per CPU second as a share of what the engine reaches by itself; on a GPU its texts per second. With
 `--texts` a request is a list of so many. The last column is what a request costs beside the engine;
-with `--tiny`, a model of one narrow layer that is trained first, it is nearly all. `make
+with `--tiny`, a model of one narrow layer that is trained first, it is nearly all. With `--blank`
+that model's ONNX graph gives zeros: then all that a request costs is the framework. `make
 serve-bench` makes all that it needs first.
 """
 
@@ -111,10 +112,13 @@ def main() -> int:
     above = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{above}" if above else str(ROOT)
     with contextlib.ExitStack() as stack:
-        if arguments.tiny:
+        if arguments.tiny or arguments.blank:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             arguments.storage, arguments.name = train_tiny(folder), "tiny"
         version = registry.read(open_storage(arguments.storage), arguments.name)
+        if arguments.blank:
+            arguments.engine = "onnx-fp32"
+            blank(version)
         engine, ceiling, rows = compare(version, arguments)
     now = datetime.now(UTC)
     out = arguments.out or ROOT / "benchmarks/results" / f"serve-{now:%Y%m%d-%H%M%S}.json"
@@ -139,6 +143,7 @@ def asked_for() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--tiny", action="store_true", help="a model that costs next to nothing")
+    parser.add_argument("--blank", action="store_true", help="a model that costs nothing")
     parser.add_argument("--storage", type=Path, default=Path(".winnow"))
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--seconds", type=float, default=8.0)
@@ -152,8 +157,8 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    if arguments.name is None and not arguments.tiny:
-        parser.error("name a published model, or give --tiny")
+    if arguments.name is None and not arguments.tiny and not arguments.blank:
+        parser.error("name a published model, or give --tiny or --blank")
     return arguments
 
 
@@ -183,6 +188,27 @@ def train_tiny(folder: Path) -> Path:
     finally:
         subprocess.run([*winnow, "down"], env=environment, check=True)
     return folder / "storage"
+
+
+def blank(version: ModelVersion) -> None:
+    """Put a graph of zeros where the endpoint, and peers, look for the model's own."""
+    import torch
+
+    class Zeros(torch.nn.Module):
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return input_ids[:, :2] * 0.0
+
+    target = Path(version.exports) / "model.onnx"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    torch.onnx.export(
+        Zeros(),
+        (torch.ones(2, 8, dtype=torch.int64),),
+        str(target),
+        input_names=["input_ids"],
+        output_names=["logits"],
+        dynamic_axes={"input_ids": {0: "rows", 1: "width"}, "logits": {0: "rows"}},
+        dynamo=False,
+    )
 
 
 def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row]]:
@@ -408,7 +434,9 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
     subprocess.run([*words[:3], "-d1s", *words[4:]], capture_output=True, check=True)
     before = cpu_s(server.pid)
     done = subprocess.run(words, capture_output=True, check=True)
-    spent = {name: after - before.get(name, 0.0) for name, after in cpu_s(server.pid).items()}
+    spent: dict[str, float] = {}
+    for pid, (name, seconds) in cpu_s(server.pid).items():
+        spent[name] = spent.get(name, 0.0) + seconds - before.get(pid, ("", 0.0))[1]
     found = re.search(rb"RESULT (\d+) (\d+) (\d+) (\d+) (\d+)", done.stdout)
     assert found, done.stdout
     requests, duration_us, p50_us, p99_us, failed = (int(part) for part in found.groups())
@@ -425,16 +453,19 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
     )
 
 
-def cpu_s(pid: int) -> dict[str, float]:
-    """CPU seconds so far of a process and all below it, by what they are."""
-    total: dict[str, float] = {}
+def cpu_s(pid: int) -> dict[int, tuple[str, float]]:
+    """What a process and all below it are, and their CPU seconds so far.
+
+    By their numbers: Ray's processes change their names with what they do.
+    """
+    found: dict[int, tuple[str, float]] = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             is_front = "serve.fronts.front" in process.cmdline()
             name = "front" if is_front else process.name()
-            total[name] = total.get(name, 0.0) + times.user + times.system
-    return total
+            found[process.pid] = name, times.user + times.system
+    return found
 
 
 def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
