@@ -2,7 +2,8 @@
 
 Ray Serve writes its configuration. A wrapper around the program adds what Ray Serve lacks, versions
 behind one route with weights, and closes the side doors: statistics and metrics that are open to
-every network, and an admin socket that is open to every user.
+every network, and an admin socket that is open to every user. Of requests only those that failed
+are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a fifth of its work.
 """
 
 import shlex
@@ -31,6 +32,7 @@ SWITCHES = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMP
 """What every process of the cluster needs."""
 
 RULES = """    # winnow: a route is the path of a version, by weight; same request id, same version
+    option dontlog-normal
     http-request set-var(txn.whole) path,concat(/)
     http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{stable})
     http-request set-var(txn.weight) var(txn.whole),map_beg_int({folder}/{weights},0)
@@ -49,6 +51,7 @@ string '{refusal}' if {limited} {{ var(txn.over) -m int gt 0 }}
 """
 
 GRPC_RULES = """    # winnow: a model's name stands for the version that answers, by weight
+    option dontlog-normal
     http-request set-var(txn.route) req.hdr(application),map_str({folder}/{models})
     http-request set-var(txn.version) var(txn.route),map_str({folder}/{stable})
     http-request set-var(txn.weight) var(txn.route),map_str_int({folder}/{weights},0)
