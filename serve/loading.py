@@ -17,7 +17,7 @@ from serve.metrics import Metrics
 from serve.server import Server, ServerConfig
 from serve.version import fetched
 
-DEFAULT_TOKENS: dict[Device, int] = {"cpu": 512, "cuda": 4096}
+DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""

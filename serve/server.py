@@ -14,7 +14,7 @@ from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
-from serve.batches import Limits
+from serve.batches import BLOCK_BATCHES, CPU_BLOCK_BATCHES, Limits
 from serve.engines.engine import Choice
 from serve.engines.rows import Text
 from serve.metrics import Metrics
@@ -70,7 +70,8 @@ class ServerConfig:
 
     def limits(self, batch_tokens: int) -> Limits:
         """Of a batcher whose batches hold so many tokens."""
-        return Limits(batch_tokens, self.batch_rows, self.queue_tokens, self.idle_wait_s)
+        block = BLOCK_BATCHES if self.device == "cuda" else CPU_BLOCK_BATCHES
+        return Limits(batch_tokens, self.batch_rows, self.queue_tokens, self.idle_wait_s, block)
 
 
 def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: bool) -> ServerConfig:

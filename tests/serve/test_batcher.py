@@ -90,8 +90,14 @@ def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
     lengths = [5, 50, 6, 4, 51, 5]
     assert block(lengths, Limits(batch_tokens=100)) == [[3, 0, 5, 2], [1], [4]]
     assert block(lengths, Limits(batch_tokens=306)) == [[3, 0, 5, 2, 1, 4]]
-    assert block(lengths, Limits(batch_tokens=8)) == [[0], [2], [1]]  # eight batches' tokens
+    assert block(lengths, Limits(batch_tokens=8)) == [[0], [1], [2]]  # eight batches' tokens
+    assert block(lengths, Limits(batch_tokens=8, block_batches=2)) == [[0]]
     assert block([9], Limits(batch_tokens=1)) == [[0]]
+
+
+def test_of_a_block_the_batch_with_the_oldest_goes_first() -> None:
+    assert block([50, 6, 48, 5, 7], Limits(batch_tokens=100)) == [[2, 0], [3, 1, 4]]
+    assert block([5, 50, 6, 48, 7], Limits(batch_tokens=100)) == [[0, 2, 4], [3, 1]]
 
 
 def test_a_block_is_split_evenly() -> None:
