@@ -143,7 +143,9 @@ def asked_for() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--tiny", action="store_true", help="a model that costs next to nothing")
-    parser.add_argument("--blank", action="store_true", help="a model that costs nothing")
+    parser.add_argument(
+        "--blank", action="store_true", help="onnx-fp32 of a model that costs nothing"
+    )
     parser.add_argument("--storage", type=Path, default=Path(".winnow"))
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--seconds", type=float, default=8.0)

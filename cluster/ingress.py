@@ -3,7 +3,7 @@
 Ray Serve writes its configuration. A wrapper around the program adds what Ray Serve lacks, versions
 behind one route with weights, and closes the side doors: statistics and metrics that are open to
 every network, and an admin socket that is open to every user. Of requests only those that failed
-are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a fifth of its work.
+are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a quarter of its work.
 """
 
 import shlex

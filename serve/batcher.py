@@ -142,8 +142,8 @@ class Batcher:
         self.launch, self.tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
         self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._gathered: list[Request] = []
-        """What comes within one turn of an event loop, of which the engine is told once."""
+        self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+        """What came within this turn of an event loop, of which the engine is told at its end."""
         self._opened: Request | None = None
         """What is being tokenised, a piece at a time."""
         self._is_closed = False
@@ -194,17 +194,14 @@ class Batcher:
             raise QueueFullError(self.load.backlog_s)
         request = Request(inputs, loop, reply, began, tokens, [[]] * count, count)
         self._count(1, tokens)
-        with self._lock:
-            self._gathered.append(request)
-            is_first = len(self._gathered) == 1
-        if is_first:
-            loop.call_soon(self._hand_over)
+        gathered = self._gathered.setdefault(loop, [])
+        if not gathered:
+            loop.call_soon(self._hand_over, loop)
+        gathered.append(request)
         return request
 
-    def _hand_over(self) -> None:
-        with self._lock:
-            gathered, self._gathered = self._gathered, []
-        for request in gathered:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        for request in self._gathered.pop(loop):
             self._arrived.put(request)
 
     def leave(self, request: Request) -> None:

@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BLOCK_BATCHES = 8.0
+from jobs.training.config import Device
+
+BLOCK_BATCHES: dict[Device, float] = {"cpu": 2.5, "cuda": 8.0}
 """Tokens of a block in full batches: how long who comes later waits, and how alike in length the
-texts of a batch are."""
-CPU_BLOCK_BATCHES = 2.5
-"""The same on a CPU, where a batch takes tens of milliseconds."""
+texts of a batch are. On a CPU a batch takes tens of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Limits:
     """Tokens that may wait."""
     idle_wait_s: float = 0.0
     """How long an idle engine waits for company of a lone text."""
-    block_batches: float = BLOCK_BATCHES
+    block_batches: float = BLOCK_BATCHES["cuda"]
     """Tokens of what is sorted by length at once, in full batches."""
 
 

@@ -14,7 +14,7 @@ from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, RefusedError, as_texts, parse
 from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
-from serve.batches import BLOCK_BATCHES, CPU_BLOCK_BATCHES, Limits
+from serve.batches import BLOCK_BATCHES, Limits
 from serve.engines.engine import Choice
 from serve.engines.rows import Text
 from serve.metrics import Metrics
@@ -24,8 +24,6 @@ from serve.version import ModelVersion
 
 ADJUSTABLE = ("batch_rows", "queue_tokens", "idle_wait_s", "timeout_s")
 """Fields of a configuration that may change while a replica answers."""
-
-
 COLLECT_OBJECTS = 20_000
 """New objects after which the garbage collector looks among them."""
 
@@ -70,7 +68,7 @@ class ServerConfig:
 
     def limits(self, batch_tokens: int) -> Limits:
         """Of a batcher whose batches hold so many tokens."""
-        block = BLOCK_BATCHES if self.device == "cuda" else CPU_BLOCK_BATCHES
+        block = BLOCK_BATCHES[self.device]
         return Limits(batch_tokens, self.batch_rows, self.queue_tokens, self.idle_wait_s, block)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -47,6 +48,13 @@ def eventually(condition: Callable[[], bool], *, within_s: float = 30.0) -> bool
             return True
         threading.Event().wait(0.2)
     return condition()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def job(**fields: Any) -> JobSpec:

@@ -16,7 +16,7 @@ from jobs.spec.serve import EngineName
 from jobs.training import environment
 from jobs.training import gate as gate_rows
 from jobs.training.config import Device
-from serve.batches import Limits, block
+from serve.batches import BLOCK_BATCHES, Limits, block
 from serve.engines import onnx_engine, openvino_engine
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Choice, Engine, Logits, Trial, softmax
@@ -240,8 +240,11 @@ def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
 def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Trial:
     """A trial with the engine's speed: the best budget of tokens, and one row by itself."""
     rows, waiting = gate.rows, WAITING[device]
+    block_batches = BLOCK_BATCHES[device]  # as they will be served
     rates = {
-        budget: _rate(engine, rows, Limits(budget, batch_rows=waiting), waiting)
+        budget: _rate(
+            engine, rows, Limits(budget, batch_rows=waiting, block_batches=block_batches), waiting
+        )
         for budget in BUDGETS[device]
     }
     best = max(rates, key=rates.__getitem__)

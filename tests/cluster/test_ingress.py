@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 from cluster import ingress
-from tests.builders import eventually
+from tests.builders import eventually, free_port
 
 CONFIGURATION = """
 defaults
@@ -24,16 +24,10 @@ frontend http_frontend
 """
 
 
-def free_port(_: int) -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 def test_only_requests_that_fail_are_logged(tmp_path: Path) -> None:
-    settings = ingress.environment(tmp_path / "ingress", free_port)
+    settings = ingress.environment(tmp_path / "ingress", lambda _: free_port())
     program = settings["RAY_SERVE_HAPROXY_BINARY_PATH"]
-    configuration, port = tmp_path / "haproxy.cfg", free_port(0)
+    configuration, port = tmp_path / "haproxy.cfg", free_port()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
         log.bind(("127.0.0.1", 0))
         log.settimeout(5)

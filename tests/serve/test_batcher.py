@@ -12,7 +12,7 @@ import pytest
 
 from jobs.spec.serve import EngineName
 from serve.batcher import Batcher, DeadlineError, ModelError, QueueFullError
-from serve.batches import BLOCK_BATCHES, Limits, block
+from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 
@@ -295,5 +295,5 @@ def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
 
     # those who were there, in two blocks at most; then the short ones of its own block
     older = clients // rows + 1
-    beside = (BLOCK_BATCHES * 2 * rows - long) // 2 // rows
+    beside = (Limits().block_batches * 2 * rows - long) // 2 // rows
     assert asyncio.run(ask()) <= older + beside

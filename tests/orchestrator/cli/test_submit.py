@@ -15,7 +15,7 @@ import yaml
 
 from jobs.storage.storage import open_storage
 from orchestrator.records import runs
-from tests.builders import any_of, eventually
+from tests.builders import any_of, eventually, free_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -82,13 +82,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         if not eventually(lambda: process.poll() is not None, within_s=5):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(port: int) -> bool:
