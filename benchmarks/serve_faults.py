@@ -4,16 +4,18 @@
         [--requests 100000] [--clients 16] [--replicas 2] [--out FILE]
 
 NAME needs two published versions. Clients of a process of their own ask without a pause, on a local
-cluster of our own; meanwhile, spread over the requests: limits changed in place, a rolling
-update of the precision, a canary in two steps to the newest version, a rollback to the one before,
-a replica killed, and Ray Serve's controller killed. Every answer's status and version is written
-down with when it was asked for.
+cluster of our own; a quarter of them send head and body of a request in two packets, as Python's
+http.client does and all that is built on it, some time apart, as over a network. Meanwhile, spread
+over the requests: limits changed in place, a rolling update of the precision, a canary in two steps
+to the newest version, a rollback to the one before, a replica killed, and Ray Serve's controller
+killed. Every answer's status and version is written down with when it was asked for.
 Prints what failed and what answered with the wrong version after a switch; the exit code tells.
 """
 
 import argparse
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import platform
@@ -22,12 +24,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from jobs.storage.storage import Storage, open_storage
 
@@ -48,8 +53,10 @@ from serve.version import ModelVersion  # noqa: E402
 ROUTE = "/faults"
 SETTLE_S = 10.0
 """How long an endpoint may answer before the next thing happens to it, at least."""
-GONE = "none"
-"""Status of a request without an answer."""
+NO_VERSION = "none"
+TIMEOUT_S = 60
+APART_S = 0.002
+"""Between head and body of a request in two packets."""
 
 
 def parse() -> argparse.Namespace:
@@ -172,6 +179,7 @@ def count(
         "requests": len(rows),
         "failed": len(failed),
         "failed_after": Counter(row["after"] for row in failed),
+        "failures": failed[:20],
         "statuses": Counter(row[2] for row in rows),
         "wrong_version": int(wrong),
         "versions": Counter(row[3] for row in rows),
@@ -220,26 +228,64 @@ def wait_for(answers: Path, process: "subprocess.Popen[bytes]", lines: int) -> N
 
 
 async def ask(url: str, concurrency: int) -> None:
-    """Ask until told to end; a line for each request: when, seconds, status, version."""
-    texts, ending = sentences(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-    timeout = aiohttp.ClientTimeout(total=60)
+    """Ask until told to end; a line for each request: when, seconds, status or error, version."""
+    texts, ending, apart = sentences(), threading.Event(), concurrency // 4
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, ending.set)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
 
-        async def loop() -> None:
+        async def together() -> None:
             while not ending.is_set():
                 at, begin = time.time(), time.perf_counter()
-                status, version = GONE, GONE
-                with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                try:
                     body = {"inputs": random.choice(texts)}
                     async with client.post(f"{url}/predict", json=body) as answer:
                         await answer.read()
                         status = str(answer.status)
-                        version = answer.headers.get("x-model-version", GONE)
-                print(f"{at:.6f} {time.perf_counter() - begin:.6f} {status} {version}")
+                        version = answer.headers.get("x-model-version", NO_VERSION)
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    status, version = type(error).__name__, NO_VERSION
+                note(at, begin, status, version)
 
-        await asyncio.gather(*(loop() for _ in range(concurrency)))
+        with ThreadPoolExecutor(max(1, apart)) as threads:
+            await asyncio.gather(
+                *(together() for _ in range(concurrency - apart)),
+                *(
+                    loop.run_in_executor(threads, ask_in_two_packets, url, texts, ending)
+                    for _ in range(apart)
+                ),
+            )
+
+
+def ask_in_two_packets(url: str, texts: Sequence[str], ending: threading.Event) -> None:
+    """As `ask`, over one connection while it lasts."""
+    parts = urlsplit(url)
+    client = http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
+    while not ending.is_set():
+        at, begin = time.time(), time.perf_counter()
+        try:
+            body = json.dumps({"inputs": random.choice(texts)}).encode()
+            client.putrequest("POST", f"{parts.path}/predict")
+            client.putheader("content-type", "application/json")
+            client.putheader("content-length", len(body))
+            client.endheaders()
+            time.sleep(APART_S)
+            client.send(body)
+            with client.getresponse() as answer:
+                answer.read()
+                status = str(answer.status)
+                version = answer.headers.get("x-model-version", NO_VERSION)
+        except (http.client.HTTPException, OSError) as error:
+            status, version = type(error).__name__, NO_VERSION
+            client.close()
+        note(at, begin, status, version)
+
+
+def note(at: float, begin: float, status: str, version: str) -> None:
+    """One line on stdout, by one call: several threads write."""
+    sys.stdout.write(f"{at:.6f} {time.perf_counter() - begin:.6f} {status} {version}\n")
 
 
 def say(text: str) -> None:

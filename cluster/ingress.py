@@ -4,6 +4,8 @@ Ray Serve writes its configuration. A wrapper around the program adds what Ray S
 behind one route with weights, and closes the side doors: statistics and metrics that are open to
 every network, and an admin socket that is open to every user. Of requests only those that failed
 are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a quarter of its work.
+A request goes on once its body is here: HAProxy asks another replica, where one ended, only with
+what it was sent whole, and many clients send head and body apart.
 """
 
 import shlex
@@ -28,6 +30,9 @@ SOCKET = "admin.sock"
 DRAIN_S = "5"
 """How long a replica that leaves still answers: HAProxy hears of it within a second."""
 
+BODY_S = "10"
+"""How long a client may take to send its body, or as much of it as HAProxy holds: 16 KB."""
+
 SWITCHES = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HOOK}
 """What every process of the cluster needs."""
 
@@ -47,6 +52,8 @@ RULES = """    # winnow: a route is the path of a version, by weight; same reque
     http-request set-var(txn.over) sc0_http_req_rate,sub(txn.rate)
     http-request return status 429 content-type application/json hdr retry-after 1 \
 string '{refusal}' if {limited} {{ var(txn.over) -m int gt 0 }}
+    http-error status 408 content-type application/json string '{too_slow}'
+    http-request wait-for-body time {body_s}s if METH_POST
     http-request set-path %[var(txn.version)]%[path] if {{ var(txn.version) -m found }}
 """
 
@@ -66,6 +73,7 @@ GRPC_RULES = """    # winnow: a model's name stands for the version that answers
     http-request return status 200 content-type application/grpc hdr grpc-status 8 \
 hdr grpc-message "this client asks more often than the endpoint allows; wait a second" \
 if {limited} {{ var(txn.over) -m int gt 0 }}
+    http-request wait-for-body time {body_s}s if {{ path_end /ModelInfer }}
     http-request set-header application "%[req.hdr(application)]--%[var(txn.version),field(3,/)]" \
 if {{ var(txn.version) -m found }}
 """
@@ -74,6 +82,8 @@ REFUSAL = (
     '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
     ' allows; wait a second","request_id":""}}'
 )
+
+TOO_SLOW = '{"error":{"code":"too_slow","message":"the body came too slowly","request_id":""}}'
 
 WRAPPER = """#!/bin/sh
 # HAProxy as Ray Serve configures it, with our rules added and its side doors closed
@@ -104,6 +114,7 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
     }
     names = {"folder": str(folder), "stable": STABLE, "canary": CANARY, "weights": WEIGHTS}
     names |= {"rates": RATES, "models": MODELS, "refusal": REFUSAL}
+    names |= {"too_slow": TOO_SLOW, "body_s": BODY_S}
     rules.write_text(RULES.format(**names, **conditions), encoding="utf-8")
     grpc_rules.write_text(GRPC_RULES.format(**names, **conditions), encoding="utf-8")
     program = folder / "haproxy"
