@@ -71,21 +71,25 @@ def test_only_requests_that_fail_are_logged(tmp_path: Path) -> None:
             assert b"GET /fails" in line
 
 
-def test_a_replica_that_ends_loses_no_request_whose_body_comes_later(tmp_path: Path) -> None:
-    with replica() as first, replica() as second, asked(tmp_path, first, second) as client:
+@pytest.mark.parametrize("size", [5, 14_000])
+def test_a_replica_that_ends_loses_no_request_whose_body_comes_later(
+    tmp_path: Path, size: int
+) -> None:
+    with replica() as first, replica() as second, connected(tmp_path, first, second) as client:
         for _ in range(10):
+            ask(client, size)
             time.sleep(0.02)
-            client.send(b"hello")
+            client.send(bytes(size))
             with client.getresponse() as answer:
                 assert answer.status == 200
-            ask(client)
 
 
 def test_a_body_that_comes_too_slowly_is_refused_before_it_reaches_a_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingress, "BODY_S", "1")
-    with replica() as only, asked(tmp_path, only) as client:
+    with replica() as only, connected(tmp_path, only) as client:
+        ask(client, 5)
         client.send(b"hel")
         with client.getresponse() as answer:
             assert answer.status == 408
@@ -93,20 +97,19 @@ def test_a_body_that_comes_too_slowly_is_refused_before_it_reaches_a_replica(
 
 
 @contextlib.contextmanager
-def asked(folder: Path, *replicas: int) -> Iterator[http.client.HTTPConnection]:
-    """A connection to HAProxy in front of replicas, with the head of a request on its way."""
+def connected(folder: Path, *replicas: int) -> Iterator[http.client.HTTPConnection]:
+    """A connection to HAProxy in front of replicas."""
     with (
         running(folder, *replicas) as host,
         contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as client,
     ):
-        ask(client)
         yield client
 
 
-def ask(client: http.client.HTTPConnection) -> None:
-    """Send the head of a request."""
+def ask(client: http.client.HTTPConnection, size: int) -> None:
+    """Send the head of a request with a body of so many bytes."""
     client.putrequest("POST", "/predict")
-    client.putheader("content-length", "5")
+    client.putheader("content-length", size)
     client.endheaders()
 
 
