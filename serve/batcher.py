@@ -4,6 +4,7 @@ No timer and no early sealing: an idle engine takes a lone text at once, a busy 
 for it meanwhile. `serve.batches` says which texts go together.
 """
 
+import abc
 import asyncio
 import functools
 import queue
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -86,6 +88,8 @@ class Request:
     read: int = 0
     """Inputs that the engine's thread has tokenised."""
     is_cut: bool = False
+    late: asyncio.TimerHandle | None = None
+    """Tells that the time is over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +125,41 @@ class Load:
         return self.tokens / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
-class Batcher:
+class Asking(abc.ABC):
+    """Gets scores from an engine, in this process or another."""
+
+    @property
+    @abc.abstractmethod
+    def load(self) -> Load:
+        """What waits now."""
+
+    @abc.abstractmethod
+    def start(self, inputs: Sequence[Text], timeout_s: float, reply: Reply) -> Any:
+        """Ask for scores of some texts; `reply` is called on this event loop, once or more often.
+
+        It is given the answer, DeadlineError after `timeout_s`, or why there is none. Raises
+        QueueFullError. What is returned is to be given to `leave`.
+        """
+
+    @abc.abstractmethod
+    def leave(self, asked: Any) -> None:
+        """Nobody waits for what was started any more."""
+
+    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
+        """Scores of some texts.
+
+        Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
+        that is cancelled takes its texts out of the queue.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        asked = self.start(inputs, timeout_s, functools.partial(settle, future))
+        try:
+            return await future
+        finally:
+            self.leave(asked)
+
+
+class Batcher(Asking):
     """An engine on its own thread, asked from an event loop."""
 
     def __init__(
@@ -160,22 +198,12 @@ class Batcher:
         rate = self._batch_tokens / self._batch_s if self._batch_s else None
         return Load(self._requests, max(0.0, self._waiting_tokens), rate)
 
-    async def ask(self, inputs: Sequence[Input], timeout_s: float) -> Answer:
-        """Scores of some inputs.
-
-        Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
-        that is cancelled takes its inputs out of the queue.
-        """
+    def start(self, inputs: Sequence[Input], timeout_s: float, reply: Reply) -> Request:
+        """Let some inputs wait; see `Asking`."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer] = loop.create_future()
-        reply = functools.partial(settle, future)
         request = self.submit(inputs, loop, reply, time.monotonic())
-        late = loop.call_later(timeout_s, reply, DeadlineError())
-        try:
-            return await future
-        finally:
-            late.cancel()
-            self.leave(request)
+        request.late = loop.call_later(timeout_s, reply, DeadlineError())
+        return request
 
     def submit(
         self,
@@ -204,11 +232,13 @@ class Batcher:
         for request in self._gathered.pop(loop):
             self._arrived.put(request)
 
-    def leave(self, request: Request) -> None:
+    def leave(self, asked: Request) -> None:
         """Nobody waits for a request any more: what is left of it is not run."""
-        if not request.is_over:
-            request.is_over = True
-            self._count(-1, -request.tokens)
+        if not asked.is_over:
+            asked.is_over = True
+            self._count(-1, -asked.tokens)
+            if asked.late:
+                asked.late.cancel()
 
     def _count(self, requests: int, tokens: float) -> None:
         with self._lock:  # several event loops may ask

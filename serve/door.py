@@ -73,9 +73,7 @@ class Door:
         receive: Receive,
         send: Send,
     ) -> None:
-        given = headers.get(b"x-request-id", b"")
-        is_known = given and KNOWN_ID.fullmatch(given)
-        identity = given.decode() if is_known else f"{PROCESS}{next(NUMBERS):08x}"
+        identity = identity_of(headers)
         try:
             check(scope, path, headers, server)
             if isinstance(server, Server) and path == server.hot_path and scope["method"] == "POST":
@@ -101,6 +99,13 @@ class Door:
 def relative(path: str, route: str) -> str:
     """A path below the endpoint's route."""
     return path.removeprefix(route) if path.startswith(route) else path
+
+
+def identity_of(headers: Mapping[bytes, bytes]) -> str:
+    """The id that a request brought along, or a new one."""
+    given = headers.get(b"x-request-id", b"")
+    is_known = given and KNOWN_ID.fullmatch(given)
+    return given.decode() if is_known else f"{PROCESS}{next(NUMBERS):08x}"
 
 
 def check(scope: Scope, path: str, headers: dict[bytes, bytes], server: Answering) -> None:
@@ -138,17 +143,14 @@ class _Stop:
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
     """The whole body, counted while it is read; RefusedError when it is too large or too slow."""
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise too_large()
+    check_length(headers)
     stop = _Stop()  # asyncio.timeout takes five times as long
     timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, stop)
     try:
         return await _collected(receive)
     except asyncio.CancelledError:
         if stop.has_come:
-            message = f"the body took over {BODY_TIMEOUT_S:.0f} s"
-            raise RefusedError(408, "too_slow", message) from None
+            raise too_slow() from None
         raise
     finally:
         timer.cancel()
@@ -167,6 +169,18 @@ async def _collected(receive: Receive) -> bytes:
             raise too_large()
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+def check_length(headers: Mapping[bytes, bytes]) -> None:
+    """RefusedError for a body that is said to be too large."""
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        raise too_large()
+
+
+def too_slow() -> RefusedError:
+    """The body does not come."""
+    return RefusedError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s")
 
 
 def too_large() -> RefusedError:

@@ -1,4 +1,4 @@
-"""Puts the door ahead of Ray Serve's own wrapper, in every replica that takes requests directly.
+"""Puts the hot path and the door ahead of Ray Serve's own wrapper, in replicas that take requests.
 
 Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a server it lets all pass.
 """
@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import starlette.middleware
+import uvicorn.config
 from ray.serve._private import default_impl, replica
 
 from cluster import ingress
 from serve import framework
+from serve.connection import connections
 from serve.door import Door
 from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound
@@ -28,6 +30,8 @@ def install() -> list[starlette.middleware.Middleware]:
     if ingress.FOLDER in os.environ:  # the cluster is of this machine alone
         default_impl.add_grpc_address = _here(_add_address)
         replica.add_port_to_grpc_server = _here(_add_port)
+    # Ray Serve leaves it to uvicorn what a connection is
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = connections(framework.find)  # type: ignore[assignment]
     return [starlette.middleware.Middleware(Door, find=framework.find)]
 
 

@@ -9,6 +9,7 @@ import uvicorn
 
 from jobs.errors import DeployError
 from serve import framework, tasks
+from serve.connection import connections
 from serve.engines.engine import Trial
 from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound, new_loop
@@ -37,6 +38,7 @@ def run(config: ServerConfig, host: str, port: int, tell: Callable[[str], None])
         "access_log": False,
         "timeout_graceful_shutdown": DRAIN_S,
         "server_header": False,
+        "http": connections(framework.find),
     }
     if fronts is None:
         uvicorn.run(application, **options)

@@ -12,8 +12,16 @@ from jobs.spec.serve import EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
-from serve.api import ModelInfo, RefusedError, as_texts, parse
-from serve.batcher import Answer, Batcher, DeadlineError, Load, ModelError, QueueFullError
+from serve.api import ModelInfo, PredictRequest, RefusedError, as_texts, parse
+from serve.batcher import (
+    Answer,
+    Asking,
+    Batcher,
+    DeadlineError,
+    Load,
+    ModelError,
+    QueueFullError,
+)
 from serve.batches import BLOCK_BATCHES, Limits
 from serve.engines.engine import Choice
 from serve.engines.rows import Text
@@ -143,19 +151,6 @@ class Answering(Protocol):
         ...
 
 
-class Asking(Protocol):
-    """Gets scores from an engine, in this process or another."""
-
-    @property
-    def load(self) -> Load:
-        """What waits now."""
-        ...
-
-    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
-        """Scores of some texts; raises as `Batcher.ask` does."""
-        ...
-
-
 class Server:
     """A classifier that answers: requests in, labels out."""
 
@@ -203,9 +198,16 @@ class Server:
 
     async def predict(self, body: bytes, timeout_s: float) -> Reply:
         """Answer a predict request; raises RefusedError."""
+        request, texts = self.read(body)
+        return self.reply(request, await self.classify(texts, timeout_s))
+
+    def read(self, body: bytes) -> tuple[PredictRequest, list[Text]]:
+        """A predict request and its texts; raises RefusedError."""
         request = parse(body)
-        texts = as_texts(request.inputs, is_pair=self.config.version.is_pair)
-        answer = await self.classify(texts, timeout_s)
+        return request, as_texts(request.inputs, is_pair=self.config.version.is_pair)
+
+    def reply(self, request: PredictRequest, answer: Answer) -> Reply:
+        """What is sent to who asked for predictions; raises RefusedError."""
         if answer.is_cut and not request.truncate:
             length = self.config.version.max_length
             message = f"an input has more than the {length} tokens that the model takes"
@@ -227,15 +229,8 @@ class Server:
         begin = time.perf_counter()
         try:
             answer = await self.batcher.ask(texts, min(timeout_s, self.config.timeout_s))
-        except QueueFullError as error:
-            message = "too much is waiting; try again later"
-            raise RefusedError(
-                503, "overloaded", message, retry_after_s=max(1.0, error.retry_after_s)
-            ) from None
-        except DeadlineError:
-            raise RefusedError(504, "deadline", "the answer would have come too late") from None
-        except ModelError as error:
-            raise RefusedError(500, "model_failed", str(error)) from None
+        except (QueueFullError, DeadlineError, ModelError) as error:
+            raise refusal_of(error) from None
         self.metrics.answered(len(texts), time.perf_counter() - begin)
         if self.tracing:
             self.tracing.answered(len(texts), answer.batch_rows, answer.queue_s, answer.infer_s)
@@ -252,3 +247,19 @@ class Server:
     def scrape(self) -> bytes:
         """Metrics in Prometheus' format."""
         return self.metrics.scrape(self.load)
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """How a client is told why there are no scores."""
+    match error:
+        case RefusedError():
+            return error
+        case QueueFullError():
+            message = "too much is waiting; try again later"
+            wait_s = max(1.0, error.retry_after_s)
+            return RefusedError(503, "overloaded", message, retry_after_s=wait_s)
+        case DeadlineError():
+            return RefusedError(504, "deadline", "the answer would have come too late")
+        case ModelError():
+            return RefusedError(500, "model_failed", str(error))
+    return RefusedError(500, "internal", "something went wrong here")

@@ -13,15 +13,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import uvicorn
 
 from serve.api import RefusedError
-from serve.batcher import Answer, DeadlineError, Load, settle
+from serve.batcher import Asking, DeadlineError, Load, Reply
+from serve.connection import connections
 from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
-from serve.engines.rows import Text, Tokenizer
+from serve.engines.rows import Row, Text, Tokenizer
 from serve.fronts.wire import (
     Adjust,
     Ask,
@@ -58,41 +60,61 @@ HOP_BY_HOP = frozenset(
 """Headers of one connection, which are not passed on."""
 
 
-class Remote:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the replica was asked."""
+
+    number: int
+    late: asyncio.TimerHandle
+
+
+class Remote(Asking):
     """Asks the engine of the replica; in place of a batcher."""
 
     def __init__(self, tokenizer: Tokenizer, wire: Wire) -> None:
         self._tokenizer, self._wire = tokenizer, wire
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, Reply] = {}
 
     @property
     def load(self) -> Load:
         """What waits for the replica; it knows how long."""
         return Load(len(self._waiting), 0.0, None)
 
-    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
-        """Scores of some texts; raises as `Batcher.ask` does."""
+    def start(self, inputs: Sequence[Text], timeout_s: float, reply: Reply) -> Asked:
+        """Ask for scores of some texts; see `Asking`."""
         loop, began, number = asyncio.get_running_loop(), time.monotonic(), next(self._numbers)
-        future: asyncio.Future[Answer] = loop.create_future()
-        late = loop.call_later(timeout_s, settle, future, DeadlineError())
-        try:
-            if sum(len(part) for text in inputs for part in text) <= INLINE_CHARACTERS:
-                rows = self._tokenizer.rows(inputs)
+
+        def send(rows: Sequence[Row]) -> None:
+            if number in self._waiting:
+                self._wire.send(Ask(number, rows, began))
+
+        def tokenised(done: asyncio.Future[list[Row]]) -> None:
+            if error := done.exception():
+                reply(RuntimeError(str(error)))
             else:
-                rows = await asyncio.to_thread(self._tokenizer.rows, inputs)
-            self._waiting[number] = future
-            self._wire.send(Ask(number, rows, began))
-            return await future
-        finally:
-            late.cancel()
-            if self._waiting.pop(number, None):
-                self._wire.send(Left(number))
+                send(done.result())
+
+        if sum(len(part) for text in inputs for part in text) <= INLINE_CHARACTERS:
+            rows = self._tokenizer.rows(inputs)
+            self._waiting[number] = reply
+            send(rows)
+        else:
+            self._waiting[number] = reply
+            beside = loop.run_in_executor(None, self._tokenizer.rows, inputs)
+            beside.add_done_callback(tokenised)
+        return Asked(number, loop.call_later(timeout_s, reply, DeadlineError()))
+
+    def leave(self, asked: Asked) -> None:
+        """Nobody waits for an answer any more: the replica is told, if it has not answered."""
+        asked.late.cancel()
+        if self._waiting.pop(asked.number, None):
+            self._wire.send(Left(asked.number))
 
     def take(self, message: Found) -> None:
         """Hand over what the replica found."""
-        if future := self._waiting.pop(message.number, None):
-            settle(future, message.found)
+        if reply := self._waiting.pop(message.number, None):
+            reply(message.found)
 
 
 class Tally(Metrics):
@@ -229,6 +251,7 @@ class Front:
         self._web = uvicorn.Server(
             uvicorn.Config(
                 application,
+                http=connections(lambda: server),
                 lifespan="off",
                 ws="none",
                 log_level="warning",

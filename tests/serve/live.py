@@ -13,10 +13,10 @@ from tests.builders import eventually
 
 
 @contextlib.contextmanager
-def on_socket(application: Any) -> Iterator[str]:
-    """Its URL while it runs."""
+def on_socket(application: Any, http: Any = "auto") -> Iterator[str]:
+    """Its URL while it runs; `http` as uvicorn takes it."""
     running = uvicorn.Server(
-        uvicorn.Config(application, port=0, log_level="warning", lifespan="off")
+        uvicorn.Config(application, port=0, log_level="warning", lifespan="off", http=http)
     )
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 import transformers
+import uvicorn
 
 from cluster import labels
 from cluster.session import Connection
@@ -31,7 +32,7 @@ from jobs.storage.storage import open_storage
 from jobs.training import gate
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
-from serve import load
+from serve import load, surface
 from serve.fronts.wire import bound
 from serve.load import LoadResult, Plan, run
 from serve.version import ModelVersion
@@ -289,6 +290,17 @@ def test_limits_batching_and_replicas_change_without_a_restart(
     deploy(version, **fields)
     assert httpx.post(f"{url}/predict", json={"inputs": texts}).status_code == 200
     assert (processes(version), fronts()) == kept
+
+
+@pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
+def test_replicas_take_the_hot_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve import connection, hook
+
+    monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "h11")
+    hook.install()
+    made = uvicorn.Config(surface.application)  # as Ray Serve makes it
+    made.load()
+    assert made.http_protocol_class.__module__ == connection.__name__
 
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported

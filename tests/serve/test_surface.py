@@ -19,6 +19,7 @@ from jobs.spec.serve import ServeSpec
 from serve import door, framework, surface
 from serve.access import Access
 from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
+from serve.connection import connections
 from serve.loading import load
 from serve.server import Server, ServerConfig, configure
 from serve.version import ModelVersion
@@ -39,11 +40,18 @@ def server(version: ModelVersion) -> Iterator[Server]:
     made.batcher.close()
 
 
-@pytest.fixture
-def ask(server: Server) -> Iterator[Ask]:
-    """Sends a request through the whole application."""
+@pytest.fixture(params=["connection", "application"])
+def ask(server: Server, request: pytest.FixtureRequest) -> Iterator[Ask]:
+    """Sends a request through the whole application, on a socket with the hot path or without."""
     framework.install(server)
-    yield _asker()
+    if request.param == "application":
+        yield _asker()
+    else:
+        with (
+            on_socket(surface.application, connections(framework.find)) as url,
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            yield client.request
     framework._current.clear()
 
 
@@ -246,20 +254,23 @@ def test_the_inference_protocol(ask: Ask, version: ModelVersion) -> None:
         assert refused.status_code == 422
 
 
-def test_only_those_with_a_token_may_ask(version: ModelVersion, server: Server, ask: Ask) -> None:
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
+def test_only_those_with_a_token_may_ask(
+    request: pytest.FixtureRequest, server: Server, ask: Ask
+) -> None:
+    token = f"{TOKEN}, {request.node.name}"  # the server counts on
+    digest = hashlib.sha256(token.encode()).hexdigest()
     unguarded = server.access
     server.access = Access(("0" * 64, digest))
     try:
         body = {"inputs": "a superb film"}
-        for header in (None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x"):
+        for header in (None, "", "Bearer", "Bearer wrong", f"Basic {token}", f"Bearer {token}x"):
             headers = {} if header is None else {"authorization": header}
             refused = ask("POST", "/predict", json=body, headers=headers)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"] == "Bearer"
             assert ask("GET", "/metrics", headers=headers).status_code == 401
             assert ask("GET", "/health", headers=headers).status_code == 200
-        allowed = {"authorization": f"Bearer {TOKEN}"}
+        allowed = {"authorization": f"Bearer {token}"}
         assert ask("POST", "/predict", json=body, headers=allowed).status_code == 200
         metrics = ask("GET", "/metrics", headers=allowed)
         assert metrics.status_code == 200
@@ -309,11 +320,12 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
         load(ServerConfig(replace(version, path=str(copy)), engine="torch-fp32"))
 
 
-@pytest.fixture
-def live(server: Server) -> Iterator[str]:
-    """The application on a real socket."""
+@pytest.fixture(params=["connection", "auto"])
+def live(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The application on a real socket, with the hot path or without."""
     framework.install(server)
-    with on_socket(surface.application) as url:
+    http = connections(framework.find) if request.param == "connection" else request.param
+    with on_socket(surface.application, http) as url:
         yield url
     framework._current.clear()
 
