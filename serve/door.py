@@ -1,4 +1,4 @@
-"""The way in for every HTTP request: who may enter, how much, how long; and the fast way through.
+"""The way in for what `serve.connection` leaves: who may enter, how much, how long.
 
 An ASGI middleware. Predictions are answered here, ahead of any framework; everything else goes on
 to the application behind it, with its body read and bounded.
@@ -13,7 +13,7 @@ from typing import Any
 
 from serve.api import MAX_BODY_BYTES, ErrorBody, ErrorDetail, RefusedError
 from serve.routing import CHAT, PREDICT
-from serve.server import Answering, Reply, Server
+from serve.server import Answering, Reply, Server, refusal_of
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -86,12 +86,10 @@ class Door:
                     replay = replaying(await read_body(headers, receive), receive)
                 await self._app(scope, replay, send)
                 return
-        except RefusedError as refusal:
-            reply = refused(refusal, identity)
         except ConnectionError:
             return  # nobody is there to be answered
-        except Exception:  # noqa: BLE001 - the last line: no trace reaches a client
-            reply = refused(RefusedError(500, "internal", "something went wrong here"), identity)
+        except Exception as error:  # noqa: BLE001 - the last line: no trace reaches a client
+            reply = refused(refusal_of(error), identity)
         server.metrics.count(path if path in (PREDICT, CHAT) else "other", reply.status)
         await answer(send, reply, identity)
 

@@ -250,7 +250,7 @@ class Server:
 
 
 def refusal_of(error: Exception) -> RefusedError:
-    """How a client is told why there are no scores."""
+    """How a client is told why it gets no answer."""
     match error:
         case RefusedError():
             return error
