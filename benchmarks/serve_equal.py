@@ -35,6 +35,7 @@ from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve import framework, surface  # noqa: E402
 from serve.batcher import Batcher  # noqa: E402
+from serve.connection import connections  # noqa: E402
 from serve.engines.choose import CPU_ENGINES  # noqa: E402
 from serve.loading import load  # noqa: E402
 from serve.server import ServerConfig  # noqa: E402
@@ -93,7 +94,8 @@ def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
     framework.install(server)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        web = uvicorn.Server(uvicorn.Config(surface.application, log_level="error"))
+        as_served = connections(framework.find)
+        web = uvicorn.Server(uvicorn.Config(surface.application, http=as_served, log_level="error"))
         thread = threading.Thread(target=web.run, args=([listening],))
         thread.start()
         try:
