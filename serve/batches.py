@@ -25,6 +25,8 @@ class Limits:
     """How long an idle engine waits for company of a lone text."""
     block_batches: float = BLOCK_BATCHES["cuda"]
     """Tokens of what is sorted by length at once, in full batches."""
+    is_packed: bool = False
+    """Whether the engine spends nothing on padding: then nothing is sorted."""
 
 
 def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
@@ -32,9 +34,14 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
 
     They are all that waits, or the oldest of a long queue: who comes meanwhile is in the next
     block, so that nobody is passed over twice. Neighbours in length are in one batch, few rows are
-    split evenly, and the batch with the oldest goes first. Measured in benchmarks/LOG.md.
+    split evenly, and the batch with the oldest goes first. For an engine that packs, it is one
+    batch of the oldest. Measured in benchmarks/LOG.md.
     """
-    order = sorted(range(_count(lengths, limits)), key=lengths.__getitem__)
+    if limits.is_packed:
+        fitting = _count(lengths, limits.batch_tokens)
+        return [list(range(min(fitting, limits.batch_rows)))]
+    most = limits.block_batches * limits.batch_tokens
+    order = sorted(range(_count(lengths, most)), key=lengths.__getitem__)
     tokens = _least_tokens([lengths[index] for index in order], limits)
     batches: list[list[int]] = []
     for index in order:
@@ -47,9 +54,8 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
     return sorted(batches, key=min)
 
 
-def _count(lengths: Sequence[int], limits: Limits) -> int:
-    """Rows of a block; at least one."""
-    most = limits.block_batches * limits.batch_tokens
+def _count(lengths: Sequence[int], most: float) -> int:
+    """How many of the first have no more tokens than that; at least one."""
     found = bisect.bisect_right(list(itertools.accumulate(lengths)), most)
     return max(1, found)
 

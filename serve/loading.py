@@ -30,7 +30,7 @@ def load(config: ServerConfig) -> Server:
     is_gpu = config.device == "cuda"  # faster than one core can tokenise
     tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
     choice, engine = prepare(config, tokenizer)
-    limits = config.limits(choice.batch_tokens)
+    limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
     warm_up(engine, limits, version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0

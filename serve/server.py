@@ -74,10 +74,16 @@ class ServerConfig:
         kept["version"] = asdict(same)
         return digest(pydantic_core.to_json(kept).decode())
 
-    def limits(self, batch_tokens: int) -> Limits:
+    def limits(self, batch_tokens: int, *, is_packed: bool) -> Limits:
         """Of a batcher whose batches hold so many tokens."""
-        block = BLOCK_BATCHES[self.device]
-        return Limits(batch_tokens, self.batch_rows, self.queue_tokens, self.idle_wait_s, block)
+        return Limits(
+            batch_tokens=batch_tokens,
+            batch_rows=self.batch_rows,
+            queue_tokens=self.queue_tokens,
+            idle_wait_s=self.idle_wait_s,
+            block_batches=BLOCK_BATCHES[self.device],
+            is_packed=is_packed,
+        )
 
 
 def configure(version: ModelVersion, spec: ServeSpec, route: str, *, is_gpu: bool) -> ServerConfig:
@@ -194,7 +200,10 @@ class Server:
         """
         self.config = replace(self.config, **changes)
         if isinstance(self.batcher, Batcher):
-            self.batcher.limits = self.config.limits(self.batcher.limits.batch_tokens)
+            before = self.batcher.limits
+            self.batcher.limits = self.config.limits(
+                before.batch_tokens, is_packed=before.is_packed
+            )
 
     async def predict(self, body: bytes, timeout_s: float) -> Reply:
         """Answer a predict request; raises RefusedError."""

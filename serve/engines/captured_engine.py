@@ -39,6 +39,8 @@ class _Captured:
 class CapturedEngine:
     """Weights in the precision asked for; batches are padded up to a shape that was captured."""
 
+    is_packed = False
+
     def __init__(self, folder: Path, tokenizer: Tokenizer, precision: Precision) -> None:
         self.name = NAMES[precision]
         dtype = AUTOCAST.get(precision, torch.float32)

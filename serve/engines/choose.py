@@ -86,13 +86,13 @@ class Maker:
         if library == "onnx":
             graph = self._exported("model.onnx", self._export_onnx)
             return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
-        graph = self._exported("model.xml", self._export_openvino)
+        graph = self._exported("openvino.xml", self._export_openvino)
         if precision == "int8":
 
             def quantize(target: Path) -> None:
                 openvino_engine.quantize(graph, self.tokenizer, gate.rows, target)
 
-            graph = self._exported("int8.xml", quantize)
+            graph = self._exported("openvino-int8.xml", quantize)
         return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
 
     def _export_onnx(self, target: Path) -> None:
@@ -240,11 +240,11 @@ def scores(engine: Engine, rows: Sequence[Row], batch: int) -> Logits:
 def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Trial:
     """A trial with the engine's speed: the best budget of tokens, and one row by itself."""
     rows, waiting = gate.rows, WAITING[device]
-    block_batches = BLOCK_BATCHES[device]  # as they will be served
+    served = Limits(
+        batch_rows=waiting, block_batches=BLOCK_BATCHES[device], is_packed=engine.is_packed
+    )
     rates = {
-        budget: _rate(
-            engine, rows, Limits(budget, batch_rows=waiting, block_batches=block_batches), waiting
-        )
+        budget: _rate(engine, rows, replace(served, batch_tokens=budget), waiting)
         for budget in BUDGETS[device]
     }
     best = max(rates, key=rates.__getitem__)

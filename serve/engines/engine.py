@@ -28,6 +28,8 @@ class Engine(Protocol):
     """A loaded model on one device."""
 
     name: EngineName
+    is_packed: bool
+    """Whether a batch costs as many tokens as its rows have, whatever their lengths."""
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]; a row's do not depend on its neighbours beyond rounding."""

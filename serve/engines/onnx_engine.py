@@ -24,6 +24,7 @@ class OnnxEngine:
     """A session with its own threads."""
 
     name: EngineName = "onnx-fp32"
+    is_packed = False
 
     def __init__(self, graph: Path, tokenizer: Tokenizer, threads: int) -> None:
         import onnxruntime

@@ -1,8 +1,9 @@
 """The model under OpenVINO on a CPU: fp32 or bf16 as it is, int8 after a static calibration."""
 
+import functools
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from jobs.spec.serve import EngineName
 from serve.engines.engine import Logits
+from serve.engines.packing import Packing
 from serve.engines.rows import Padding, Row, Tokenizer
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
@@ -24,6 +26,13 @@ HINTS: dict[EngineName, str] = {
     "openvino-fp32": "f32",
 }
 """What layers that are not int8 are computed in."""
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+"""Inputs of graphs that take padded rows, as far as the model has them."""
+PACKED = ("bert",)
+"""Types of models whose inputs share rows; those of others are padded."""
+SEGMENTS = "segment_ids"
+"""An input of graphs that take packed rows, and of no other."""
+Inputs = Callable[[Sequence[Row]], dict[str, Any]]
 
 
 class OpenVinoEngine:
@@ -41,15 +50,42 @@ class OpenVinoEngine:
         }
         self._compiled = openvino.Core().compile_model(graph, "CPU", settings)
         self._request = self._compiled.create_infer_request()
-        self._names = [port.get_any_name() for port in self._compiled.inputs]
-        self._padding = Padding(tokenizer.pad_id, WIDTHS)
+        self.is_packed = SEGMENTS in names_of(self._compiled)
+        self._inputs = inputs_of(self._compiled, tokenizer)
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]."""
-        inputs = named(self._padding, rows, self._names)
-        self._request.infer(inputs, share_inputs=True)
+        self._request.infer(self._inputs(rows), share_inputs=True)
         logits = self._request.get_output_tensor(0).data
         return np.array(logits, dtype=np.float32)
+
+
+class PackedClassifier(torch.nn.Module):
+    """A BERT classifier of rows that hold several inputs, as `Packing` lays them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model: Any = model
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        segment_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        first: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits as [inputs, labels]."""
+        model = self._model
+        found = model.bert(
+            input_ids=input_ids,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
+        )
+        tokens = found.last_hidden_state.flatten(0, 1)
+        logits: torch.Tensor = model.classifier(model.bert.pooler(tokens[first].unsqueeze(1)))
+        return logits
 
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
@@ -57,12 +93,22 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
     silence()
     import openvino
 
-    model = load_classifier(folder)
-    names = input_names(tokenizer)
-    example = {name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in names}
-    shapes = [(name, openvino.PartialShape([-1, -1]), openvino.Type.i64) for name in names]
+    model: Any = load_classifier(folder)
+    if model.config.model_type in PACKED:
+        model = PackedClassifier(model)
+        rows = [Row((1,) * 3, ()), Row((1,) * 5, ()), Row((1,) * 8, ())]
+        arrays = Packing(tokenizer.pad_id, WIDTHS).apply(rows)
+        example = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    else:
+        example = {
+            name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)
+        }
+    ports = [
+        (name, openvino.PartialShape([-1] * tensor.ndim), openvino.Type.i64)
+        for name, tensor in example.items()
+    ]
     with quiet_tracing():
-        converted = openvino.convert_model(model, example_input=example, input=shapes)
+        converted = openvino.convert_model(model, example_input=example, input=ports)
     openvino.save_model(converted, graph, compress_to_fp16=False)
 
 
@@ -72,16 +118,17 @@ def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: 
     import nncf
     import openvino
 
-    padding, names = Padding(tokenizer.pad_id, WIDTHS), input_names(tokenizer)
+    read = openvino.Core().read_model(graph)
+    inputs = inputs_of(read, tokenizer)
 
     def batches() -> Iterator[dict[str, Any]]:
         used = rows[:CALIBRATION_ROWS]
         for first in range(0, len(used), CALIBRATION_BATCH):
-            yield named(padding, used[first : first + CALIBRATION_BATCH], names)
+            yield inputs(used[first : first + CALIBRATION_BATCH])
 
     found = list(batches())
     model = nncf.quantize(
-        openvino.Core().read_model(graph),
+        read,
         nncf.Dataset(found),
         model_type=nncf.ModelType.TRANSFORMER,
         subset_size=len(found),
@@ -97,8 +144,21 @@ def silence() -> None:
 
 def input_names(tokenizer: Tokenizer) -> list[str]:
     """What the model takes, in this order."""
-    known = ("input_ids", "attention_mask", "token_type_ids")
-    return [name for name in known if name in tokenizer.input_names]
+    return [name for name in NAMES if name in tokenizer.input_names]
+
+
+def names_of(graph: Any) -> set[str]:
+    """All names of a graph's inputs; some have several."""
+    return {name for port in graph.inputs for name in port.get_names()}
+
+
+def inputs_of(graph: Any, tokenizer: Tokenizer) -> Inputs:
+    """What makes a graph's inputs of rows."""
+    names = names_of(graph)
+    if SEGMENTS in names:
+        return Packing(tokenizer.pad_id, WIDTHS).apply
+    padding = Padding(tokenizer.pad_id, WIDTHS)
+    return functools.partial(named, padding, names=[name for name in NAMES if name in names])
 
 
 def named(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def quiet_tracing() -> Iterator[None]:
 class TorchEngine:
     """Padded batches; on a CPU with as many threads as the replica has cores."""
 
+    is_packed = False
+
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, precision: Precision, device: Device, threads: int
     ) -> None:

@@ -95,6 +95,13 @@ def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
     assert block([9], Limits(batch_tokens=1)) == [[0]]
 
 
+def test_an_engine_that_packs_is_given_the_oldest_as_they_came() -> None:
+    packed = Limits(batch_tokens=60, is_packed=True)
+    assert block([50, 6, 4, 5, 7], packed) == [[0, 1, 2]]
+    assert block([90, 6, 4], packed) == [[0]]
+    assert block([1] * 9, Limits(batch_rows=4, is_packed=True)) == [[0, 1, 2, 3]]
+
+
 def test_of_a_block_the_batch_with_the_oldest_goes_first() -> None:
     assert block([50, 6, 48, 5, 7], Limits(batch_tokens=100)) == [[2, 0], [3, 1, 4]]
     assert block([5, 50, 6, 48, 7], Limits(batch_tokens=100)) == [[0, 2, 4], [3, 1]]

@@ -1,6 +1,9 @@
 """Every engine gives what transformers gives, whatever stands beside a text in its batch."""
 
+import itertools
 import json
+import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,10 @@ import torch
 import transformers
 
 from jobs.spec.serve import EngineName
-from serve.engines import choose
+from serve.engines import choose, packing
 from serve.engines.choose import GateRows, Judge, Maker
 from serve.engines.engine import Choice, Engine, Logits, Trial
+from serve.engines.packing import Packing
 from serve.engines.rows import Padding, Row, Tokenizer
 from serve.version import ModelVersion
 
@@ -100,10 +104,67 @@ def test_padding_rounds_the_width_and_masks_what_it_adds() -> None:
     assert types[0, :4].tolist() == [0, 0, 1, 0]
 
 
+def test_several_inputs_share_a_row() -> None:
+    rows = [Row([7, 8], ()), Row([1, 2, 3, 4, 5], [0, 0, 1, 1, 1]), Row([6], ())]
+    found = {name: array.tolist() for name, array in Packing(9, 4).apply(rows).items()}
+    assert found == {
+        "input_ids": [[1, 2, 3, 4, 5, 7, 8, 6]],
+        "token_type_ids": [[0, 0, 1, 1, 1, 0, 0, 0]],
+        "segment_ids": [[1, 1, 1, 1, 1, 2, 2, 3]],
+        "position_ids": [[0, 1, 2, 3, 4, 0, 1, 0]],
+        "first": [5, 0, 7],
+    }
+
+
+def test_rows_are_narrow_and_nearly_full() -> None:
+    assert packing.arrange([3], 4) == (4, [[0]])
+    assert packing.arrange([16] * 8, 1) == (16, [[index] for index in range(8)])
+    assert packing.arrange([10, 30, 20], 1) == (30, [[1], [2, 0]])
+    assert packing.arrange([300, 300], 1) == (300, [[0], [1]])  # no row of 600
+    draw = random.Random(0)
+    for _ in range(300):
+        lengths = [draw.randint(1, draw.choice((8, 64, 300))) for _ in range(draw.randint(1, 40))]
+        width, rows = packing.arrange(lengths, 4)
+        assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
+        assert all(0 < sum(lengths[index] for index in row) <= width for row in rows)
+        assert width % 4 == 0
+        assert width < max(*lengths, packing.MOST_WIDTH) + 4 if len(lengths) > 1 else True
+        assert len(rows) * width <= len(lengths) * (max(lengths) + 3)  # not more than by padding
+
+
+@pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
+def test_neighbours_in_a_row_change_nothing(name: EngineName, maker: Maker, gate: GateRows) -> None:
+    engine = maker.make(name, gate)
+    assert engine.is_packed
+    found = choose.scores(engine, gate.rows, 50)
+    assert np.abs(found - choose.scores(engine, gate.rows, 1)).max() < 1e-5
+    reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    assert np.abs(found - reference).max() < BOUNDS[name]
+
+
+def test_models_that_are_not_packed_are_padded(
+    maker: Maker, gate: GateRows, tmp_path: Path
+) -> None:
+    shutil.copytree(maker.model, tmp_path / "model")
+    config = transformers.DistilBertConfig(dim=16, hidden_dim=16, n_layers=1, n_heads=2)
+    made = transformers.DistilBertForSequenceClassification(config)
+    made.save_pretrained(tmp_path / "model")
+    told = tmp_path / "model/tokenizer_config.json"
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    told.write_text(json.dumps(json.loads(told.read_text()) | names))
+    tokenizer = Tokenizer(tmp_path / "model", 32)
+    other = Maker(tmp_path / "model", tmp_path / "exports", tokenizer, "cpu", 1)
+    engine = other.make("openvino-fp32", gate)
+    assert not engine.is_packed
+    reference = choose.scores(other.make("torch-fp32", gate), gate.rows, 50)
+    assert np.abs(choose.scores(engine, gate.rows, 50) - reference).max() < BOUNDS["openvino-fp32"]
+
+
 class Fake:
     """An engine with made-up logits, which may depend on its batch."""
 
     name: EngineName = "onnx-fp32"
+    is_packed = False
 
     def __init__(self, wrong: int = 0, drift: float = 0.0) -> None:
         self._wrong, self._drift = wrong, drift
