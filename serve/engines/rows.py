@@ -2,10 +2,12 @@
 
 import copy
 import itertools
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,7 @@ class Tokenizer:
         self._fast.enable_truncation(max_length)
         self._fast.no_padding()
         self._has_lone_types = any(self._fast.encode("a").type_ids)
+        self._plain = Plain.of(self._fast, max_length)
 
     def on_one_core(self) -> "Tokenizer":
         """The same for a process that has company."""
@@ -60,18 +63,61 @@ class Tokenizer:
 
     def rows(self, texts: Sequence[Text]) -> list[Row]:
         """Each text or pair as a row, cut to the model's length."""
+        fast = self._fast
+        if self._plain and (simple := self._plain.texts(texts)):
+            fast, texts = self._plain.fast, simple
         inputs = [text[0] if len(text) == 1 else text for text in texts]
         if self._is_spread and len(texts) >= SPREAD_TEXTS:
             from jobs.training.data.encoding import parallel_tokenizers  # loads torch
 
             with parallel_tokenizers():
-                found = self._fast.encode_batch_fast(inputs)
+                found = fast.encode_batch_fast(inputs)
         else:
-            found = self._fast.encode_batch_fast(inputs)
+            found = fast.encode_batch_fast(inputs)
         has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [
             Row(row.ids, row.type_ids if has_types else (), bool(row.overflowing)) for row in found
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A way around BERT's normaliser, which takes a third of the time and leaves ASCII as it is.
+
+    But for control characters, which are not taken, and capital letters.
+    """
+
+    fast: Any
+    """The same tokenizer without it."""
+    is_lower: bool
+    added: tuple[str, ...]
+    """Tokens that are looked for in a text as a whole, such as [SEP]."""
+
+    @classmethod
+    def of(cls, fast: Any, max_length: int) -> "Plain | None":
+        """None where a tokenizer has another normaliser."""
+        state = json.loads(fast.to_str())
+        normalizer = state["normalizer"] or {}
+        if normalizer.get("type") != "BertNormalizer":
+            return None
+        added = tuple(token["content"].lower() for token in state["added_tokens"])
+        without = type(fast).from_str(json.dumps(state | {"normalizer": None}))
+        without.enable_truncation(max_length)
+        without.no_padding()
+        return cls(without, normalizer["lowercase"], added)
+
+    def texts(self, texts: Sequence[Text]) -> list[Text] | None:
+        """What `fast` makes the same tokens of; None where some text is not plain."""
+        found: list[Text] = []
+        for text in texts:
+            lowered = tuple(map(str.lower, text))
+            for part in lowered:
+                if not part.isascii() or not part.isprintable():
+                    return None
+                if any(token in part for token in self.added):
+                    return None
+            found.append(lowered if self.is_lower else text)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

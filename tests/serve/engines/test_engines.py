@@ -75,6 +75,47 @@ def test_rows_are_tokenised_as_transformers_does(version: ModelVersion, maker: M
     assert not maker.tokenizer.rows([("short",)])[0].is_cut
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A Superb, well-made film (really)!",
+        "[SEP] [sep] [CLS]",
+        "tabs\tand\nlines",
+        "\x00 control \x1f",
+        "Äpfel, naïve café",
+        "电影 movie",
+        "İstanbul ẞ",
+        "",
+        " ",
+        "~`@#$%^&*()_+{}|:<>?",
+        "x" * 300,
+    ],
+)
+@pytest.mark.parametrize("is_lower", [True, False])
+def test_plain_texts_are_tokenised_the_same(
+    text: str, *, is_lower: bool, maker: Maker, tmp_path: Path
+) -> None:
+    shutil.copytree(maker.model, tmp_path / "model")
+    told = tmp_path / "model/tokenizer_config.json"
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"do_lower_case": is_lower}))
+    tokenizer = Tokenizer(tmp_path / "model", 32)
+    assert tokenizer._plain
+    assert tokenizer._plain.is_lower is is_lower
+    for given in [(text,), (text, "Another One")]:
+        ours = tokenizer.rows([given])
+        tokenizer._plain, kept = None, tokenizer._plain
+        assert ours == tokenizer.rows([given])
+        tokenizer._plain = kept
+
+
+def test_only_plain_texts_go_around_the_normaliser(maker: Maker) -> None:
+    plain = maker.tokenizer._plain
+    assert plain
+    assert plain.texts([("One", "TWO two"), ("3",)]) == [("one", "two two"), ("3",)]
+    for other in ("é", "[sep]", "a\tb", "\x7f"):
+        assert plain.texts([("one",), ("two", other)]) is None
+
+
 @pytest.mark.parametrize("name", BOUNDS)
 def test_scores_equal_those_of_transformers_alone_and_together(
     name: EngineName, version: ModelVersion, maker: Maker, gate: GateRows
