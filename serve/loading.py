@@ -19,6 +19,8 @@ from serve.version import fetched
 
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
+PACKED_TOKENS = 512
+"""Of one that packs, for which larger batches are not less alike."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""
 
@@ -74,8 +76,9 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]
     gate = choose.read_gate(folder)
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:
-        name = names[0] if len(names) == 1 else choose.REFERENCE
-        return Choice(name, DEFAULT_TOKENS[config.device], 0.0), maker.make(name, gate)
+        engine = maker.make(names[0] if len(names) == 1 else choose.REFERENCE, gate)
+        tokens = PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[config.device]
+        return Choice(engine.name, tokens, 0.0), engine
     choice = choose.choose(maker, names, gate)
     return choice, maker.make(choice.engine, gate)
 

@@ -7,6 +7,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
@@ -16,9 +17,11 @@ import schemathesis
 import schemathesis.checks
 
 from serve import framework, surface
+from serve.connection import connections
 from serve.loading import load
 from serve.server import ServerConfig
 from serve.version import ModelVersion
+from tests.serve.live import on_socket
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
 ALLOWED = {503, 504}
@@ -31,17 +34,27 @@ pytestmark = [
 ]
 document: dict[str, Any] = surface.api.openapi()
 schema = schemathesis.openapi.from_dict(document)
-schema.app = surface.application
 statuses: Counter[int] = Counter()
 
 
-@pytest.fixture(scope="module")
-def made(version: ModelVersion) -> Iterator[ModelVersion]:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is asked."""
+
+    url: str
+    model: str
+
+
+@pytest.fixture(scope="module", params=["connection", "door"])
+def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
+    statuses.clear()
+    http = connections(framework.find) if request.param == "connection" else "auto"
     server = load(ServerConfig(version, engine="torch-fp32", timeout_s=10))
     framework.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    yield version
+    with on_socket(surface.application, http) as url:
+        yield Made(url, version.name)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     framework._current.clear()
     server.batcher.close()
@@ -56,12 +69,12 @@ def made(version: ModelVersion) -> Iterator[ModelVersion]:
     database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-def test_answers_are_those_of_the_document(case: schemathesis.Case, made: ModelVersion) -> None:
+def test_answers_are_those_of_the_document(case: schemathesis.Case[Any], made: Made) -> None:
     """Status, type and body as documented; errors in the one shape."""
     name = str((case.path_parameters or {}).get("name", ""))
     if name and sum(map(ord, name)) % 2:  # else the model would hardly ever be asked
-        case.path_parameters = {"name": made.name}
-    answer = case.call()
+        case.path_parameters = {"name": made.model}
+    answer = case.call(base_url=made.url)
     statuses[answer.status_code] += 1
     assert answer.status_code < 500 or answer.status_code in ALLOWED, answer.text
     assert "Traceback" not in answer.text
