@@ -12,9 +12,10 @@ import torch
 import transformers
 
 from jobs.spec.serve import EngineName
-from serve.engines import choose, packing
+from serve.engines import choose, openvino_engine, packing
 from serve.engines.choose import GateRows, Judge, Maker
 from serve.engines.engine import Choice, Engine, Logits, Trial
+from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
 from serve.engines.rows import Padding, Row, Tokenizer
 from serve.version import ModelVersion
@@ -181,6 +182,25 @@ def test_neighbours_in_a_row_change_nothing(name: EngineName, maker: Maker, gate
     assert np.abs(found - choose.scores(engine, gate.rows, 1)).max() < 1e-5
     reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
     assert np.abs(found - reference).max() < BOUNDS[name]
+
+
+@pytest.mark.parametrize(("flags", "widths"), [("avx2 amx_tile", {32}), ("avx2 amx", {4, 8})])
+def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
+    flags: str,
+    widths: set[int],
+    maker: Maker,
+    gate: GateRows,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
+    monkeypatch.setattr(openvino_engine, "CPU_FLAGS", tmp_path / "cpuinfo")
+    engine = maker.make("openvino-fp32", gate)
+    assert isinstance(engine, OpenVinoEngine)
+    rows = maker.tokenizer.rows([("x",), ("a superb film",)])
+    assert {engine._inputs([row])["input_ids"].shape[1] for row in rows} == widths
+    reference = choose.scores(maker.make("torch-fp32", gate), rows, 1)
+    assert np.abs(choose.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
 
 
 def test_models_that_are_not_packed_are_padded(
