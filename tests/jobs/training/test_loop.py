@@ -16,7 +16,7 @@ from jobs.storage import files, manifest
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Evaluated, Event, Saved, Started, Stepped
 from jobs.training.loop import train
-from tests.builders import MINILM, training_config
+from tests.builders import MINILM, eventually, training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -91,9 +91,12 @@ def test_training_resumes_bit_identically(reviews: Path, tiny_model: str, tmp_pa
 
     with pytest.raises(Killed):
         train(config, stop_after_two, tmp_path / "cut")
+    # the thread that writes the third step's does not die with this exception
+    third = tmp_path / "cut/step-00000003"
+    assert eventually(third.exists, within_s=10)
     events: list[Event] = []
     resumed = train(config, events.append, tmp_path / "cut")
-    assert next(e for e in events if isinstance(e, Started)).first_step == 2
+    assert next(e for e in events if isinstance(e, Started)).first_step == 3
     name = f"{manifest.MODEL_DIR}/model.safetensors"
     assert manifest.sha256(Path(whole.path) / name) == manifest.sha256(Path(resumed.path) / name)
     assert resumed.metrics == whole.metrics
