@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from jobs.training.data.packing import assign
 from serve.engines.rows import Row
 
 MOST_WIDTH = 256
@@ -22,11 +23,10 @@ A fit to MiniLM in bf16 on a CPU with AVX-512."""
 def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]]:
     """The width, and which inputs are in each row, that cost least: few tokens, narrow rows.
 
-    Tries the widths at which so many tokens could fill whole rows, and puts the longest first, each
-    into the first row with room. The width is a multiple of `multiple`.
+    Tries the widths at which so many tokens could fill whole rows, as multiples of `multiple`.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    total, longest = sum(lengths), lengths[order[0]]
+    known = np.asarray(lengths, dtype=np.int64)
+    total, longest = int(known.sum()), int(known.max())
     best: tuple[int, list[list[int]]] = (0, [])
     least = float("inf")
     for count in range(-(-total // longest), 0, -1):
@@ -35,26 +35,10 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
         token = 1 + width / DOUBLE_WIDTH
         if best[1] and (total * token >= least or wanted > MOST_WIDTH):
             break  # wider rows cost more, however well they are filled
-        rows = _fitted(order, lengths, width)
+        rows = assign(known, width)
         if len(rows) * width * token < least:
             best, least = (width, rows), len(rows) * width * token
     return best
-
-
-def _fitted(order: Sequence[int], lengths: Sequence[int], width: int) -> list[list[int]]:
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in order:
-        length = lengths[index]
-        for number, left in enumerate(room):
-            if left >= length:
-                rows[number].append(index)
-                room[number] -= length
-                break
-        else:
-            rows.append([index])
-            room.append(width - length)
-    return rows
 
 
 @dataclass(frozen=True, slots=True)

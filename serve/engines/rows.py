@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ class Tokenizer:
         self._fast.enable_truncation(max_length)
         self._fast.no_padding()
         self._has_lone_types = any(self._fast.encode("a").type_ids)
-        self._plain = Plain.of(self._fast, max_length)
+        self._plain = Plain.of(self._fast)
 
     def on_one_core(self) -> "Tokenizer":
         """The same for a process that has company."""
@@ -94,17 +93,17 @@ class Plain:
     """Tokens that are looked for in a text as a whole, such as [SEP]."""
 
     @classmethod
-    def of(cls, fast: Any, max_length: int) -> "Plain | None":
+    def of(cls, fast: Any) -> "Plain | None":
         """None where a tokenizer has another normaliser."""
-        state = json.loads(fast.to_str())
-        normalizer = state["normalizer"] or {}
-        if normalizer.get("type") != "BertNormalizer":
+        from tokenizers.normalizers import BertNormalizer
+        from tokenizers.normalizers import Sequence as Steps
+
+        if not isinstance(fast.normalizer, BertNormalizer):
             return None
-        added = tuple(token["content"].lower() for token in state["added_tokens"])
-        without = type(fast).from_str(json.dumps(state | {"normalizer": None}))
-        without.enable_truncation(max_length)
-        without.no_padding()
-        return cls(without, normalizer["lowercase"], added)
+        without = copy.deepcopy(fast)
+        without.normalizer = Steps([])
+        added = tuple(token.content.lower() for token in fast.get_added_tokens_decoder().values())
+        return cls(without, fast.normalizer.lowercase, added)
 
     def texts(self, texts: Sequence[Text]) -> list[Text] | None:
         """What `fast` makes the same tokens of; None where some text is not plain."""

@@ -12,15 +12,17 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
     """Samples of each row: best fit, longest first; no sample is longer than `capacity`."""
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []  # free tokens and row, kept sorted
-    for sample in np.argsort(-lengths, kind="stable"):
-        length = int(lengths[sample])
+    sizes: list[int] = lengths.tolist()
+    order: list[int] = np.argsort(-lengths, kind="stable").tolist()
+    for sample in order:
+        length = sizes[sample]
         place = bisect.bisect_left(spaces, (length, -1))
         if place < len(spaces):
             free, row = spaces.pop(place)
-            rows[row].append(int(sample))
+            rows[row].append(sample)
         else:
             free, row = capacity, len(rows)
-            rows.append([int(sample)])
+            rows.append([sample])
         bisect.insort(spaces, (free - length, row))
     return rows
 
