@@ -10,6 +10,9 @@ from jobs.training.config import Device
 BLOCK_BATCHES: dict[Device, float] = {"cpu": 2.5, "cuda": 8.0}
 """Tokens of a block in full batches: how long who comes later waits, and how alike in length the
 texts of a batch are. On a CPU a batch takes tens of milliseconds."""
+LEFTOVER = 1.25
+"""A packed batch may have so many times its tokens when nothing is left waiting then: a few texts
+left over would wait for a whole batch more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,11 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
     They are all that waits, or the oldest of a long queue: who comes meanwhile is in the next
     block, so that nobody is passed over twice. Neighbours in length are in one batch, few rows are
     split evenly, and the batch with the oldest goes first. For an engine that packs, it is one
-    batch of the oldest. Measured in benchmarks/LOG.md.
+    batch of the oldest, or of all when few would be left. Measured in benchmarks/LOG.md.
     """
     if limits.is_packed:
-        fitting = _count(lengths, limits.batch_tokens)
+        is_all = sum(lengths) <= LEFTOVER * limits.batch_tokens
+        fitting = len(lengths) if is_all else _count(lengths, limits.batch_tokens)
         return [list(range(min(fitting, limits.batch_rows)))]
     most = limits.block_batches * limits.batch_tokens
     order = sorted(range(_count(lengths, most)), key=lengths.__getitem__)

@@ -17,9 +17,11 @@ from serve.engines.rows import Padding, Row, Tokenizer
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WIDTHS = 4
-"""Widths are multiples of it. Rows filled up to powers of two cost a third of the speed."""
-TILED_WIDTHS = 32
-"""Of packed rows on CPUs with matrix units: a fifth faster there, and a tenth slower elsewhere."""
+"""Widths of padded rows are multiples of it. Filled up to powers of two they cost a third of the
+speed."""
+PACKED_WIDTHS, TILED_WIDTHS = 16, 32
+"""Of packed rows, so that OpenVINO has few shapes to prepare its graph for; the second on CPUs with
+matrix units, where it is a fifth faster. Measured in benchmarks/LOG.md."""
 CPU_FLAGS, MATRIX_UNITS = Path("/proc/cpuinfo"), "amx_tile"
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 """Rows from which the ranges of int8 are taken."""
@@ -100,7 +102,7 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
     if model.config.model_type in PACKED:
         model = PackedClassifier(model)
         rows = [Row((1,) * 3, ()), Row((1,) * 5, ()), Row((1,) * 8, ())]
-        arrays = Packing(tokenizer.pad_id, WIDTHS).apply(rows)
+        arrays = Packing(tokenizer.pad_id).apply(rows)
         example = {name: torch.from_numpy(array) for name, array in arrays.items()}
     else:
         example = {
@@ -159,7 +161,8 @@ def inputs_of(graph: Any, tokenizer: Tokenizer) -> Inputs:
     """What makes a graph's inputs of rows."""
     names = names_of(graph)
     if SEGMENTS in names:
-        return Packing(tokenizer.pad_id, TILED_WIDTHS if has_matrix_units() else WIDTHS).apply
+        width = TILED_WIDTHS if has_matrix_units() else PACKED_WIDTHS
+        return Packing(tokenizer.pad_id, width).apply
     padding = Padding(tokenizer.pad_id, WIDTHS)
     return functools.partial(named, padding, names=[name for name in NAMES if name in names])
 

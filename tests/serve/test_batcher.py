@@ -97,7 +97,8 @@ def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
 
 def test_an_engine_that_packs_is_given_the_oldest_as_they_came() -> None:
     packed = Limits(batch_tokens=60, is_packed=True)
-    assert block([50, 6, 4, 5, 7], packed) == [[0, 1, 2]]
+    assert block([50, 6, 4, 9, 7], packed) == [[0, 1, 2]]
+    assert block([50, 6, 4, 9, 6], packed) == [[0, 1, 2, 3, 4]]  # no more than a quarter over
     assert block([90, 6, 4], packed) == [[0]]
     assert block([1] * 9, Limits(batch_rows=4, is_packed=True)) == [[0, 1, 2, 3]]
 
