@@ -3,6 +3,7 @@
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ speed."""
 PACKED_WIDTHS, TILED_WIDTHS = 16, 32
 """Of packed rows, so that OpenVINO has few shapes to prepare its graph for; the second on CPUs with
 matrix units, where it is a fifth faster. Measured in benchmarks/LOG.md."""
+LONGER, SHAPE_TRIALS = 4, 5
+"""Widths of two rows to one another, and how often each is run to time a change of shape."""
+MOST_SPARE = 64.0
+"""Tokens that are wasted at most for the sake of a shape."""
 CPU_FLAGS, MATRIX_UNITS = Path("/proc/cpuinfo"), "amx_tile"
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 """Rows from which the ranges of int8 are taken."""
@@ -56,7 +61,28 @@ class OpenVinoEngine:
         self._compiled = openvino.Core().compile_model(graph, "CPU", settings)
         self._request = self._compiled.create_infer_request()
         self.is_packed = SEGMENTS in names_of(self._compiled)
-        self._inputs = inputs_of(self._compiled, tokenizer)
+        self.packing = packing_of(tokenizer) if self.is_packed else None
+        if self.packing:
+            self._inputs: Inputs = self.packing.apply
+            self.packing.spare = self._shape_tokens(self.packing.multiple)
+        else:
+            self._inputs = padded_inputs(self._compiled, tokenizer)
+
+    def _shape_tokens(self, width: int) -> float:
+        """How many tokens cost what it does to prepare the graph for another shape."""
+        short, long = (Row((0,) * size, ()) for size in (width, LONGER * width))
+
+        def seconds(row: Row) -> float:
+            begin = time.perf_counter()
+            self.run([row])
+            return time.perf_counter() - begin
+
+        # each twice by turns: the first after another shape, the second after the same
+        spent = [seconds(row) for row in (short, short, long, long) * SHAPE_TRIALS]
+        first_short, short_s, first_long, long_s = (min(spent[turn::4]) for turn in range(4))
+        prepare_s = (first_short - short_s + first_long - long_s) / 2
+        token_s = (long_s - short_s) / ((LONGER - 1) * width)
+        return min(MOST_SPARE, max(0.0, prepare_s / token_s)) if token_s > 0 else 0.0
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]."""
@@ -159,10 +185,19 @@ def names_of(graph: Any) -> set[str]:
 
 def inputs_of(graph: Any, tokenizer: Tokenizer) -> Inputs:
     """What makes a graph's inputs of rows."""
+    if SEGMENTS in names_of(graph):
+        return packing_of(tokenizer).apply
+    return padded_inputs(graph, tokenizer)
+
+
+def packing_of(tokenizer: Tokenizer) -> Packing:
+    """How rows are packed on this CPU."""
+    return Packing(tokenizer.pad_id, TILED_WIDTHS if has_matrix_units() else PACKED_WIDTHS)
+
+
+def padded_inputs(graph: Any, tokenizer: Tokenizer) -> Inputs:
+    """What makes inputs of padded rows, as far as a graph has them."""
     names = names_of(graph)
-    if SEGMENTS in names:
-        width = TILED_WIDTHS if has_matrix_units() else PACKED_WIDTHS
-        return Packing(tokenizer.pad_id, width).apply
     padding = Padding(tokenizer.pad_id, WIDTHS)
     return functools.partial(named, padding, names=[name for name in NAMES if name in names])
 

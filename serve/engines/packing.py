@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.training.data.packing import assign
+from serve.engines.engine import Shape
 from serve.engines.rows import Row
 
 MOST_WIDTH = 256
@@ -32,22 +33,43 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
     for count in range(-(-total // longest), 0, -1):
         wanted = max(longest, -(-total // count))
         width = -(-wanted // multiple) * multiple
-        token = 1 + width / DOUBLE_WIDTH
-        if best[1] and (total * token >= least or wanted > MOST_WIDTH):
+        if best[1] and (cost((1, width)) * total / width >= least or wanted > MOST_WIDTH):
             break  # wider rows cost more, however well they are filled
         rows = assign(known, width)
-        if len(rows) * width * token < least:
-            best, least = (width, rows), len(rows) * width * token
+        if cost((len(rows), width)) < least:
+            best, least = (width, rows), cost((len(rows), width))
     return best
 
 
-@dataclass(frozen=True, slots=True)
+def cost(shape: Shape) -> float:
+    """Of rows and their width, in tokens of narrow rows."""
+    rows, width = shape
+    return rows * width * (1 + width / DOUBLE_WIDTH)
+
+
+@dataclass(slots=True)
 class Packing:
-    """How inputs are laid into rows."""
+    """How inputs are laid into rows; remembers the last shape, for which a graph is prepared."""
 
     pad_id: int
     multiple: int = 1
     """Of tokens, to which rows are filled up."""
+    spare: float = 0.0
+    """Tokens that may be wasted to stay with the last shape: what another one costs."""
+    last: Shape = (0, 0)
+    """Rows and width."""
+
+    def arrange(self, lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
+        """As the function does, or the last shape where that costs little more."""
+        width, rows = arrange(lengths, self.multiple)
+        most, last_width = self.last
+        shape = len(rows), width
+        if shape != self.last and max(lengths) <= last_width:
+            kept = assign(np.asarray(lengths, dtype=np.int64), last_width)
+            if len(kept) <= most and cost(self.last) <= cost(shape) + self.spare:
+                return last_width, kept + [[]] * (most - len(kept))
+        self.last = shape
+        return width, rows
 
     def apply(self, inputs: Sequence[Row]) -> dict[str, npt.NDArray[np.int64]]:
         """By name: ids, types, segments and positions as [rows, width], first tokens as [inputs].
@@ -55,7 +77,7 @@ class Packing:
         Segments number the inputs of a row from 1, with 0 for padding. First tokens are places
         among all tokens of all rows.
         """
-        width, rows = arrange([len(found) for found in inputs], self.multiple)
+        width, rows = self.arrange([len(found) for found in inputs])
         arrays = np.zeros((4, len(rows), width), dtype=np.int64)
         ids, types, segments, positions = arrays
         ids[:] = self.pad_id

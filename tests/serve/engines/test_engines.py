@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -174,6 +175,49 @@ def test_rows_are_narrow_and_nearly_full() -> None:
         assert len(rows) * width <= len(lengths) * (max(lengths) + 3)  # not more than by padding
 
 
+def test_a_shape_is_kept_where_that_wastes_little() -> None:
+    kept = Packing(9, 4, spare=20)
+    assert kept.arrange([12]) == (12, [[0]])
+    assert kept.arrange([5]) == (12, [[0]])  # 12 tokens instead of 8
+    assert kept.arrange([7, 3]) == (12, [[0, 1]])
+    assert kept.arrange([12, 11, 12]) == (12, [[0], [2], [1]])
+    assert kept.arrange([9, 10]) == (12, [[1], [0], []])  # 36 tokens instead of 20
+    assert kept.arrange([10]) == (12, [[0]])  # instead of 36
+    assert kept.arrange([13]) == (16, [[0]])
+    assert Packing(9, 4).arrange([12]) == (12, [[0]])
+
+
+def test_a_row_that_is_there_for_the_shape_changes_nothing(maker: Maker, gate: GateRows) -> None:
+    engine = maker.make("openvino-fp32", gate)
+    assert isinstance(engine, OpenVinoEngine)
+    assert engine.packing is not None
+    reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    engine.packing.spare = 1e6
+    engine.run(gate.rows[:20])
+    shape = engine.packing.last
+    found = choose.scores(engine, gate.rows, 1)
+    assert engine.packing.last == shape != (1, shape[1])
+    assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
+
+
+def test_what_another_shape_costs_is_timed(
+    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = maker.make("openvino-fp32", gate)
+    assert isinstance(engine, OpenVinoEngine)
+    assert engine.packing is not None
+    clock = [0.0]
+    monkeypatch.setattr(openvino_engine.time, "perf_counter", lambda: clock[0])
+    ran: list[int] = []
+
+    def run(rows: Sequence[Row]) -> None:
+        clock[0] += len(rows[0]) * 1e-5 + (3e-4 if ran[-1:] != [len(rows[0])] else 0.0)
+        ran.append(len(rows[0]))
+
+    monkeypatch.setattr(engine, "run", run)
+    assert engine._shape_tokens(16) == pytest.approx(30)
+
+
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_neighbours_in_a_row_change_nothing(name: EngineName, maker: Maker, gate: GateRows) -> None:
     engine = maker.make(name, gate)
@@ -198,7 +242,8 @@ def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
     rows = maker.tokenizer.rows([("x",), ("a superb film",)])
-    assert {engine._inputs([row])["input_ids"].shape[1] for row in rows} == widths
+    laid = openvino_engine.packing_of(maker.tokenizer)
+    assert {laid.apply([row])["input_ids"].shape[1] for row in rows} == widths
     reference = choose.scores(maker.make("torch-fp32", gate), rows, 1)
     assert np.abs(choose.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
 
