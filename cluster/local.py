@@ -67,6 +67,7 @@ def environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(_token_file()),
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; what trains stands back itself
         "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),
         "RAY_ROTATION_BACKUP_COUNT": "2",
         **ingress.SWITCHES,

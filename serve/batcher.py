@@ -179,6 +179,8 @@ class Batcher(Asking):
         self.limits = limits
         self.launch, self.tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
+        self._untold: tuple[Sequence[_Item], _Done] | None = None
+        """A batch that is done, until the next one is under way."""
         self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         """What came within this turn of an event loop, of which the engine is told at its end."""
@@ -268,6 +270,7 @@ class Batcher(Asking):
                 self._land(self._flights.popleft())
         while self._flights:
             self._land(self._flights.popleft())
+        self._tell()
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
@@ -298,13 +301,16 @@ class Batcher(Asking):
     def _next(self, *, may_wait: bool) -> Request | None:
         """The first request that is still wanted, if one is there; None to wake up for the end."""
         while self._opened is None or self._opened.is_over:
-            if not may_wait and self._arrived.empty():
-                self._opened = None
-                return None
+            if self._arrived.empty():
+                if not may_wait:
+                    self._opened = None
+                    return None
+                self._tell()  # there is no batch to lay out before
             self._opened = self._arrived.get()
             if self._opened is None:
                 return None
             if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
+                self._tell()
                 time.sleep(self.limits.idle_wait_s)
         return self._opened
 
@@ -316,12 +322,18 @@ class Batcher(Asking):
         try:
             landing = self.launch([item.row for item in batch])
         except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
-            _tell(batch, _Done([], error, begin, 0.0, len(batch)))
+            self._tell()
+            self._untold = batch, _Done([], error, begin, 0.0, len(batch))
         else:
             self._flights.append(_Flight(batch, landing, begin))
 
     def _land(self, flight: _Flight) -> None:
-        """Wait for a batch and hand out what it came to."""
+        """Wait for a batch.
+
+        Those of the batch before are told now: told earlier, the event loop would have kept the
+        interpreter from this thread while it laid out the next batch.
+        """
+        self._tell()
         error: Exception | None = None
         scores: list[list[float]] = []
         try:
@@ -338,7 +350,17 @@ class Batcher(Asking):
         self._learn(tokens, spent_s)
         if self._on_batch:
             self._on_batch(rows, tokens, spent_s)
-        _tell(flight.items, _Done(scores, error, flight.begin, spent_s, rows))
+        self._untold = flight.items, _Done(scores, error, flight.begin, spent_s, rows)
+
+    def _tell(self) -> None:
+        """Those who asked for what is done, each on their event loop."""
+        if not self._untold:
+            return
+        (batch, done), self._untold = self._untold, None
+        numbered = list(enumerate(batch))
+        for loop in {item.request.loop for item in batch}:
+            own = [(n, item) for n, item in numbered if item.request.loop is loop]
+            loop.call_soon_threadsafe(_deliver, own, done)
 
     def _learn(self, tokens: int, spent_s: float) -> None:
         # not an average of rates: of two batches that are seen to land at once, one took no time
@@ -376,14 +398,6 @@ class _Done:
     begin: float
     infer_s: float
     rows: int
-
-
-def _tell(batch: Sequence[_Item], done: _Done) -> None:
-    """Those who asked, each on their event loop."""
-    numbered = list(enumerate(batch))
-    for loop in {item.request.loop for item in batch}:
-        own = [(n, item) for n, item in numbered if item.request.loop is loop]
-        loop.call_soon_threadsafe(_deliver, own, done)
 
 
 def _deliver(items: Sequence[tuple[int, _Item]], done: _Done) -> None:

@@ -11,7 +11,7 @@ from jobs.errors import DeployError
 from serve.engines import choose
 from serve.engines.choose import Maker
 from serve.engines.engine import Choice
-from serve.engines.openvino_engine import input_names
+from serve.engines.openvino_graph import input_names
 from serve.engines.rows import Tokenizer
 from serve.version import ModelVersion
 

@@ -10,8 +10,9 @@ from serve.batcher import Batcher
 from serve.batches import Limits
 from serve.engines import captured_engine, choose
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.choose import Maker
+from serve.engines.choose import GateRows, Maker
 from serve.engines.engine import Choice, Engine, Landing, softmax
+from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.rows import Row, Tokenizer
 from serve.metrics import Metrics
 from serve.server import Server, ServerConfig
@@ -33,15 +34,20 @@ def load(config: ServerConfig) -> Server:
     tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
     choice, engine = prepare(config, tokenizer)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
-    warm_up(engine, limits, version.max_length)
+    warm_up(engine, limits, choose.read_gate(Path(version.path)), version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
     batcher = Batcher(scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead)
     return Server(config, choice, batcher, metrics)
 
 
-def warm_up(engine: Engine, limits: Limits, longest: int) -> None:
-    """Run every shape of a batch that is captured, or some widths where none is."""
+def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> None:
+    """Make and run all that is made for a shape of a batch, and run some widths of lone rows.
+
+    Inputs are taken to be as long as those of the gate, and never longer than `longest`.
+    """
+    if isinstance(engine, OpenVinoEngine):
+        engine.prepare([len(row) for row in gate.rows], limits.batch_tokens)
     if isinstance(engine, CapturedEngine):
         found = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
     else:
@@ -51,21 +57,13 @@ def warm_up(engine: Engine, limits: Limits, longest: int) -> None:
 
 
 def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
-    """Launches batches whose landing gives probabilities; most engines are done by then."""
-    if isinstance(engine, CapturedEngine):
-        begin = engine.launch
+    """Launches batches whose landing gives probabilities."""
 
-        def launch(rows: Sequence[Row]) -> Landing:
-            landing = begin(rows)
-            return lambda: softmax(landing())
+    def launch(rows: Sequence[Row]) -> Landing:
+        landing = engine.launch(rows)
+        return lambda: softmax(landing())
 
-        return launch
-
-    def run(rows: Sequence[Row]) -> Landing:
-        found = softmax(engine.run(rows))
-        return lambda: found
-
-    return run
+    return launch
 
 
 def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]:

@@ -4,9 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from serve.engines.choose import GateRows, Maker
+from serve.batches import Limits
+from serve.engines.choose import Maker, read_gate
 from serve.engines.engine import softmax
 from serve.engines.rows import Tokenizer
+from serve.loading import PACKED_TOKENS, warm_up
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
 LABELS = os.environ["PEER_LABELS"].split(",")
@@ -16,9 +18,13 @@ class Peer:
     """Texts to labels in one call."""
 
     def __init__(self) -> None:
-        self.tokenizer = Tokenizer(MODEL, int(os.environ["PEER_MAX_LENGTH"]))
-        maker = Maker(MODEL, EXPORTS, self.tokenizer, os.environ["PEER_DEVICE"], 1)  # type: ignore[arg-type]
-        self.engine = maker.make(os.environ["PEER_ENGINE"], GateRows((), ()))  # type: ignore[arg-type]
+        device, longest = os.environ["PEER_DEVICE"], int(os.environ["PEER_MAX_LENGTH"])
+        self.tokenizer = Tokenizer(MODEL, longest)
+        maker = Maker(MODEL, EXPORTS, self.tokenizer, device, 1)  # type: ignore[arg-type]
+        gate = read_gate(MODEL)
+        self.engine = maker.make(os.environ["PEER_ENGINE"], gate)  # type: ignore[arg-type]
+        if device == "cpu":  # as our endpoint does; shapes of a GPU are captured as they come
+            warm_up(self.engine, Limits(batch_tokens=PACKED_TOKENS), gate, longest)
 
     def answer(self, texts: list[str]) -> list[dict[str, Any]]:
         """A label and its score for each text."""

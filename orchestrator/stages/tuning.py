@@ -13,7 +13,7 @@ import ray.tune.execution.class_cache
 from cluster.placement import Placement
 from orchestrator.stages.devices import selector, worker_resources
 from orchestrator.stages.group import Report, Work, stream
-from orchestrator.stages.worker import check_node
+from orchestrator.stages.worker import check_node, stand_back
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 """All that the driver of a worker group reserves, so that drivers never starve their workers."""
@@ -44,6 +44,7 @@ def run_on(
     """Do the work here for one worker, else in a Ray Train group; `report` takes its events."""
     if placement.workers == 1:
         check_node(placement)
+        stand_back()
         work(payload, report)
         return
     events = stream(work, payload, placement, name=name, storage=storage, on_group=on_group)

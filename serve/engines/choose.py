@@ -17,7 +17,7 @@ from jobs.training import environment
 from jobs.training import gate as gate_rows
 from jobs.training.config import Device
 from serve.batches import BLOCK_BATCHES, Limits, block
-from serve.engines import onnx_engine, openvino_engine
+from serve.engines import onnx_engine, openvino_engine, openvino_graph
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Choice, Engine, Logits, Trial, softmax
 from serve.engines.rows import Row, Tokenizer
@@ -86,20 +86,20 @@ class Maker:
         if library == "onnx":
             graph = self._exported("model.onnx", self._export_onnx)
             return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
-        graph = self._exported("openvino.xml", self._export_openvino)
+        graph = self._exported("openvino-rows.xml", self._export_openvino)
         if precision == "int8":
 
             def quantize(target: Path) -> None:
-                openvino_engine.quantize(graph, self.tokenizer, gate.rows, target)
+                openvino_graph.quantize(graph, self.tokenizer, gate.rows, target)
 
-            graph = self._exported("openvino-int8.xml", quantize)
+            graph = self._exported("openvino-rows-int8.xml", quantize)
         return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
 
     def _export_onnx(self, target: Path) -> None:
         onnx_engine.export(self.model, self.tokenizer, target)
 
     def _export_openvino(self, target: Path) -> None:
-        openvino_engine.export(self.model, self.tokenizer, target)
+        openvino_graph.export(self.model, self.tokenizer, target)
 
     def _exported(self, name: str, export: Callable[[Path], None]) -> Path:
         """A file of the exports folder, made in another one first, so that none is half done."""

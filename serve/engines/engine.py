@@ -12,7 +12,7 @@ from serve.engines.rows import Row
 
 Logits = npt.NDArray[np.float32]
 Landing = Callable[[], Logits]
-"""Waits for a batch that was launched."""
+"""Gives the logits of a batch that was launched; on a CPU they are computed then."""
 Shape = tuple[int, int]
 """Rows and padded tokens of a batch."""
 
@@ -30,6 +30,10 @@ class Engine(Protocol):
     name: EngineName
     is_packed: bool
     """Whether a batch costs as many tokens as its rows have, whatever their lengths."""
+
+    def launch(self, rows: Sequence[Row]) -> Landing:
+        """Lay a batch out, and begin with it where that goes on by itself."""
+        ...
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]; a row's do not depend on its neighbours beyond rounding."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from jobs.spec.serve import EngineName
-from serve.engines.engine import Logits
-from serve.engines.openvino_engine import input_names, named
+from serve.engines.engine import Landing, Logits
+from serve.engines.openvino_graph import input_names, named
 from serve.engines.rows import Padding, Row, Tokenizer
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
@@ -40,8 +40,12 @@ class OnnxEngine:
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]."""
-        (logits,) = self._session.run(None, named(self._padding, rows, self._names))
-        return np.asarray(logits, dtype=np.float32)
+        return self.launch(rows)()
+
+    def launch(self, rows: Sequence[Row]) -> Landing:
+        """Lay a batch out; what is returned computes its logits, [rows, labels]."""
+        inputs = named(self._padding, rows, self._names)
+        return lambda: np.asarray(self._session.run(None, inputs)[0], dtype=np.float32)
 
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:

@@ -11,14 +11,28 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.training.data.packing import assign
+from serve.batches import LEFTOVER
 from serve.engines.engine import Shape
 from serve.engines.rows import Row
+
+Arrays = dict[str, npt.NDArray[np.int64]]
 
 MOST_WIDTH = 256
 """Of a row with several inputs."""
 DOUBLE_WIDTH = 700
 """Attention grows with the width of rows: at this one a token costs twice what the rest of it does.
 A fit to MiniLM in bf16 on a CPU with AVX-512."""
+FREE_COST = 1.05
+"""What a token costs under a graph for any shape, to one under a graph that is made for its
+shape."""
+LEAST_TOKENS = 6
+"""Of an input on average: a graph that is made for a shape takes no more inputs than that allows.
+"""
+USUAL_LENGTHS = tuple(range(5, 41))
+"""What inputs are taken for where a model has no evaluation rows."""
+STEPS, FULL = 4, 0.8
+"""How finely widths of a single row are told apart, to one row of many, and from which share of a
+batch's budget on a number of rows has a graph of its own."""
 
 
 def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]]:
@@ -29,10 +43,13 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
     known = np.asarray(lengths, dtype=np.int64)
     total, longest = int(known.sum()), int(known.max())
     best: tuple[int, list[list[int]]] = (0, [])
-    least = float("inf")
+    least, tried = float("inf"), 0
     for count in range(-(-total // longest), 0, -1):
         wanted = max(longest, -(-total // count))
         width = -(-wanted // multiple) * multiple
+        if width == tried:
+            continue
+        tried = width
         if best[1] and (cost((1, width)) * total / width >= least or wanted > MOST_WIDTH):
             break  # wider rows cost more, however well they are filled
         rows = assign(known, width)
@@ -47,6 +64,35 @@ def cost(shape: Shape) -> float:
     return rows * width * (1 + width / DOUBLE_WIDTH)
 
 
+def fit(lengths: npt.NDArray[np.int64], shape: Shape) -> list[list[int]] | None:
+    """Which inputs are in each row of a shape, some in none; None where they do not fit."""
+    most, width = shape
+    if int(lengths.sum()) > most * width or int(lengths.max()) > width:
+        return None
+    rows = assign(lengths, width)
+    return rows + [[]] * (most - len(rows)) if len(rows) <= most else None
+
+
+def room(shape: Shape) -> int:
+    """How many inputs a graph takes that is made for a shape."""
+    rows, width = shape
+    return rows * width // LEAST_TOKENS
+
+
+def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tuple[Shape, ...]:
+    """Shapes worth a graph of their own where inputs have such lengths: of few and of many.
+
+    Few inputs share one row, of which many widths are there; many fill rows of the width that
+    suits them, about as many as a batch's budget allows.
+    """
+    width, _ = arrange(lengths or USUAL_LENGTHS, multiple)
+    step = max(1, round(width / STEPS / multiple)) * multiple
+    few = [(1, wide) for wide in range(step, 2 * width + 1, step)]
+    first, last = (int(share * batch_tokens) // width for share in (FULL, LEFTOVER))
+    many = [(rows, width) for rows in range(max(3, first), last + 2)]  # no batch fills all rows
+    return tuple(few + many)
+
+
 @dataclass(slots=True)
 class Packing:
     """How inputs are laid into rows; remembers the last shape, for which a graph is prepared."""
@@ -58,30 +104,45 @@ class Packing:
     """Tokens that may be wasted to stay with the last shape: what another one costs."""
     last: Shape = (0, 0)
     """Rows and width."""
+    made: tuple[Shape, ...] = ()
+    """Shapes that have a graph of their own, the cheapest first."""
 
     def arrange(self, lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
-        """As the function does, or the last shape where that costs little more."""
-        width, rows = arrange(lengths, self.multiple)
-        most, last_width = self.last
-        shape = len(rows), width
-        if shape != self.last and max(lengths) <= last_width:
-            kept = assign(np.asarray(lengths, dtype=np.int64), last_width)
-            if len(kept) <= most and cost(self.last) <= cost(shape) + self.spare:
-                return last_width, kept + [[]] * (most - len(kept))
-        self.last = shape
-        return width, rows
+        """As the function does, or in a shape for which a graph is there where that costs less."""
+        known = np.asarray(lengths, dtype=np.int64)
+        shape, rows = self._made(known)
+        total, longest = int(known.sum()), int(known.max())
+        least = FREE_COST * cost((1, longest)) * total / longest + self.spare
+        if rows and cost(shape) <= least:
+            return shape[1], rows
+        width, free = arrange(lengths, self.multiple)
+        other = len(free), width
+        if rows and cost(shape) <= FREE_COST * cost(other) + self.spare:
+            return shape[1], rows
+        if other != self.last and cost(self.last) <= cost(other) + self.spare:
+            kept = fit(known, self.last)
+            if kept:
+                return self.last[1], kept
+        self.last = other
+        return width, free
 
-    def apply(self, inputs: Sequence[Row]) -> dict[str, npt.NDArray[np.int64]]:
+    def _made(self, lengths: npt.NDArray[np.int64]) -> tuple[Shape, list[list[int]]]:
+        """The cheapest shape with a graph of its own, and its rows; none where nothing fits."""
+        for shape in self.made:
+            if len(lengths) <= room(shape) and (rows := fit(lengths, shape)):
+                return shape, rows
+        return (0, 0), []
+
+    def apply(self, inputs: Sequence[Row]) -> Arrays:
         """By name: ids, types, segments and positions as [rows, width], first tokens as [inputs].
 
         Segments number the inputs of a row from 1, with 0 for padding. First tokens are places
-        among all tokens of all rows.
+        among all tokens of all rows; a graph that is made for a shape has some to spare.
         """
         width, rows = self.arrange([len(found) for found in inputs])
-        arrays = np.zeros((4, len(rows), width), dtype=np.int64)
-        ids, types, segments, positions = arrays
-        ids[:] = self.pad_id
-        first = np.empty(len(inputs), dtype=np.int64)
+        shape = len(rows), width
+        arrays = self.empty(shape, room(shape) if shape in self.made else len(inputs))
+        ids, types, segments, positions, first = arrays.values()
         counting = np.arange(width)
         for row, members in enumerate(rows):
             begin = 0
@@ -94,10 +155,16 @@ class Packing:
                     types[row, place] = found.types
                 first[index] = row * width + begin
                 begin = place.stop
+        return arrays
+
+    def empty(self, shape: Shape, inputs: int) -> Arrays:
+        """What `apply` gives of a shape before any input is in it."""
+        ids, types, segments, positions = np.zeros((4, *shape), dtype=np.int64)
+        ids[:] = self.pad_id
         return {
             "input_ids": ids,
             "token_type_ids": types,
             "segment_ids": segments,
             "position_ids": positions,
-            "first": first,
+            "first": np.zeros(inputs, dtype=np.int64),
         }

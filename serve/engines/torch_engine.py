@@ -12,8 +12,8 @@ from jobs.spec.serve import EngineName
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import autocast
-from serve.engines.engine import Logits
-from serve.engines.rows import Padding, Row, Tokenizer
+from serve.engines.engine import Landing, Logits
+from serve.engines.rows import Matrix, Padding, Row, Tokenizer
 
 NAMES: dict[Precision, EngineName] = {
     "bf16": "torch-bf16",
@@ -55,12 +55,19 @@ class TorchEngine:
         self._padding = Padding(tokenizer.pad_id)
         self._has_types = "token_type_ids" in tokenizer.input_names
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]."""
+        return self.launch(rows)()
+
+    def launch(self, rows: Sequence[Row]) -> Landing:
+        """Lay a batch out; what is returned computes its logits, [rows, labels]."""
+        arrays = self._padding.apply(rows)
+        return lambda: self._forward(arrays)
+
+    @torch.inference_mode()
+    def _forward(self, arrays: Sequence[Matrix]) -> Logits:
         ids, mask, types = (
-            torch.from_numpy(array).to(self._device, non_blocking=True)
-            for array in self._padding.apply(rows)
+            torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays
         )
         extra = {"token_type_ids": types} if self._has_types else {}
         with autocast(self._precision, self._device):

@@ -149,6 +149,36 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
     assert all(len(batch) == 1 or len(batch) * max(batch) <= 64 for batch in engine.batches)
 
 
+def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done() -> None:
+    order, told = list[str](), threading.Event()
+
+    async def ask_twice() -> None:
+        loop = asyncio.get_running_loop()
+
+        def launch(rows: Sequence[Row]) -> Landing:
+            number = rows[0].ids[0]
+            loop.call_soon_threadsafe(order.append, f"laid out {number}")
+
+            def land() -> Logits:
+                assert number == 1 or told.wait(10)
+                loop.call_soon_threadsafe(order.append, f"done {number}")
+                return np.ones((len(rows), 1), dtype=np.float32)
+
+            return land
+
+        async def ask(text: str) -> None:
+            await asked.ask([(text,)], 10)
+            order.append(f"told {len(text)}")
+            told.set()
+
+        asked = Batcher(launch, Words(), Limits(batch_rows=1))  # type: ignore[arg-type]
+        await asyncio.gather(ask("a"), ask("bb"))
+        asked.close()
+
+    asyncio.run(ask_twice())
+    assert order == ["laid out 1", "done 1", "laid out 2", "told 1", "done 2", "told 2"]
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) -> None:
     engine = Launching(0.005)

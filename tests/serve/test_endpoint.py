@@ -270,6 +270,7 @@ def test_limits_batching_and_replicas_change_without_a_restart(
     url = deploy(version, **fields)
     before = processes(version), fronts()
     assert len(before[0]) == len(before[1]) == 1
+    assert {psutil.Process(pid).nice() for pid in before[0] | before[1]} == {0}  # work has 15
     texts = ["a superb film"] * 3
     with asked(url, 2) as results:
         deploy(version, **fields, batching={"max_batch_size": 1})

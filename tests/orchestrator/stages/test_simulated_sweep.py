@@ -266,6 +266,20 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
     assert eventually(lambda: _worker_groups_left() == [])
 
 
+def test_work_leaves_the_cores_to_endpoints(ray_cluster: Connection, tmp_path: Path) -> None:
+    """Replicas keep a niceness of 0, see tests/serve/test_endpoint.py."""
+    from cluster.discovery import discover
+    from orchestrator.stages.causes import GroupError
+    from orchestrator.stages.group import stream
+
+    def tell(*_: object) -> None:
+        raise TrainingError(f"niceness {os.nice(0)}")
+
+    placement = place(AcceleratorRequest("cpu", 1), discover(), {})
+    with pytest.raises(GroupError, match="niceness 15"):
+        list(stream(tell, None, placement, name="x", storage=tmp_path))
+
+
 def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
     ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

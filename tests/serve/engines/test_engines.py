@@ -190,7 +190,6 @@ def test_a_shape_is_kept_where_that_wastes_little() -> None:
 def test_a_row_that_is_there_for_the_shape_changes_nothing(maker: Maker, gate: GateRows) -> None:
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
-    assert engine.packing is not None
     reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
     engine.packing.spare = 1e6
     engine.run(gate.rows[:20])
@@ -200,12 +199,64 @@ def test_a_row_that_is_there_for_the_shape_changes_nothing(maker: Maker, gate: G
     assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
 
 
+def test_usual_shapes_are_one_row_for_few_inputs_and_full_batches_for_many() -> None:
+    short, long = [16, 48, 64] * 20, [180, 250]
+    few = [(1, width) for width in range(16, 129, 16)]
+    assert packing.usual_shapes(short, 16, 512) == (*few, *((rows, 64) for rows in range(6, 12)))
+    few = [(1, width) for width in range(32, 129, 32)]
+    assert packing.usual_shapes(short, 32, 256) == (*few, *((rows, 64) for rows in range(3, 7)))
+    few = [(1, width) for width in range(64, 513, 64)]
+    assert packing.usual_shapes(long, 16, 512) == (*few, (3, 256))
+    assert packing.usual_shapes((), 16, 512)  # a model without evaluation rows
+
+
+def test_a_shape_with_a_graph_of_its_own_is_taken_unless_it_wastes_much() -> None:
+    laid = Packing(9, 4, made=((1, 32), (3, 16)))
+    assert laid.arrange([31]) == (32, [[0]])
+    assert laid.arrange([10, 11, 8]) == (32, [[1, 0, 2]])
+    assert laid.arrange([16, 15, 16]) == (16, [[0], [2], [1]])
+    assert laid.arrange([33]) == (36, [[0]])  # too long for any
+    assert laid.arrange([12]) == (12, [[0]])  # 20 tokens would be wasted
+    laid.spare = 25
+    assert laid.arrange([12]) == (32, [[0]])
+    assert laid.arrange([3] * 6) == (20, [[0, 1, 2, 3, 4, 5]])  # more than five have no room
+    found = laid.apply([Row([1] * 31, ())])
+    assert found["first"].tolist() == [0] * packing.room((1, 32))
+
+
+@pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
+def test_graphs_of_their_own_shape_give_the_same_scores(
+    name: EngineName, maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = maker.make(name, gate)
+    assert isinstance(engine, OpenVinoEngine)
+    before = choose.scores(engine, gate.rows, 1), choose.scores(engine, gate.rows, 50)
+    engine.prepare([len(row) for row in gate.rows], 256)
+    monkeypatch.setattr(engine, "_request", None)  # the graph for any shape
+    after = choose.scores(engine, gate.rows, 1), choose.scores(engine, gate.rows[:30], 30)
+    assert np.abs(after[0] - before[0]).max() < 1e-5
+    assert np.abs(after[1] - before[1][:30]).max() < 1e-5
+
+
+def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
+    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = maker.make("openvino-fp32", gate)
+    assert isinstance(engine, OpenVinoEngine)
+    size = (maker.exports / "openvino-rows.bin").stat().st_size
+    monkeypatch.setattr(
+        openvino_engine, "OWN_BYTES", 3 * openvino_engine.COPIES[engine.name] * size
+    )
+    engine.prepare([len(row) for row in gate.rows], 256)
+    assert len(engine.packing.made) == 3
+    assert np.isfinite(engine.run(gate.rows)).all()  # as they come, whatever their shape
+
+
 def test_what_another_shape_costs_is_timed(
     maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
-    assert engine.packing is not None
     clock = [0.0]
     monkeypatch.setattr(openvino_engine.time, "perf_counter", lambda: clock[0])
     ran: list[int] = []
