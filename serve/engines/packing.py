@@ -4,6 +4,7 @@ An input attends to itself alone, and counts its positions from 0, so that its s
 as by itself. Measured in benchmarks/LOG.md.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,12 +83,15 @@ def room(shape: Shape) -> int:
 def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tuple[Shape, ...]:
     """Shapes worth a graph of their own where inputs have such lengths: of few and of many.
 
-    Few inputs share one row, of which many widths are there; many fill rows of the width that
-    suits them, about as many as a batch's budget allows.
+    Few inputs share one row, of which many widths are there, those of most lone inputs first; many
+    fill rows of the width that suits them, about as many as a batch's budget allows.
     """
-    width, _ = arrange(lengths or USUAL_LENGTHS, multiple)
+    lengths = lengths or USUAL_LENGTHS
+    width, _ = arrange(lengths, multiple)
     step = max(1, round(width / STEPS / multiple)) * multiple
+    alone = Counter(-(-length // step) * step for length in lengths)
     few = [(1, wide) for wide in range(step, 2 * width + 1, step)]
+    few.sort(key=lambda shape: -alone[shape[1]])
     first, last = (int(share * batch_tokens) // width for share in (FULL, LEFTOVER))
     many = [(rows, width) for rows in range(max(3, first), last + 2)]  # no batch fills all rows
     return tuple(few + many)
