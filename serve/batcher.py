@@ -29,6 +29,8 @@ SWITCH_S = 2e-4
 """How long the event loop may keep the interpreter while the engine wants it. With Python's own
 5 ms the engine idles after each batch: 5 to 10 % fewer texts; with 0.1 ms a request that is all
 framework costs 10 % more. See benchmarks/LOG.md."""
+QUICK_S = 1e-3
+"""A batch that took less is told of at once: then the event loop is what all wait for."""
 SMOOTHING = 0.1
 """Weight of the newest batch in the averages that the rate comes from."""
 
@@ -331,7 +333,7 @@ class Batcher(Asking):
         """Wait for a batch.
 
         Those of the batch before are told now: told earlier, the event loop would have kept the
-        interpreter from this thread while it laid out the next batch.
+        interpreter from this thread while it laid this one out.
         """
         self._tell()
         error: Exception | None = None
@@ -351,6 +353,8 @@ class Batcher(Asking):
         if self._on_batch:
             self._on_batch(rows, tokens, spent_s)
         self._untold = flight.items, _Done(scores, error, flight.begin, spent_s, rows)
+        if spent_s < QUICK_S:
+            self._tell()
 
     def _tell(self) -> None:
         """Those who asked for what is done, each on their event loop."""

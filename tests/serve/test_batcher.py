@@ -149,7 +149,10 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
     assert all(len(batch) == 1 or len(batch) * max(batch) <= 64 for batch in engine.batches)
 
 
-def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done() -> None:
+def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("serve.batcher.QUICK_S", 0.0)
     order, told = list[str](), threading.Event()
 
     async def ask_twice() -> None:
