@@ -4,9 +4,7 @@ No timer and no early sealing: an idle engine takes a lone text at once, a busy 
 for it meanwhile. `serve.batches` says which texts go together.
 """
 
-import abc
 import asyncio
-import functools
 import queue
 import sys
 import threading
@@ -14,11 +12,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
+from serve.asking import Answer, Asking, DeadlineError, Load, ModelError, QueueFullError, Reply
 from serve.batches import Limits, block
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
@@ -35,41 +33,8 @@ SMOOTHING = 0.1
 """Weight of the newest batch in the averages that the rate comes from."""
 
 
-class QueueFullError(Exception):
-    """More waits than may; `retry_after_s` is the backlog."""
-
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(retry_after_s)
-        self.retry_after_s = retry_after_s
-
-
-class DeadlineError(Exception):
-    """The answer would come too late, so the engine was not asked."""
-
-
-class ModelError(Exception):
-    """The model's scores are not numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Scores of a request's texts, and how they came about."""
-
-    scores: list[list[float]]
-    """Of each text, one for each label."""
-    is_cut: bool
-    """Whether some text was longer than the model takes."""
-    batch_rows: int
-    """Rows of the last batch that it was part of."""
-    queue_s: float
-    """From asking to the start of the last batch."""
-    infer_s: float
-    """Of that batch."""
-
-
 Input = Text | Row
 """A text, or one that was tokenised elsewhere."""
-Reply = Callable[[Answer | Exception], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -110,55 +75,6 @@ class _Flight:
     items: Sequence[_Item]
     landing: Landing
     begin: float
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What waits now, and how fast it goes."""
-
-    requests: int
-    tokens: float
-    tokens_per_s: float | None
-    """None before the first batch."""
-
-    @property
-    def backlog_s(self) -> float:
-        """Seconds until all that waits is answered; 0 before anything is known."""
-        return self.tokens / self.tokens_per_s if self.tokens_per_s else 0.0
-
-
-class Asking(abc.ABC):
-    """Gets scores from an engine, in this process or another."""
-
-    @property
-    @abc.abstractmethod
-    def load(self) -> Load:
-        """What waits now."""
-
-    @abc.abstractmethod
-    def start(self, inputs: Sequence[Text], timeout_s: float, reply: Reply) -> Any:
-        """Ask for scores of some texts; `reply` is called on this event loop, once or more often.
-
-        It is given the answer, DeadlineError after `timeout_s`, or why there is none. Raises
-        QueueFullError. What is returned is to be given to `leave`.
-        """
-
-    @abc.abstractmethod
-    def leave(self, asked: Any) -> None:
-        """Nobody waits for what was started any more."""
-
-    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
-        """Scores of some texts.
-
-        Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
-        that is cancelled takes its texts out of the queue.
-        """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        asked = self.start(inputs, timeout_s, functools.partial(settle, future))
-        try:
-            return await future
-        finally:
-            self.leave(asked)
 
 
 class Batcher(Asking):
@@ -376,16 +292,6 @@ class Batcher(Asking):
 def _wanted(items: list[_Item]) -> list[_Item]:
     """Without those whose client left, or whose time is over."""
     return [item for item in items if not item.request.is_over]
-
-
-def settle(future: "asyncio.Future[Answer]", found: Answer | Exception) -> None:
-    """Hand over what was found, unless that was done before."""
-    if future.done():
-        return
-    if isinstance(found, Exception):
-        future.set_exception(found)
-    else:
-        future.set_result(found)
 
 
 def _characters(found: Input) -> float:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serve import door
 from serve.api import MAX_BODY_BYTES, PredictRequest, RefusedError
-from serve.batcher import Answer
+from serve.asking import Answer
 from serve.routing import PREDICT
 from serve.server import Answering, Reply, Server, refusal_of
 

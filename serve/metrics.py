@@ -10,7 +10,7 @@ import prometheus_client
 import prometheus_client.registry
 from prometheus_client.core import HistogramMetricFamily
 
-from serve.batcher import Load
+from serve.asking import Load
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the latency histogram."""

@@ -13,15 +13,8 @@ from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, PredictRequest, RefusedError, as_texts, parse
-from serve.batcher import (
-    Answer,
-    Asking,
-    Batcher,
-    DeadlineError,
-    Load,
-    ModelError,
-    QueueFullError,
-)
+from serve.asking import Answer, Asking, DeadlineError, Load, ModelError, QueueFullError
+from serve.batcher import Batcher
 from serve.batches import BLOCK_BATCHES, Limits
 from serve.engines.engine import Choice
 from serve.engines.rows import Text

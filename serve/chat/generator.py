@@ -17,7 +17,7 @@ import transformers.generation.streamers
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import AUTOCAST
-from serve.batcher import DeadlineError, Load, QueueFullError
+from serve.asking import DeadlineError, Load, QueueFullError
 from serve.chat.api import Finish
 
 UNFINISHED = "\ufffd"

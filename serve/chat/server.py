@@ -14,7 +14,7 @@ from jobs.errors import DeployError
 from jobs.storage import manifest
 from serve.access import Access
 from serve.api import RefusedError
-from serve.batcher import DeadlineError, Load, QueueFullError
+from serve.asking import DeadlineError, Load, QueueFullError
 from serve.chat.api import ChatInfo, ChatRequest, Message
 from serve.chat.generator import Generator, Piece, Settings
 from serve.metrics import Metrics

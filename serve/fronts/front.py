@@ -20,7 +20,7 @@ import httpx
 import uvicorn
 
 from serve.api import RefusedError
-from serve.batcher import Asking, DeadlineError, Load, Reply
+from serve.asking import Asking, DeadlineError, Load, Reply
 from serve.connection import connections
 from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
 from serve.engines.rows import Row, Text, Tokenizer

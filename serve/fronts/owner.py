@@ -14,7 +14,8 @@ from typing import Any
 from cluster import nvml
 from jobs.errors import DeployError
 from jobs.training.config import Device
-from serve.batcher import Answer, Batcher, ModelError, QueueFullError, Request
+from serve.asking import Answer, ModelError, QueueFullError
+from serve.batcher import Batcher, Request
 from serve.fronts.wire import (
     Adjust,
     Ask,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import uvicorn
 
-from serve.batcher import Answer
+from serve.asking import Answer
 from serve.engines.engine import Choice
 from serve.engines.rows import Row, Tokenizer
 from serve.server import ServerConfig

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jobs.spec.serve import EngineName
-from serve.batcher import Batcher, DeadlineError, ModelError, QueueFullError
+from serve.asking import DeadlineError, ModelError, QueueFullError
+from serve.batcher import Batcher
 from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text

@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from serve import framework, grpc_surface
 from serve.access import digest
-from serve.batcher import QueueFullError
+from serve.asking import QueueFullError
 from serve.loading import load
 from serve.server import Server, ServerConfig
 from serve.version import ModelVersion
