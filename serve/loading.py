@@ -32,9 +32,10 @@ def load(config: ServerConfig) -> Server:
     config = replace(config, version=version)
     is_gpu = config.device == "cuda"  # faster than one core can tokenise
     tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-    choice, engine = prepare(config, tokenizer)
+    gate = choose.read_gate(Path(version.path))
+    choice, engine = prepare(config, tokenizer, gate)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
-    warm_up(engine, limits, choose.read_gate(Path(version.path)), version.max_length)
+    warm_up(engine, limits, gate, version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
     batcher = Batcher(scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead)
@@ -66,12 +67,11 @@ def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
     return launch
 
 
-def prepare(config: ServerConfig, tokenizer: Tokenizer) -> tuple[Choice, Engine]:
+def prepare(config: ServerConfig, tokenizer: Tokenizer, gate: GateRows) -> tuple[Choice, Engine]:
     """The engine to serve with, loaded: the one asked for, or the fastest that passes the gate."""
     version = config.version
     folder = Path(version.path)
     maker = Maker(folder, Path(version.exports), tokenizer, config.device, config.threads)
-    gate = choose.read_gate(folder)
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:
         engine = maker.make(names[0] if len(names) == 1 else choose.REFERENCE, gate)
