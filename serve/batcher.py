@@ -1,7 +1,8 @@
 """Requests to batches: formed the moment the engine is free.
 
 No timer and no early sealing: an idle engine takes a lone text at once, a busy one finds company
-for it meanwhile. `serve.batches` says which texts go together.
+for it meanwhile. `serve.batches` says which texts go together, `serve.returning` when it pays to
+wait for those who were just answered.
 """
 
 import asyncio
@@ -17,9 +18,10 @@ import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
 from serve.asking import Answer, Asking, DeadlineError, Load, ModelError, QueueFullError, Reply
-from serve.batches import Limits, block
+from serve.batches import Limits, block, is_one
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
+from serve.returning import Returning
 
 PIECE_CHARACTERS = 65_536
 """Most text that is tokenised between two batches, so that a huge request holds nobody up."""
@@ -88,17 +90,20 @@ class Batcher(Asking):
         on_batch: Callable[[int, int, float], None] | None = None,
         *,
         ahead: int = 0,
+        batch_s: float = 0.0,
     ) -> None:
         """`launch` begins with some rows; what it returns gives their scores as [rows, labels].
 
         `on_batch` is told rows, tokens and seconds of each batch, from the engine's thread. So many
         batches `ahead` of the one that is waited for are launched, where an engine can do that.
+        `batch_s` is what a batch costs whatever is in it.
         """
         self.limits = limits
         self.launch, self.tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
         self._untold: tuple[Sequence[_Item], _Done] | None = None
         """A batch that is done, until the next one is under way."""
+        self._returning = Returning(batch_s)
         self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         """What came within this turn of an event loop, of which the engine is told at its end."""
@@ -175,9 +180,9 @@ class Batcher(Asking):
         pending: list[_Item] = []
         batches: deque[list[_Item]] = deque()  # of the block that is being worked off
         while not self._is_closed:
-            pending += self._tokenise(is_idle=not pending and not batches)
+            pending += self._tokenise(wait_s=0.0 if pending or batches else None)
             if not batches:
-                pending = _wanted(pending)
+                pending = _wanted(self._with_returning(pending))
                 chosen = block([item.length for item in pending], self.limits) if pending else []
                 batches.extend([pending[index] for index in batch] for batch in chosen)
                 taken = {index for batch in chosen for index in batch}
@@ -190,12 +195,26 @@ class Batcher(Asking):
             self._land(self._flights.popleft())
         self._tell()
 
-    def _tokenise(self, *, is_idle: bool) -> list[_Item]:
-        """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
+    def _with_returning(self, pending: list[_Item]) -> list[_Item]:
+        """What is pending, with texts of those who were just answered where that pays."""
+        if not pending or not self._returning.pays:
+            return pending
+        answered = self._untold[0] if self._untold else ()
+        if is_one([item.length for item in (*pending, *answered)], self.limits):
+            self._tell()
+            while (left_s := self._returning.left_s(time.monotonic())) and not self._is_closed:
+                pending += self._tokenise(wait_s=left_s)
+        return pending
+
+    def _tokenise(self, *, wait_s: float | None) -> list[_Item]:
+        """Rows of the texts that came, as many as one piece takes.
+
+        Waits so long for the first, or with None until one comes.
+        """
         taken: list[tuple[Request, int]] = []
         characters = 0.0
-        while characters < PIECE_CHARACTERS and (request := self._next(may_wait=is_idle)):
-            is_idle = False
+        while characters < PIECE_CHARACTERS and (request := self._next(wait_s)):
+            wait_s = 0.0
             while characters < PIECE_CHARACTERS and request.read < len(request.inputs):
                 taken.append((request, request.read))
                 characters += _characters(request.inputs[request.read])
@@ -216,20 +235,21 @@ class Batcher(Asking):
         made = iter(self.tokenizer.rows(texts)) if texts else iter(())
         return [found if isinstance(found, Row) else next(made) for found in inputs]
 
-    def _next(self, *, may_wait: bool) -> Request | None:
-        """The first request that is still wanted, if one is there; None to wake up for the end."""
+    def _next(self, wait_s: float | None) -> Request | None:
+        """The first request that is still wanted, if one is there in time; None also at the end."""
         while self._opened is None or self._opened.is_over:
-            if self._arrived.empty():
-                if not may_wait:
-                    self._opened = None
-                    return None
+            if wait_s is None and self._arrived.empty():
                 self._tell()  # there is no batch to lay out before
-            self._opened = self._arrived.get()
+            try:
+                self._opened = self._arrived.get(wait_s != 0.0, wait_s)
+            except queue.Empty:
+                self._opened = None
             if self._opened is None:
                 return None
-            if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
+            self._returning.came(len(self._opened.inputs), self._opened.began)
+            if wait_s is None and self.limits.idle_wait_s:
                 self._tell()
-                time.sleep(self.limits.idle_wait_s)
+                time.sleep(self.limits.idle_wait_s)  # for 0 s it would give the interpreter away
         return self._opened
 
     def _begin(self, batch: list[_Item]) -> None:
@@ -277,6 +297,7 @@ class Batcher(Asking):
         if not self._untold:
             return
         (batch, done), self._untold = self._untold, None
+        self._returning.told(len(batch), time.monotonic())
         numbered = list(enumerate(batch))
         for loop in {item.request.loop for item in batch}:
             own = [(n, item) for n, item in numbered if item.request.loop is loop]

@@ -58,6 +58,12 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
     return sorted(batches, key=min)
 
 
+def is_one(lengths: Sequence[int], limits: Limits) -> bool:
+    """Whether one batch takes all of these rows."""
+    batches = block(lengths, limits)
+    return len(batches) == 1 and len(batches[0]) == len(lengths)
+
+
 def _count(lengths: Sequence[int], most: float) -> int:
     """How many of the first have no more tokens than that; at least one."""
     found = bisect.bisect_right(list(itertools.accumulate(lengths)), most)

@@ -1,5 +1,7 @@
 """From a configuration to a warm server: the engine is chosen, loaded, and every shape run once."""
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,8 @@ DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
 PACKED_TOKENS = 512
 """Of one that packs, for which larger batches are not less alike."""
+FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 2, 16, 16, 5
+"""Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""
 
@@ -38,7 +42,10 @@ def load(config: ServerConfig) -> Server:
     warm_up(engine, limits, gate, version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
-    batcher = Batcher(scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead)
+    batch_s = 0.0 if ahead else fixed_s(engine)
+    batcher = Batcher(
+        scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead, batch_s=batch_s
+    )
     return Server(config, choice, batcher, metrics)
 
 
@@ -55,6 +62,17 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
         found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
     for rows, width in found:
         engine.run([Row((0,) * width, (0,) * width)] * rows)
+
+
+def fixed_s(engine: Engine) -> float:
+    """What a batch costs whatever is in it, in seconds: from the times of a small and a large."""
+    row, least = Row((0,) * FIXED_WIDTH, (0,) * FIXED_WIDTH), dict[int, float]()
+    for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
+        begin = time.perf_counter()
+        engine.run([row] * count)
+        least[count] = min(least.get(count, math.inf), time.perf_counter() - begin)
+    row_s = (least[MANY_ROWS] - least[FEW_ROWS]) / (MANY_ROWS - FEW_ROWS)
+    return max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
 
 
 def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:

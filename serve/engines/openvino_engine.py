@@ -29,12 +29,14 @@ MOST_SPARE = 64.0
 """Tokens that are wasted at most for the sake of a shape."""
 OWN_BYTES = 512 * 2**20
 """Most memory for graphs that are made for one shape each."""
-COPIES: dict[EngineName, float] = {
-    "openvino-int8": 3.5,
-    "openvino-bf16": 1.5,
-    "openvino-fp32": 1.5,
+OWN_GRAPH_BYTES = 24 * 2**20
+OWN_WEIGHTS: dict[EngineName, float] = {
+    "openvino-int8": 1.4,
+    "openvino-bf16": 1.0,
+    "openvino-fp32": 1.0,
 }
-"""What such a graph takes of it, to the size of its weights' file. Measured with MiniLM."""
+"""What such a graph takes of it: so much, and its weights' file so many times. Measured with MiniLM
+and bert-base."""
 CPU_FLAGS, MATRIX_UNITS = Path("/proc/cpuinfo"), "amx_tile"
 HINTS: dict[EngineName, str] = {
     "openvino-int8": "f32",
@@ -49,7 +51,7 @@ class OpenVinoEngine:
 
     def __init__(self, graph: Path, tokenizer: Tokenizer, name: EngineName, threads: int) -> None:
         self.name, self._graph, self._threads = name, graph, threads
-        self._request = self._compiled()
+        self._request = self._compiled(_read(graph))
         self._own: dict[Shape, Own] = {}
         names = names_of(self._request.get_compiled_model())
         self.is_packed = SEGMENTS in names
@@ -59,8 +61,8 @@ class OpenVinoEngine:
             self._inputs = self._packed = PackedInputs(self.packing, words_of(graph))
             self.packing.spare = self._shape_tokens(self.packing.multiple)
 
-    def _compiled(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Any:
-        """What runs the graph with inputs of these shapes, or of any."""
+    def _compiled(self, model: Any) -> Any:
+        """What runs a graph."""
         import openvino
 
         settings = {
@@ -69,11 +71,7 @@ class OpenVinoEngine:
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": HINTS[self.name],
         }
-        core = openvino.Core()
-        model = core.read_model(self._graph)
-        if shapes:
-            model.reshape({name: list(shape) for name, shape in shapes.items()})
-        return core.compile_model(model, "CPU", settings).create_infer_request()
+        return openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
     def prepare(self, lengths: Sequence[int], batch_tokens: int) -> None:
         """Make graphs for the shapes that batches of inputs with such lengths usually have.
@@ -85,10 +83,13 @@ class OpenVinoEngine:
             return
         usual = usual_shapes(lengths, self.packing.multiple, batch_tokens)
         weights = self._graph.with_suffix(".bin").stat().st_size
-        for shape in usual[: int(OWN_BYTES / (COPIES[self.name] * weights))]:
+        each = OWN_GRAPH_BYTES + OWN_WEIGHTS[self.name] * weights
+        model = _read(self._graph)
+        for shape in usual[: int(OWN_BYTES / each)]:
             inputs = self._packed.empty(shape)
-            request = self._compiled({name: array.shape for name, array in inputs.items()})
-            self._own[shape] = Own(request, inputs)
+            own = model.clone()  # reads the weights' file no second time
+            own.reshape({name: list(array.shape) for name, array in inputs.items()})
+            self._own[shape] = Own(self._compiled(own), inputs)
         self.packing.made = tuple(sorted(self._own, key=cost))
 
     def _shape_tokens(self, width: int) -> float:
@@ -141,6 +142,12 @@ class Own:
         self._request.infer(share_outputs=True)
         found: Logits = self._request.get_output_tensor(0).data
         return found
+
+
+def _read(graph: Path) -> Any:
+    import openvino
+
+    return openvino.Core().read_model(graph)
 
 
 def packing_of(tokenizer: Tokenizer) -> Packing:

@@ -16,6 +16,8 @@ from serve.batcher import Batcher
 from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
+from serve.loading import fixed_s
+from serve.returning import WINDOW, Returning
 
 
 class Words:
@@ -78,13 +80,14 @@ class Launching(Summing):
         return land
 
 
-def batcher(engine: Summing, *, ahead: int = 0, **limits: float) -> Batcher:
+def batcher(engine: Summing, *, ahead: int = 0, batch_s: float = 0.0, **limits: float) -> Batcher:
     def launch(rows: Sequence[Row]) -> Landing:
         found = engine.run(rows)
         return lambda: found
 
     begin = engine.launch if isinstance(engine, Launching) else launch
-    return Batcher(begin, Words(), Limits(**limits), ahead=ahead)  # type: ignore[arg-type]
+    bounds = Limits(**limits)  # type: ignore[arg-type]
+    return Batcher(begin, Words(), bounds, ahead=ahead, batch_s=batch_s)  # type: ignore[arg-type]
 
 
 def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
@@ -221,9 +224,10 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
     assert engine.under_way == 0
 
 
-def test_a_lone_text_does_not_wait() -> None:
+@pytest.mark.parametrize("batch_s", [0.0, 0.5])
+def test_a_lone_text_does_not_wait(batch_s: float) -> None:
     async def ask() -> float:
-        asked = batcher(Summing())
+        asked = batcher(Summing(), batch_s=batch_s)
         await asked.ask([("warm up",)], 10)
         begin = time.perf_counter()
         for _ in range(20):
@@ -245,6 +249,93 @@ def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_id
 
     asyncio.run(ask_all())
     assert engine.batches == [[3] * 40] * 20
+
+
+@pytest.mark.parametrize(("batch_s", "usual"), [(0.0, {3, 5}), (0.03, {8})])
+def test_clients_in_two_groups_become_one_batch_where_batches_cost_much(
+    batch_s: float, usual: set[int]
+) -> None:
+    engine = Summing(0.03)
+
+    async def ask_all() -> None:
+        asked = Batcher(
+            lambda rows: lambda: engine.run(rows),
+            Words(),  # type: ignore[arg-type]
+            Limits(),
+            batch_s=batch_s,
+        )
+
+        async def client() -> None:
+            for _ in range(50):
+                await asked.ask([("a b c",)], 10)
+
+        first = [asyncio.ensure_future(client()) for _ in range(5)]
+        while not asked.load.requests:
+            await asyncio.sleep(0.005)  # the other three come while these five are run
+        await asyncio.gather(*first, *(client() for _ in range(3)))
+        asked.close()
+
+    asyncio.run(ask_all())
+    sizes = [len(batch) for batch in engine.batches]
+    assert sizes[0] == 5
+    late = sizes[len(sizes) // 2 : -10]
+    assert sum(size in usual for size in late) > 0.8 * len(late)
+
+
+def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came() -> None:
+    returning, now = Returning(batch_s=1.0), 0.0
+    for _ in range(40):
+        returning.told(4, now)
+        returning.came(3, now + 0.9 * WINDOW)
+        returning.came(1, now + 1.1 * WINDOW)  # too late
+        assert returning.left_s(now + 0.5 * WINDOW) == 0.0 or not returning.pays
+        now += 10
+    assert returning.share == pytest.approx(0.75, abs=0.02)
+    for _ in range(40):
+        returning.told(4, now)
+        returning.came(4, now + 0.1)
+        now += 10
+    returning.told(4, now)
+    returning.came(3, now + 0.1)
+    assert returning.pays
+    assert returning.left_s(now + 0.2) == pytest.approx(WINDOW - 0.2)
+    assert returning.left_s(now + 2.0) == 0.0
+    returning.came(1, now + 0.3)
+    assert returning.left_s(now + 0.3) == 0.0
+    assert not Returning(batch_s=0.0, share=1.0).pays
+
+
+def test_clients_that_do_not_wait_for_answers_are_never_waited_for() -> None:
+    """At any rate: batches are as large as what came in the time of the one before."""
+    draw = random.Random(1)
+    for rate in (0.5, 2, 10, 100):
+        returning, now, row_s = Returning(batch_s=1.0), 0.0, 0.8 / rate
+        rows = 1.0
+        for _ in range(200):
+            returning.told(max(1, round(rows)), now)
+            spent_s = 1.0 + rows * row_s
+            arrivals = [now + draw.random() * spent_s for _ in range(round(rate * spent_s))]
+            for at in arrivals:
+                returning.came(1, at)
+            now, rows = now + spent_s, float(len(arrivals))
+            assert not returning.pays
+
+
+def test_what_a_batch_costs_whatever_is_in_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("serve.loading.time.perf_counter", lambda: clock[0])
+
+    class Timed(Summing):
+        is_packed = True
+
+        def launch(self, rows: Sequence[Row]) -> Landing:
+            raise NotImplementedError
+
+        def run(self, rows: Sequence[Row]) -> Logits:
+            clock[0] += 0.02 + 0.003 * len(rows)
+            return np.zeros((len(rows), 2), dtype=np.float32)
+
+    assert fixed_s(Timed()) == pytest.approx(0.02)
 
 
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:

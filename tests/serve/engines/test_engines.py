@@ -244,9 +244,8 @@ def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
     size = (maker.exports / "openvino-rows.bin").stat().st_size
-    monkeypatch.setattr(
-        openvino_engine, "OWN_BYTES", 3 * openvino_engine.COPIES[engine.name] * size
-    )
+    each = openvino_engine.OWN_GRAPH_BYTES + openvino_engine.OWN_WEIGHTS[engine.name] * size
+    monkeypatch.setattr(openvino_engine, "OWN_BYTES", 3 * each)
     engine.prepare([len(row) for row in gate.rows], 256)
     assert len(engine.packing.made) == 3
     assert np.isfinite(engine.run(gate.rows)).all()  # as they come, whatever their shape
