@@ -7,11 +7,11 @@ read for each, one batch of all is cheaper than one of each group.
 
 from dataclasses import dataclass
 
-WINDOW = 0.5
+WINDOW = 0.8
 """How long is waited at most, to what a batch costs whatever is in it: less than is saved."""
-LEAST_SHARE = 0.75
+LEAST_SHARE = 0.9
 """Of the inputs that were answered, how many come again in that time where waiting for them pays.
-Of clients that do not wait for answers fewer than `WINDOW` come: a batch takes longer than it costs
+Of clients that do not wait for answers `WINDOW` come at most, as no batch takes less than it costs
 whatever is in it."""
 SMOOTHING = 0.1
 """Weight of the newest batch in that share."""
