@@ -31,6 +31,9 @@ SWITCH_S = 2e-4
 framework costs 10 % more. See benchmarks/LOG.md."""
 QUICK_S = 1e-3
 """A batch that took less is told of at once: then the event loop is what all wait for."""
+TURN_S = 5e-4
+"""How often those are looked for who may return: tokenising each as it comes would keep the
+interpreter from the event loop, which they come through."""
 SMOOTHING = 0.1
 """Weight of the newest batch in the averages that the rate comes from."""
 
@@ -180,7 +183,7 @@ class Batcher(Asking):
         pending: list[_Item] = []
         batches: deque[list[_Item]] = deque()  # of the block that is being worked off
         while not self._is_closed:
-            pending += self._tokenise(wait_s=0.0 if pending or batches else None)
+            pending += self._tokenise(is_idle=not pending and not batches)
             if not batches:
                 pending = _wanted(self._with_returning(pending))
                 chosen = block([item.length for item in pending], self.limits) if pending else []
@@ -203,18 +206,16 @@ class Batcher(Asking):
         if is_one([item.length for item in (*pending, *answered)], self.limits):
             self._tell()
             while (left_s := self._returning.left_s(time.monotonic())) and not self._is_closed:
-                pending += self._tokenise(wait_s=left_s)
+                time.sleep(min(left_s, TURN_S))
+                pending += self._tokenise(is_idle=False)
         return pending
 
-    def _tokenise(self, *, wait_s: float | None) -> list[_Item]:
-        """Rows of the texts that came, as many as one piece takes.
-
-        Waits so long for the first, or with None until one comes.
-        """
+    def _tokenise(self, *, is_idle: bool) -> list[_Item]:
+        """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
         taken: list[tuple[Request, int]] = []
         characters = 0.0
-        while characters < PIECE_CHARACTERS and (request := self._next(wait_s)):
-            wait_s = 0.0
+        while characters < PIECE_CHARACTERS and (request := self._next(may_wait=is_idle)):
+            is_idle = False
             while characters < PIECE_CHARACTERS and request.read < len(request.inputs):
                 taken.append((request, request.read))
                 characters += _characters(request.inputs[request.read])
@@ -235,21 +236,21 @@ class Batcher(Asking):
         made = iter(self.tokenizer.rows(texts)) if texts else iter(())
         return [found if isinstance(found, Row) else next(made) for found in inputs]
 
-    def _next(self, wait_s: float | None) -> Request | None:
-        """The first request that is still wanted, if one is there in time; None also at the end."""
+    def _next(self, *, may_wait: bool) -> Request | None:
+        """The first request that is still wanted, if one is there; None to wake up for the end."""
         while self._opened is None or self._opened.is_over:
-            if wait_s is None and self._arrived.empty():
+            if self._arrived.empty():
+                if not may_wait:
+                    self._opened = None
+                    return None
                 self._tell()  # there is no batch to lay out before
-            try:
-                self._opened = self._arrived.get(wait_s != 0.0, wait_s)
-            except queue.Empty:
-                self._opened = None
+            self._opened = self._arrived.get()
             if self._opened is None:
                 return None
             self._returning.came(len(self._opened.inputs), self._opened.began)
-            if wait_s is None and self.limits.idle_wait_s:
+            if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
                 self._tell()
-                time.sleep(self.limits.idle_wait_s)  # for 0 s it would give the interpreter away
+                time.sleep(self.limits.idle_wait_s)
         return self._opened
 
     def _begin(self, batch: list[_Item]) -> None:

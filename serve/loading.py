@@ -24,7 +24,7 @@ DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
 PACKED_TOKENS = 512
 """Of one that packs, for which larger batches are not less alike."""
-FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 2, 16, 16, 5
+FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""

@@ -13,7 +13,7 @@ LEAST_SHARE = 0.9
 """Of the inputs that were answered, how many come again in that time where waiting for them pays.
 Of clients that do not wait for answers `WINDOW` come at most, as no batch takes less than it costs
 whatever is in it."""
-SMOOTHING = 0.1
+SMOOTHING = 0.2
 """Weight of the newest batch in that share."""
 
 
