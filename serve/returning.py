@@ -47,7 +47,7 @@ class Returning:
         return self.batch_s > 0.0 and self.share >= LEAST_SHARE
 
     def left_s(self, now: float) -> float:
-        """How long to wait yet, in seconds; 0 once as many are back as usual."""
-        if self._back >= round(self.share * self._answered):
+        """How long to wait yet, in seconds; 0 once as many are back as were answered."""
+        if self._back >= self._answered:
             return 0.0
         return max(0.0, self._told + WINDOW * self.batch_s - now)
