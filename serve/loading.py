@@ -42,7 +42,7 @@ def load(config: ServerConfig) -> Server:
     warm_up(engine, limits, gate, version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
-    batch_s = 0.0 if ahead else fixed_s(engine)
+    batch_s = 0.0 if ahead else fixed_s(engine, version.max_length)
     batcher = Batcher(
         scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead, batch_s=batch_s
     )
@@ -64,9 +64,13 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
         engine.run([Row((0,) * width, (0,) * width)] * rows)
 
 
-def fixed_s(engine: Engine) -> float:
-    """What a batch costs whatever is in it, in seconds: from the times of a small and a large."""
-    row, least = Row((0,) * FIXED_WIDTH, (0,) * FIXED_WIDTH), dict[int, float]()
+def fixed_s(engine: Engine, longest: int) -> float:
+    """What a batch costs whatever is in it, in seconds: from the times of a small and a large.
+
+    Rows are never longer than `longest`.
+    """
+    width, least = min(FIXED_WIDTH, longest), dict[int, float]()
+    row = Row((0,) * width, (0,) * width)
     for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
         begin = time.perf_counter()
         engine.run([row] * count)

@@ -251,13 +251,13 @@ def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_id
     assert engine.batches == [[3] * 40] * 20
 
 
-@pytest.mark.parametrize(("batch_s", "usual"), [(0.0, {3, 5}), (0.03, {8})])
-def test_clients_in_two_groups_become_one_batch_where_batches_cost_much(
-    batch_s: float, usual: set[int]
-) -> None:
-    engine = Summing(0.03)
+def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> None:
+    def sizes(batch_s: float, turns: int) -> list[int]:
+        engine = Summing(0.05)
+        asyncio.run(ask_all(engine, batch_s, turns))
+        return [len(batch) for batch in engine.batches]
 
-    async def ask_all() -> None:
+    async def ask_all(engine: Summing, batch_s: float, turns: int) -> None:
         asked = Batcher(
             lambda rows: lambda: engine.run(rows),
             Words(),  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much(
         )
 
         async def client() -> None:
-            for _ in range(50):
+            for _ in range(turns):
                 await asked.ask([("a b c",)], 10)
 
         first = [asyncio.ensure_future(client()) for _ in range(5)]
@@ -275,11 +275,10 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much(
         await asyncio.gather(*first, *(client() for _ in range(3)))
         asked.close()
 
-    asyncio.run(ask_all())
-    sizes = [len(batch) for batch in engine.batches]
-    assert sizes[0] == 5
-    late = sizes[len(sizes) // 2 : -10]
-    assert sum(size in usual for size in late) > 0.8 * len(late)
+    assert sizes(0.0, turns=3) == [5, 3] * 3
+    found = sizes(0.05, turns=40)
+    assert found[:4] == [5, 3] * 2  # that they come again has to be seen first
+    assert found[-15:].count(8) > 12
 
 
 def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came() -> None:
@@ -332,10 +331,11 @@ def test_what_a_batch_costs_whatever_is_in_it_is_timed(monkeypatch: pytest.Monke
             raise NotImplementedError
 
         def run(self, rows: Sequence[Row]) -> Logits:
+            assert {len(row) for row in rows} == {8}
             clock[0] += 0.02 + 0.003 * len(rows)
             return np.zeros((len(rows), 2), dtype=np.float32)
 
-    assert fixed_s(Timed()) == pytest.approx(0.02)
+    assert fixed_s(Timed(), 8) == pytest.approx(0.02)
 
 
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
