@@ -1,6 +1,7 @@
 """One replica's model: requests in, labels out, with limits and counts. No Ray and no transport."""
 
 import gc
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,8 @@ from serve.metrics import Metrics
 from serve.routing import PREDICT
 from serve.tracing import Tracing, tracing_of
 from serve.version import ModelVersion
+
+_logger = logging.getLogger(__name__)
 
 ADJUSTABLE = ("batch_rows", "queue_tokens", "idle_wait_s", "timeout_s")
 """Fields of a configuration that may change while a replica answers."""
@@ -264,4 +267,5 @@ def refusal_of(error: Exception) -> RefusedError:
             return RefusedError(504, "deadline", "the answer would have come too late")
         case ModelError():
             return RefusedError(500, "model_failed", str(error))
+    _logger.error("a request failed", exc_info=error)  # told to nobody else
     return RefusedError(500, "internal", "something went wrong here")

@@ -113,7 +113,10 @@ def test_a_connection_outlives_refusals_and_ends_when_the_client_wishes(
 
 
 def test_an_answer_that_comes_too_late_or_not_at_all(
-    client: socket.socket, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: socket.socket,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, held = server.batcher.launch, threading.Event()  # type: ignore[attr-defined]
 
@@ -130,6 +133,7 @@ def test_an_answer_that_comes_too_late_or_not_at_all(
         status, refusal, _ = answer(client)
     assert (status, refusal["error"]["code"]) == (500, "internal")
     assert "secret" not in str(refusal)
+    assert "a secret of the engine" in caplog.text
     client.sendall(request("a superb film"))
     assert answer(client)[1]["label"] == "positive"
     assert server.batcher.launch == run  # type: ignore[attr-defined]
