@@ -8,7 +8,8 @@ cluster of our own; a quarter of them send head and body of a request in two pac
 http.client does and all that is built on it, some time apart, as over a network. Meanwhile, spread
 over the requests: limits changed in place, a rolling update of the precision, a canary in two steps
 to the newest version, a rollback to the one before, a replica killed, and Ray Serve's controller
-killed. Every answer's status and version is written down with when it was asked for.
+killed. Every answer's status and version is written down with when it was asked for, and of one
+that failed its headers and how its body begins: they tell who answered.
 Prints what failed and what answered with the wrong version after a switch; the exit code tells.
 """
 
@@ -27,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,9 +51,13 @@ from orchestrator.records import registry  # noqa: E402
 from serve.load import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
+Headers = Mapping[str, str] | http.client.HTTPMessage
 ROUTE = "/faults"
 SETTLE_S = 10.0
 """How long an endpoint may answer before the next thing happens to it, at least."""
+OK = 200
+TOLD_BYTES = 400
+"""How much of a failed answer's body is kept."""
 NO_VERSION = "none"
 TIMEOUT_S = 60
 APART_S = 0.002
@@ -157,24 +162,25 @@ def count(
     answers: Path, happened: list[dict[str, Any]], first: str, known: set[str]
 ) -> dict[str, Any]:
     """Failures, and wrong versions among what was asked for after a switch had ended."""
-    rows = [line.split() for line in answers.read_text(encoding="utf-8").splitlines()]
-    begins = np.array([float(row[0]) for row in rows])
+    rows = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+    begins = np.array([row[0] for row in rows])
     order = np.argsort(begins)
     failed: list[dict[str, Any]] = []
     wrong = 0
     for index in order:
-        _, seconds, status, version = rows[index]
+        _, seconds, status, version, told = rows[index]
         at = begins[index]
         started = [event for event in happened if event["begin"] <= at]
         ended = [event for event in happened if event["end"] <= at]
-        if status != "200":
+        if status != str(OK):
             when = started[-1]["event"] if started else "before"
-            failed.append({"status": status, "after": when, "seconds": float(seconds)})
+            row = {"status": status, "after": when, "at": utc(at), "seconds": seconds}
+            failed.append(row | {"told": told})
         elif len(started) == len(ended):  # nothing is being switched
             wrong += version != (ended[-1]["version"] if ended else first)
         else:
             wrong += version not in known
-    took = np.array([float(row[1]) for row in rows])
+    took = np.array([row[1] for row in rows])
     return {
         "requests": len(rows),
         "failed": len(failed),
@@ -184,8 +190,16 @@ def count(
         "wrong_version": int(wrong),
         "versions": Counter(row[3] for row in rows),
         "seconds": {name: float(np.quantile(took, q)) for name, q in QUANTILES.items()},
-        "events": [{"event": e["event"], "took_s": e["end"] - e["begin"]} for e in happened],
+        "events": [
+            {"event": e["event"], "at": utc(e["begin"]), "took_s": e["end"] - e["begin"]}
+            for e in happened
+        ],
     }
+
+
+def utc(seconds: float) -> str:
+    """Seconds since the epoch as a time of day, to be looked up in logs."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S.%f")[:-3]
 
 
 QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
@@ -228,7 +242,7 @@ def wait_for(answers: Path, process: "subprocess.Popen[bytes]", lines: int) -> N
 
 
 async def ask(url: str, concurrency: int) -> None:
-    """Ask until told to end; a line for each request: when, seconds, status or error, version."""
+    """Ask until told to end; a line for each request, see `note`."""
     texts, ending, apart = sentences(), threading.Event(), concurrency // 4
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ending.set)
@@ -242,12 +256,10 @@ async def ask(url: str, concurrency: int) -> None:
                 try:
                     body = {"inputs": random.choice(texts)}
                     async with client.post(f"{url}/predict", json=body) as answer:
-                        await answer.read()
-                        status = str(answer.status)
-                        version = answer.headers.get("x-model-version", NO_VERSION)
+                        content = await answer.read()
+                    note(at, begin, answer.status, answer.headers, content)
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    status, version = type(error).__name__, NO_VERSION
-                note(at, begin, status, version)
+                    note(at, begin, type(error).__name__, {}, str(error).encode())
 
         with ThreadPoolExecutor(max(1, apart)) as threads:
             await asyncio.gather(
@@ -274,18 +286,22 @@ def ask_in_two_packets(url: str, texts: Sequence[str], ending: threading.Event) 
             time.sleep(APART_S)
             client.send(body)
             with client.getresponse() as answer:
-                answer.read()
-                status = str(answer.status)
-                version = answer.headers.get("x-model-version", NO_VERSION)
+                content = answer.read()
+            note(at, begin, answer.status, answer.headers, content)
         except (http.client.HTTPException, OSError) as error:
-            status, version = type(error).__name__, NO_VERSION
+            note(at, begin, type(error).__name__, {}, str(error).encode())
             client.close()
-        note(at, begin, status, version)
 
 
-def note(at: float, begin: float, status: str, version: str) -> None:
-    """One line on stdout, by one call: several threads write."""
-    sys.stdout.write(f"{at:.6f} {time.perf_counter() - begin:.6f} {status} {version}\n")
+def note(at: float, begin: float, status: int | str, headers: Headers, content: bytes) -> None:
+    """One line on stdout, by one call, as several threads write.
+
+    When, seconds, status or error, version, and of a failure its headers and how its body begins.
+    """
+    told = "" if status == OK else f"{dict(headers)} {content[:TOLD_BYTES]!r}"
+    version = headers.get("x-model-version", NO_VERSION)
+    line = [at, time.perf_counter() - begin, str(status), version, told]
+    sys.stdout.write(json.dumps(line) + "\n")
 
 
 def say(text: str) -> None:
