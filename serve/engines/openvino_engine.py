@@ -115,8 +115,9 @@ class OpenVinoEngine:
     def launch(self, rows: Sequence[Row]) -> Landing:
         """Lay a batch out; what is returned computes its logits, [rows, labels]."""
         inputs = self._inputs(rows)
-        own = self._own.get(inputs[SEGMENTS].shape) if self._own else None
-        if own:
+        shape = inputs[SEGMENTS].shape if self.is_packed else (0, 0)
+        if self.packing.has_graph(shape, len(rows)):
+            own = self._own[shape]
             return lambda: own.run(inputs)[: len(rows)].copy()
 
         def land() -> Logits:

@@ -133,9 +133,13 @@ class Packing:
     def _made(self, lengths: npt.NDArray[np.int64]) -> tuple[Shape, list[list[int]]]:
         """The cheapest shape with a graph of its own, and its rows; none where nothing fits."""
         for shape in self.made:
-            if len(lengths) <= room(shape) and (rows := fit(lengths, shape)):
+            if self.has_graph(shape, len(lengths)) and (rows := fit(lengths, shape)):
                 return shape, rows
         return (0, 0), []
+
+    def has_graph(self, shape: Shape, inputs: int) -> bool:
+        """Whether a graph is made for a shape that takes so many inputs."""
+        return shape in self.made and inputs <= room(shape)
 
     def apply(self, inputs: Sequence[Row]) -> Arrays:
         """By name: ids, types, segments and positions as [rows, width], first tokens as [inputs].
@@ -145,7 +149,8 @@ class Packing:
         """
         width, rows = self.arrange([len(found) for found in inputs])
         shape = len(rows), width
-        arrays = self.empty(shape, room(shape) if shape in self.made else len(inputs))
+        is_own = self.has_graph(shape, len(inputs))
+        arrays = self.empty(shape, room(shape) if is_own else len(inputs))
         ids, types, segments, positions, first = arrays.values()
         counting = np.arange(width)
         for row, members in enumerate(rows):

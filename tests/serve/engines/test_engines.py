@@ -224,6 +224,22 @@ def test_a_shape_with_a_graph_of_its_own_is_taken_unless_it_wastes_much() -> Non
     assert found["first"].tolist() == [0] * packing.room((1, 32))
 
 
+def test_more_inputs_than_the_graph_of_their_shape_takes() -> None:
+    laid = Packing(9, 16, made=((1, 16), (1, 32)))
+    assert packing.room((1, 16)) == 2
+    found = laid.apply([Row([1] * 5, ())] * 3)  # three of one word each
+    assert found["segment_ids"].shape == (1, 16)
+    assert found["first"].tolist() == [0, 5, 10]
+    draw = random.Random(0)
+    for _ in range(2000):
+        most = draw.choice((3, 6, 12, 40))
+        rows = [Row([7] * draw.randint(2, most), ()) for _ in range(draw.randint(1, 40))]
+        found = laid.apply(rows)
+        kept = found["first"][: len(rows)]
+        assert (found["position_ids"].ravel()[kept] == 0).all()
+        assert len(set(kept.tolist())) == len(rows)
+
+
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_graphs_of_their_own_shape_give_the_same_scores(
     name: EngineName, maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +252,20 @@ def test_graphs_of_their_own_shape_give_the_same_scores(
     after = choose.scores(engine, gate.rows, 1), choose.scores(engine, gate.rows[:30], 30)
     assert np.abs(after[0] - before[0]).max() < 1e-5
     assert np.abs(after[1] - before[1][:30]).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
+def test_texts_of_a_word_each_are_answered_together(
+    name: EngineName, maker: Maker, gate: GateRows
+) -> None:
+    engine = maker.make(name, gate)
+    words = maker.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
+    alone = choose.scores(engine, words, 1)
+    engine.prepare([14] * 20, 256)  # one of the shapes is a row of the least width
+    engine.packing.spare = 0.0
+    for count in range(1, len(words) + 1):
+        found = choose.scores(engine, words[:count], count)
+        assert np.abs(found - alone[:count]).max() < 1e-5
 
 
 def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
