@@ -26,6 +26,10 @@ class ModelError(Exception):
     """The model's scores are not numbers."""
 
 
+class FailedError(Exception):
+    """Something failed that must not, and is in the log of the process where it did."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Scores of a request's texts, and how they came about."""
@@ -83,7 +87,7 @@ class Asking(abc.ABC):
     async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
         """Scores of some texts.
 
-        Raises QueueFullError, DeadlineError after `timeout_s`, or what the engine raised. A caller
+        Raises QueueFullError, DeadlineError after `timeout_s`, ModelError or FailedError. A caller
         that is cancelled takes its texts out of the queue.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()

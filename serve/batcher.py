@@ -6,6 +6,7 @@ wait for those who were just answered.
 """
 
 import asyncio
+import logging
 import queue
 import sys
 import threading
@@ -17,11 +18,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
-from serve.asking import Answer, Asking, DeadlineError, Load, ModelError, QueueFullError, Reply
+from serve.asking import (
+    Answer,
+    Asking,
+    DeadlineError,
+    FailedError,
+    Load,
+    ModelError,
+    QueueFullError,
+    Reply,
+)
 from serve.batches import Limits, block, is_one
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
 from serve.returning import Returning
+
+_logger = logging.getLogger(__name__)
 
 PIECE_CHARACTERS = 65_536
 """Most text that is tokenised between two batches, so that a huge request holds nobody up."""
@@ -225,9 +237,10 @@ class Batcher(Asking):
             return []
         try:
             rows = self._rows([request.inputs[index] for request, index in taken])
-        except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
+        except Exception:
+            _logger.exception("%d texts could not be tokenised", len(taken))
             for request in {request for request, _ in taken}:
-                request.loop.call_soon_threadsafe(request.reply, error)
+                request.loop.call_soon_threadsafe(request.reply, FailedError())
             return []
         return [_Item(r, i, row, len(row)) for (r, i), row in zip(taken, rows, strict=True)]
 
@@ -260,9 +273,10 @@ class Batcher(Asking):
         begin = time.monotonic()
         try:
             landing = self.launch([item.row for item in batch])
-        except Exception as error:  # noqa: BLE001 - told to those who asked; the thread goes on
+        except Exception:
+            _logger.exception("a batch of %d texts could not be launched", len(batch))
             self._tell()
-            self._untold = batch, _Done([], error, begin, 0.0, len(batch))
+            self._untold = batch, _Done([], FailedError(), begin, 0.0, len(batch))
         else:
             self._flights.append(_Flight(batch, landing, begin))
 
@@ -280,8 +294,9 @@ class Batcher(Asking):
             scores = found.tolist()
             if not np.isfinite(found).all():
                 error = ModelError("the model's scores are not numbers")
-        except Exception as failure:  # noqa: BLE001 - told to those who asked; the thread goes on
-            error = failure
+        except Exception:
+            _logger.exception("a batch of %d texts failed", len(flight.items))
+            error = FailedError()
         now = time.monotonic()
         # a batch that was launched ahead waited for the one before it
         spent_s, self._landed = now - max(flight.begin, self._landed), now

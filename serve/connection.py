@@ -79,11 +79,12 @@ class Prediction:
     def _answered(self, found: Answer | Exception) -> None:
         if self.response_complete or self.disconnected:
             return
+        if isinstance(found, Exception):
+            self._refuse(refusal_of(found))
+            return
         server, request = self._server, self._request
         assert request
         try:
-            if isinstance(found, Exception):
-                raise found
             server.metrics.answered(self._texts, time.perf_counter() - self._begin)
             self._send(server.reply(request, found))
         except Exception as error:  # noqa: BLE001 - others of the batch are to be answered yet

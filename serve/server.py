@@ -14,7 +14,15 @@ from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.access import Access, accepted_tokens, digest
 from serve.api import ModelInfo, PredictRequest, RefusedError, as_texts, parse
-from serve.asking import Answer, Asking, DeadlineError, Load, ModelError, QueueFullError
+from serve.asking import (
+    Answer,
+    Asking,
+    DeadlineError,
+    FailedError,
+    Load,
+    ModelError,
+    QueueFullError,
+)
 from serve.batcher import Batcher
 from serve.batches import BLOCK_BATCHES, Limits
 from serve.engines.engine import Choice
@@ -234,7 +242,7 @@ class Server:
         begin = time.perf_counter()
         try:
             answer = await self.batcher.ask(texts, min(timeout_s, self.config.timeout_s))
-        except (QueueFullError, DeadlineError, ModelError) as error:
+        except (QueueFullError, DeadlineError, ModelError, FailedError) as error:
             raise refusal_of(error) from None
         self.metrics.answered(len(texts), time.perf_counter() - begin)
         if self.tracing:
@@ -267,5 +275,8 @@ def refusal_of(error: Exception) -> RefusedError:
             return RefusedError(504, "deadline", "the answer would have come too late")
         case ModelError():
             return RefusedError(500, "model_failed", str(error))
-    _logger.error("a request failed", exc_info=error)  # told to nobody else
+        case FailedError():
+            pass  # once for all requests of its batch
+        case _:
+            _logger.error("a request failed", exc_info=error)
     return RefusedError(500, "internal", "something went wrong here")

@@ -7,6 +7,7 @@ All else that it is asked it passes on to the replica, answers and all.
 
 import asyncio
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ import httpx
 import uvicorn
 
 from serve.api import RefusedError
-from serve.asking import Asking, DeadlineError, Load, Reply
+from serve.asking import Asking, DeadlineError, FailedError, Load, Reply
 from serve.connection import connections
 from serve.door import Door, Message, Receive, Scope, Send, answer, refused, relative
 from serve.engines.rows import Row, Text, Tokenizer
@@ -40,6 +41,8 @@ from serve.fronts.wire import (
 )
 from serve.metrics import Latencies, Metrics
 from serve.server import Server, spare_collector
+
+_logger = logging.getLogger(__name__)
 
 INLINE_CHARACTERS = 4096
 """More text than this is tokenised beside the event loop."""
@@ -91,7 +94,8 @@ class Remote(Asking):
 
         def tokenised(done: asyncio.Future[list[Row]]) -> None:
             if error := done.exception():
-                reply(RuntimeError(str(error)))
+                _logger.error("texts could not be tokenised", exc_info=error)
+                reply(FailedError())
             else:
                 send(done.result())
 

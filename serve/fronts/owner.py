@@ -14,7 +14,7 @@ from typing import Any
 from cluster import nvml
 from jobs.errors import DeployError
 from jobs.training.config import Device
-from serve.asking import Answer, ModelError, QueueFullError
+from serve.asking import Answer, QueueFullError
 from serve.batcher import Batcher, Request
 from serve.fronts.wire import (
     Adjust,
@@ -188,8 +188,6 @@ class _Link:
     def _reply(self, number: int, found: Answer | Exception) -> None:
         if request := self._asked.pop(number, None):
             self._batcher.leave(request)
-            if isinstance(found, Exception) and not isinstance(found, ModelError):
-                found = RuntimeError(str(found))  # whatever it was, it can be sent
             self.wire.send(Found(number, found))
 
     def _gone(self) -> None:

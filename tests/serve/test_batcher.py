@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jobs.spec.serve import EngineName
-from serve.asking import DeadlineError, ModelError, QueueFullError
+from serve.asking import DeadlineError, FailedError, ModelError, QueueFullError
 from serve.batcher import Batcher
 from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
@@ -387,20 +387,25 @@ def test_a_request_too_late_or_given_up_never_reaches_the_engine() -> None:
     asyncio.run(ask())
 
 
-def test_failures_reach_those_who_asked_and_the_engine_goes_on() -> None:
+def test_failures_reach_those_who_asked_and_the_engine_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def ask() -> None:
         asked = batcher(Failing())
-        with pytest.raises(RuntimeError, match="out of order"):
+        with pytest.raises(FailedError):
             await asked.ask([("a",)], 10)
         with pytest.raises(ModelError, match="not numbers"):
             await asked.ask([("ab",)], 10)
-        with pytest.raises(ValueError, match="no such word"):
+        with pytest.raises(FailedError):
             await asked.ask([("!",)], 10)
         with pytest.raises(ModelError):
             await asked.ask([("ab",)], 10)
         asked.close()
 
     asyncio.run(ask())
+    told = [record.exc_text or "" for record in caplog.records]
+    assert ["out of order" in told[0], "no such word" in told[1]] == [True, True]
+    assert len(told) == 2  # once for a batch, whoever asked
 
 
 def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
