@@ -5,11 +5,12 @@
 
 NAME needs two published versions. Clients of a process of their own ask without a pause, on a local
 cluster of our own; a quarter of them send head and body of a request in two packets, as Python's
-http.client does and all that is built on it, some time apart, as over a network. Meanwhile, spread
-over the requests: limits changed in place, a rolling update of the precision, a canary in two steps
-to the newest version, a rollback to the one before, a replica killed, and Ray Serve's controller
-killed. Every answer's status and version is written down with when it was asked for, and of one
-that failed its headers and how its body begins: they tell who answered.
+http.client does and all that is built on it, some time apart, as over a network. Others ask seldom,
+over connections that they keep. Meanwhile, spread over the requests: limits changed in place, a
+rolling update of the precision, a canary in two steps to the newest version, a rollback to the one
+before, a replica killed, and Ray Serve's controller killed. Every answer's status and version is
+written down with when it was asked for, and of one that failed its headers and how its body begins:
+they tell who answered.
 Prints what failed and what answered with the wrong version after a switch; the exit code tells.
 """
 
@@ -62,6 +63,8 @@ NO_VERSION = "none"
 TIMEOUT_S = 60
 APART_S = 0.002
 """Between head and body of a request in two packets."""
+SELDOM, PAUSE_S = 8, 20.0
+"""Clients that keep their connection while they do not ask, and how long that is at most."""
 
 
 def parse() -> argparse.Namespace:
@@ -246,12 +249,13 @@ async def ask(url: str, concurrency: int) -> None:
     texts, ending, apart = sentences(), threading.Event(), concurrency // 4
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, ending.set)
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
 
-        async def together() -> None:
+    async def keep_asking(pause_s: float = 0.0) -> None:
+        connector = aiohttp.TCPConnector(keepalive_timeout=10 * TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
             while not ending.is_set():
+                await asyncio.sleep(random.uniform(0, pause_s))
                 at, begin = time.time(), time.perf_counter()
                 try:
                     body = {"inputs": random.choice(texts)}
@@ -261,14 +265,15 @@ async def ask(url: str, concurrency: int) -> None:
                 except (aiohttp.ClientError, TimeoutError) as error:
                     note(at, begin, type(error).__name__, {}, str(error).encode())
 
-        with ThreadPoolExecutor(max(1, apart)) as threads:
-            await asyncio.gather(
-                *(together() for _ in range(concurrency - apart)),
-                *(
-                    loop.run_in_executor(threads, ask_in_two_packets, url, texts, ending)
-                    for _ in range(apart)
-                ),
-            )
+    with ThreadPoolExecutor(max(1, apart)) as threads:
+        await asyncio.gather(
+            *(keep_asking() for _ in range(concurrency - apart)),
+            *(keep_asking(PAUSE_S) for _ in range(SELDOM)),
+            *(
+                loop.run_in_executor(threads, ask_in_two_packets, url, texts, ending)
+                for _ in range(apart)
+            ),
+        )
 
 
 def ask_in_two_packets(url: str, texts: Sequence[str], ending: threading.Event) -> None:
