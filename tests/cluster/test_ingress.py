@@ -5,7 +5,6 @@ import http.client
 import http.server
 import json
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -15,41 +14,20 @@ import httpx
 import pytest
 
 from cluster import ingress
-from tests.builders import eventually, free_port
-
-FRONTEND = """
-defaults
-    mode http
-    timeout connect 5s
-    timeout client 5s
-    timeout server 5s
-    option redispatch 1
-    retry-on {retry_on}
-    log 127.0.0.1:{log_port} local0 info
-    option httplog
-frontend http_frontend
-    bind 127.0.0.1:{port}
-    http-request return status 503 if {{ path /fails }}
-    http-request return status 200 if {{ path /works }}
-    default_backend replicas
-backend replicas
-    http-reuse always
-"""
+from tests.haproxy import running
 
 
-class Leaving(http.server.BaseHTTPRequestHandler):
-    """A replica that answers once, and ends the connection when it is asked again."""
+class Staying(http.server.BaseHTTPRequestHandler):
+    """A replica that tells its port."""
 
     protocol_version = "HTTP/1.1"
     has_answered = False
 
     def do_POST(self) -> None:
-        """Answer, or leave."""
-        if self.has_answered:
-            self.close_connection = True
-            return
+        """Answer."""
         self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
+        self.send_header("x-port", str(self.server.server_address[1]))
         self.send_header("content-length", "0")
         self.end_headers()
         self.has_answered = True
@@ -58,12 +36,23 @@ class Leaving(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+class Leaving(Staying):
+    """One that ends the connection when it is asked again."""
+
+    def do_POST(self) -> None:
+        """Answer, or leave."""
+        if self.has_answered:
+            self.close_connection = True
+        else:
+            super().do_POST()
+
+
 def test_only_requests_that_fail_are_logged(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
         log.bind(("127.0.0.1", 0))
         log.settimeout(5)
-        with running(tmp_path, log_port=log.getsockname()[1]) as host:
-            url = f"http://{host}"
+        with running(tmp_path, log_port=log.getsockname()[1]) as proxy:
+            url = f"http://{proxy.host}"
             assert [httpx.get(f"{url}/works").status_code for _ in range(20)] == [200] * 20
             assert httpx.get(f"{url}/fails").status_code == 503
             while b" 503 " not in (line := log.recv(4096)):
@@ -96,12 +85,34 @@ def test_a_body_that_comes_too_slowly_is_refused_before_it_reaches_a_replica(
             assert json.loads(answer.read())["error"]["code"] == "too_slow"
 
 
+def test_a_connection_that_outlives_its_haproxy_is_answered_by_the_next(tmp_path: Path) -> None:
+    with replica(Staying) as after, running(tmp_path) as proxy:
+        with replica(Staying) as before:
+            proxy.reload(before)
+            kept, unused = (http.client.HTTPConnection(proxy.host, timeout=10) for _ in range(2))
+            unused.connect()
+            assert port_of(kept) == before
+        proxy.reload(after)  # nothing listens at the other port by now
+        for client in (kept, unused):
+            assert port_of(client) == after
+            client.close()
+
+
+def port_of(client: http.client.HTTPConnection) -> int:
+    """Of the replica that answers."""
+    ask(client, 2)
+    client.send(b"hi")
+    with client.getresponse() as answer:
+        assert answer.status == 200
+        return int(answer.headers["x-port"])
+
+
 @contextlib.contextmanager
 def connected(folder: Path, *replicas: int) -> Iterator[http.client.HTTPConnection]:
     """A connection to HAProxy in front of replicas."""
     with (
-        running(folder, *replicas) as host,
-        contextlib.closing(http.client.HTTPConnection(host, timeout=10)) as client,
+        running(folder, *replicas) as proxy,
+        contextlib.closing(http.client.HTTPConnection(proxy.host, timeout=10)) as client,
     ):
         yield client
 
@@ -114,36 +125,9 @@ def ask(client: http.client.HTTPConnection, size: int) -> None:
 
 
 @contextlib.contextmanager
-def replica() -> Iterator[int]:
-    """The port of one that leaves."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Leaving) as server:
+def replica(kind: type[Staying] = Leaving) -> Iterator[int]:
+    """The port of one."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
-
-
-@contextlib.contextmanager
-def running(folder: Path, *replicas: int, log_port: int = 9) -> Iterator[str]:
-    """Host and port of HAProxy with our rules, in front of replicas."""
-    settings = ingress.environment(folder / "ingress", lambda _: free_port())
-    program, retry_on = (
-        settings[f"RAY_SERVE_HAPROXY_{name}"] for name in ("BINARY_PATH", "RETRY_ON")
-    )
-    configuration, port = folder / "haproxy.cfg", free_port()
-    text = FRONTEND.format(port=port, log_port=log_port, retry_on=retry_on)
-    text += "".join(f"    server {n} 127.0.0.1:{n}\n" for n in replicas)
-    configuration.write_text(text, encoding="utf-8")
-    with subprocess.Popen([program, "-db", "-f", str(configuration)]) as process:
-        try:
-            assert eventually(lambda: answers(port))
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-
-
-def answers(port: int) -> bool:
-    """Whether it is there."""
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/works").status_code == 200
-    except httpx.HTTPError:
-        return False

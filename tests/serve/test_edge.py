@@ -1,0 +1,44 @@
+"""Telling HAProxy of its routes, while Ray Serve replaces it by another."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cluster import ingress
+from serve import edge, routing
+from serve.routing import Route
+from tests.haproxy import Proxy, running
+
+SLOW_ROWS = 1_500_000
+"""Of a map that keeps a HAProxy from answering for a second, after it has read the routes."""
+
+
+def tables(version: str) -> list[str]:
+    """A route to a version, as files."""
+    found = routing.maps({"/reviews": Route(version, model="reviews")})
+    return [routing.text_of(table) for table in found]
+
+
+def known(proxy: Proxy) -> str:
+    """Where the HAProxy that answers sends the route."""
+    folder = proxy.folder
+    return edge._say(folder / ingress.SOCKET, f"show map {folder / ingress.STABLE}")
+
+
+def test_a_haproxy_that_read_the_routes_before_they_changed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path) as proxy:
+        monkeypatch.setenv(ingress.FOLDER, str(proxy.folder))
+        edge._write(tables("aaa"))
+        assert "/_v/aaa\n" in known(proxy)
+        slow = tmp_path / "slow.map"
+        slow.write_text("".join(f"/{row} {row}\n" for row in range(SLOW_ROWS)), encoding="utf-8")
+        proxy.start(more=f"    http-request set-var(txn.slow) path,map({slow})\n")
+        threading.Event().wait(0.3)
+        assert not proxy.is_newest()  # it has read the first routes, or is about to
+        edge._write(tables("bbb"))
+        assert proxy.is_newest()
+        assert "/_v/bbb\n" in known(proxy)
+        assert "aaa" not in known(proxy)
