@@ -152,8 +152,6 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(STATS_PORT)),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(METRICS_PORT)),
-        # failed requests go to the file that Ray Serve keeps of its output, not to a syslog
-        "RAY_SERVE_HAPROXY_LOG_TARGET": "stdout format timed",
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # our replicas count requests themselves
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         # a replica that dies takes its requests along; asking again changes nothing

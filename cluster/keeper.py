@@ -52,6 +52,8 @@ def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Clus
             "num_cpus": cores * (1 + SPARE_CPUS_PER_CORE),
             "num_gpus": gpus,  # Ray counts none by itself here
             "include_dashboard": True,
+            "include_log_monitor": False,  # sends drivers what workers print; ours do not listen
+            "no_monitor": True,  # of an autoscaler, which has nothing to add here
             "dashboard_port": dashboard_port,
             "labels": {labels.CORES: str(cores), **sku},
         },
