@@ -88,7 +88,8 @@ def main() -> int:
         asyncio.run(ask(arguments.ask, arguments.clients))
         return 0
     quiet_libraries()
-    os.environ["PYTHONPATH"] = str(ROOT)
+    above = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{above}" if above else str(ROOT)
     storage: Storage = open_storage(arguments.storage)
     newest = [version for version, _ in registry.every(storage) if version.name == arguments.name]
     if len(newest) < 2:

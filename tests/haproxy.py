@@ -1,6 +1,7 @@
 """HAProxy with our rules, as Ray Serve runs it: another process for each change."""
 
 import contextlib
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import httpx
 
 from cluster import ingress
-from serve import edge
 from tests.builders import eventually, free_port
 
 CONFIGURATION = """
@@ -75,9 +75,16 @@ class Proxy:
         """Whether the process that was started last answers."""
         with contextlib.suppress(OSError, httpx.HTTPError):
             works = httpx.get(f"http://{self.host}/works").status_code == 200
-            told = edge._say(self.folder / ingress.SOCKET, "show info")
-            return works and f"Pid: {self._processes[-1].pid}\n" in told
+            return works and f"Pid: {self._processes[-1].pid}\n" in self.told("show info")
         return False
+
+    def told(self, command: str) -> str:
+        """What the process that answers says to a command."""
+        with socket.socket(socket.AF_UNIX) as talk:
+            talk.connect(str(self.folder / ingress.SOCKET))
+            talk.sendall(f"{command}\n".encode())
+            with talk.makefile(encoding="utf-8") as answer:
+                return answer.read()
 
     def stop(self) -> None:
         """End all of them."""

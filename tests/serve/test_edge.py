@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from cluster import ingress
-from serve import edge, routing
+from serve import routing
 from serve.routing import Route
 from tests.haproxy import Proxy, running
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 SLOW_ROWS = 1_500_000
 """Of a map that keeps a HAProxy from answering for a second, after it has read the routes."""
@@ -22,13 +24,14 @@ def tables(version: str) -> list[str]:
 
 def known(proxy: Proxy) -> str:
     """Where the HAProxy that answers sends the route."""
-    folder = proxy.folder
-    return edge._say(folder / ingress.SOCKET, f"show map {folder / ingress.STABLE}")
+    return proxy.told(f"show map {proxy.folder / ingress.STABLE}")
 
 
 def test_a_haproxy_that_read_the_routes_before_they_changed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from serve import edge
+
     with running(tmp_path) as proxy:
         monkeypatch.setenv(ingress.FOLDER, str(proxy.folder))
         edge._write(tables("aaa"))
