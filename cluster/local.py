@@ -70,7 +70,7 @@ def environment() -> dict[str, str]:
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; what trains stands back itself
-        # an idle worker costs a hundredth of a core and 100 MB: none stays, whatever comes next
+        # an idle worker costs a hundredth of a core: none is kept for good
         "RAY_num_workers_soft_limit": "0",
         "RAY_idle_worker_killing_time_threshold_ms": str(1000 * IDLE_WORKER_S),
         "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),

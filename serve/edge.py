@@ -22,7 +22,7 @@ from serve.routing import Route
 TIMEOUT_S = 30.0
 """How long a node may take to change its maps."""
 SOCKET_TIMEOUT_S = 5.0
-ATTEMPTS, PAUSE_S = 10, 0.5
+ATTEMPTS, PAUSE_S = 20, 0.5
 """How often a running HAProxy is told, and how long between."""
 MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS, ingress.RATES, ingress.MODELS)
 
@@ -80,26 +80,19 @@ def _write(tables: list[str]) -> None:
         partial = folder / f"{name}.{os.getpid()}.new"  # nodes of one machine share the folder
         partial.write_text(text, encoding="utf-8")
         partial.replace(folder / name)
-    for attempt in range(ATTEMPTS):
-        try:
-            for listening in _sockets(folder):
-                _tell(listening, folder, tables)
-            return
-        except OSError:  # Ray Serve is just replacing it by a new one
-            if attempt + 1 == ATTEMPTS:
-                raise
-            time.sleep(PAUSE_S)
-
-
-def _tell(listening: Path, folder: Path, tables: list[str]) -> None:
-    """The HAProxy that answers, and one that takes its place and may have read the files before."""
+    problem = OSError(f"the HAProxy that replaces another does not answer in {folder}")
     for _ in range(ATTEMPTS):
-        told = _process_id(listening)
-        _commit(listening, folder, tables)
-        if not _is_replaced(told, listening.parent):
-            return
+        try:
+            told = {listening: _process_id(listening) for listening in _sockets(folder)}
+            for listening in told:
+                _commit(listening, folder, tables)
+            # one that is about to answer may have read the files before they changed
+            if not any(_is_replaced(known, at.parent) for at, known in told.items()):
+                return
+        except OSError as error:  # Ray Serve is just replacing it by a new one
+            problem = error
         time.sleep(PAUSE_S)
-    raise OSError(f"the HAProxy that replaces {told} does not take over {listening}")
+    raise problem
 
 
 def _process_id(listening: Path) -> int:

@@ -133,7 +133,7 @@ class Packing:
     def _made(self, lengths: npt.NDArray[np.int64]) -> tuple[Shape, list[list[int]]]:
         """The cheapest shape with a graph of its own, and its rows; none where nothing fits."""
         for shape in self.made:
-            if self.has_graph(shape, len(lengths)) and (rows := fit(lengths, shape)):
+            if len(lengths) <= room(shape) and (rows := fit(lengths, shape)):
                 return shape, rows
         return (0, 0), []
 

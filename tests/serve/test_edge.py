@@ -12,7 +12,7 @@ from tests.haproxy import Proxy, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-SLOW_ROWS = 1_500_000
+SLOW_ROWS = 1_000_000
 """Of a map that keeps a HAProxy from answering for a second, after it has read the routes."""
 
 
