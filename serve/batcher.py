@@ -43,9 +43,6 @@ SWITCH_S = 2e-4
 framework costs 10 % more. See benchmarks/LOG.md."""
 QUICK_S = 1e-3
 """A batch that took less is told of at once: then the event loop is what all wait for."""
-TURN_S = 5e-4
-"""How often those are looked for who may return: tokenising each as it comes would keep the
-interpreter from the event loop, which they come through."""
 SMOOTHING = 0.1
 """Weight of the newest batch in the averages that the rate comes from."""
 
@@ -118,7 +115,7 @@ class Batcher(Asking):
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
         self._untold: tuple[Sequence[_Item], _Done] | None = None
         """A batch that is done, until the next one is under way."""
-        self._returning = Returning(batch_s)
+        self._returning, self._all_back = Returning(batch_s), threading.Event()
         self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         """What came within this turn of an event loop, of which the engine is told at its end."""
@@ -169,8 +166,12 @@ class Batcher(Asking):
         return request
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
-        for request in self._gathered.pop(loop):
+        gathered = self._gathered.pop(loop)
+        for request in gathered:
             self._arrived.put(request)
+        with self._lock:
+            if self._returning.came(sum(len(r.inputs) for r in gathered), time.monotonic()):
+                self._all_back.set()
 
     def leave(self, asked: Request) -> None:
         """Nobody waits for a request any more: what is left of it is not run."""
@@ -217,9 +218,10 @@ class Batcher(Asking):
         answered = self._untold[0] if self._untold else ()
         if is_one([item.length for item in (*pending, *answered)], self.limits):
             self._tell()
+            # woken once: to tokenise each as it comes would keep the interpreter from the loop
             while (left_s := self._returning.left_s(time.monotonic())) and not self._is_closed:
-                time.sleep(min(left_s, TURN_S))
-                pending += self._tokenise(is_idle=False)
+                self._all_back.wait(left_s)
+            pending += self._tokenise(is_idle=False)
         return pending
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
@@ -260,7 +262,6 @@ class Batcher(Asking):
             self._opened = self._arrived.get()
             if self._opened is None:
                 return None
-            self._returning.came(len(self._opened.inputs), self._opened.began)
             if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
                 self._tell()
                 time.sleep(self.limits.idle_wait_s)
@@ -313,7 +314,9 @@ class Batcher(Asking):
         if not self._untold:
             return
         (batch, done), self._untold = self._untold, None
-        self._returning.told(len(batch), time.monotonic())
+        with self._lock:
+            self._returning.told(len(batch), time.monotonic())
+            self._all_back.clear()
         numbered = list(enumerate(batch))
         for loop in {item.request.loop for item in batch}:
             own = [(n, item) for n, item in numbered if item.request.loop is loop]

@@ -17,7 +17,7 @@ from serve.batches import Limits, block
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 from serve.loading import fixed_s
-from serve.returning import WINDOW, Returning
+from serve.returning import IN_TIME, LAST, MOST, Returning
 
 
 class Words:
@@ -281,43 +281,53 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
     assert found[-15:].count(8) > 12
 
 
-def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came() -> None:
+def answered(*turns: Sequence[tuple[int, float]]) -> Returning:
+    """Four were answered in each turn, after which some came back, then four at 1000 s."""
     returning, now = Returning(batch_s=1.0), 0.0
-    for _ in range(60):
-        returning.told(4, now)
-        returning.came(3, now + 0.9 * WINDOW)
-        returning.came(1, now + 1.1 * WINDOW)  # too late
+    for back in turns:
         now += 10
-    assert returning.share == pytest.approx(0.75, abs=0.02)
-    assert not returning.pays
-    for _ in range(40):
         returning.told(4, now)
-        returning.came(4, now + 0.1)
-        now += 10
-    returning.told(4, now)
-    returning.came(3, now + 0.1)
+        for inputs, after_s in back:
+            returning.came(inputs, now + after_s)
+    returning.told(4, 1000.0)
+    return returning
+
+
+def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came() -> None:
+    all_in_time, late, half = [(4, 0.5)], [(3, 0.5), (1, 1.1)], [(2, 0.1)]
+    assert not answered(*[all_in_time] * (IN_TIME - 1)).pays  # that they do has to be seen first
+    assert not answered(*[late] * LAST).pays
+    held_up = [half] * (LAST - IN_TIME)
+    assert answered(*[all_in_time] * LAST, *held_up).pays
+    assert not answered(*[all_in_time] * LAST, *held_up, half).pays
+
+    returning = answered(*[all_in_time] * LAST)
     assert returning.pays
-    assert returning.left_s(now + 0.2) == pytest.approx(WINDOW - 0.2)
-    assert returning.left_s(now + 2.0) == 0.0
-    returning.came(1, now + 0.3)
-    assert returning.left_s(now + 0.3) == 0.0
-    assert not Returning(batch_s=0.0, share=1.0).pays
+    assert not returning.came(3, 1000.1)
+    assert returning.left_s(1000.2) == pytest.approx(MOST - 0.2)
+    assert returning.left_s(1000.0 + 2 * MOST) == 0.0
+    assert returning.came(1, 1000.3)
+    assert returning.left_s(1000.3) == 0.0
+    assert not Returning(0.0, returning.in_time).pays  # nothing is saved
 
 
-def test_clients_that_do_not_wait_for_answers_are_never_waited_for() -> None:
-    """At any rate: batches are as large as what came in the time of the one before."""
-    draw = random.Random(1)
-    for rate in (0.5, 2, 10, 100):
-        returning, now, row_s = Returning(batch_s=1.0), 0.0, 0.8 / rate
-        rows = 1.0
-        for _ in range(200):
-            returning.told(max(1, round(rows)), now)
-            spent_s = 1.0 + rows * row_s
-            arrivals = [now + draw.random() * spent_s for _ in range(round(rate * spent_s))]
-            for at in arrivals:
-                returning.came(1, at)
-            now, rows = now + spent_s, float(len(arrivals))
-            assert not returning.pays
+@pytest.mark.parametrize("row_s", [0.05, 0.3, 0.8, 2.0])
+@pytest.mark.parametrize("busy", [0.3, 0.6, 0.9])
+def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
+    row_s: float, busy: float
+) -> None:
+    """Texts that come at random; batches are all that came in the time of the one before."""
+    draw, rate = random.Random(1), busy / row_s
+    returning, begin, rows, paid = Returning(batch_s=1.0), 0.0, 1, 0
+    for _ in range(5000):
+        returning.told(rows, begin)
+        paid += returning.pays
+        end, at, came = begin + 1.0 + rows * row_s, begin + draw.expovariate(rate), 0
+        while at < end or not came:  # an idle engine takes the first at once
+            returning.came(1, at)
+            begin, came, at = max(end, at), came + 1, at + draw.expovariate(rate)
+        rows = came
+    assert paid < 5000 / 100
 
 
 def test_what_a_batch_costs_whatever_is_in_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
