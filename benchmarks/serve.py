@@ -435,6 +435,7 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
         url,
     ]
     subprocess.run([*words[:3], "-d1s", *words[4:]], capture_output=True, check=True)
+    time.sleep(PAUSE_S)  # a batch whose clients left is run to its end
     before = cpu_s(server.pid)
     done = subprocess.run(words, capture_output=True, check=True)
     spent: dict[str, float] = {}
