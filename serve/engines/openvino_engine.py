@@ -27,7 +27,7 @@ LONGER, SHAPE_TRIALS = 4, 5
 """Widths of two rows to one another, and how often each is run to time a change of shape."""
 MOST_SPARE = 64.0
 """Tokens that are wasted at most for the sake of a shape."""
-OWN_BYTES = 512 * 2**20
+OWN_BYTES = 768 * 2**20
 """Most memory for graphs that are made for one shape each."""
 OWN_GRAPH_BYTES = 24 * 2**20
 OWN_WEIGHTS: dict[EngineName, float] = {

@@ -7,11 +7,11 @@ as by itself. Measured in benchmarks/LOG.md.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
-from jobs.training.data.packing import assign
 from serve.batches import LEFTOVER
 from serve.engines.engine import Shape
 from serve.engines.rows import Row
@@ -41,8 +41,7 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
 
     Tries the widths at which so many tokens could fill whole rows, as multiples of `multiple`.
     """
-    known = np.asarray(lengths, dtype=np.int64)
-    total, longest = int(known.sum()), int(known.max())
+    total, longest = sum(lengths), max(lengths)
     best: tuple[int, list[list[int]]] = (0, [])
     least, tried = float("inf"), 0
     for count in range(-(-total // longest), 0, -1):
@@ -53,7 +52,7 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
         tried = width
         if best[1] and (cost((1, width)) * total / width >= least or wanted > MOST_WIDTH):
             break  # wider rows cost more, however well they are filled
-        rows = assign(known, width)
+        rows = filled(lengths, width)
         if cost((len(rows), width)) < least:
             best, least = (width, rows), cost((len(rows), width))
     return best
@@ -65,12 +64,38 @@ def cost(shape: Shape) -> float:
     return rows * width * (1 + width / DOUBLE_WIDTH)
 
 
-def fit(lengths: npt.NDArray[np.int64], shape: Shape) -> list[list[int]] | None:
+def filled(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Which inputs are in each row: the longest that is left, and those others that fill it best.
+
+    By all sums that they can make, as bits: best fit, which training packs many more with, needs a
+    row more now and then, which is a tenth of a batch.
+    """
+    left = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    rows: list[list[int]] = []
+    while left:
+        longest, *others = left
+        room = width - lengths[longest]
+        sums = [1]  # those of no other, of the first, of the first two
+        for index in others:
+            sums.append((sums[-1] | sums[-1] << lengths[index]) & ((2 << room) - 1))
+            if sums[-1] >> room:
+                break
+        row, total = [longest], sums[-1].bit_length() - 1
+        for count in range(len(sums) - 1, 0, -1):
+            if not sums[count - 1] >> total & 1:  # not without the last of them
+                row.insert(1, others[count - 1])
+                total -= lengths[others[count - 1]]
+        rows.append(row)
+        left = [index for index in others if index not in row]
+    return rows
+
+
+def fit(lengths: Sequence[int], shape: Shape) -> list[list[int]] | None:
     """Which inputs are in each row of a shape, some in none; None where they do not fit."""
     most, width = shape
-    if int(lengths.sum()) > most * width or int(lengths.max()) > width:
+    if sum(lengths) > most * width or max(lengths) > width:
         return None
-    rows = assign(lengths, width)
+    rows = filled(lengths, width)
     return rows + [[]] * (most - len(rows)) if len(rows) <= most else None
 
 
@@ -81,10 +106,11 @@ def room(shape: Shape) -> int:
 
 
 def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tuple[Shape, ...]:
-    """Shapes worth a graph of their own where inputs have such lengths: of few and of many.
+    """Shapes worth a graph of their own where inputs have such lengths: of few and many by turns.
 
     Few inputs share one row, of which many widths are there, those of most lone inputs first; many
-    fill rows of the width that suits them, about as many as a batch's budget allows.
+    fill rows of the width that suits them, about as many as a batch's budget allows, those next to
+    it first.
     """
     lengths = lengths or USUAL_LENGTHS
     width, _ = arrange(lengths, multiple)
@@ -94,7 +120,8 @@ def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tu
     few.sort(key=lambda shape: -alone[shape[1]])
     first, last = (int(share * batch_tokens) // width for share in (FULL, LEFTOVER))
     many = [(rows, width) for rows in range(max(3, first), last + 2)]  # no batch fills all rows
-    return tuple(few + many)
+    many.sort(key=lambda shape: abs((shape[0] - 0.5) * width - batch_tokens))
+    return tuple(shape for turn in zip_longest(few, many) for shape in turn if shape)
 
 
 @dataclass(slots=True)
@@ -113,9 +140,8 @@ class Packing:
 
     def arrange(self, lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
         """As the function does, or in a shape for which a graph is there where that costs less."""
-        known = np.asarray(lengths, dtype=np.int64)
-        shape, rows = self._made(known)
-        total, longest = int(known.sum()), int(known.max())
+        shape, rows = self._made(lengths)
+        total, longest = sum(lengths), max(lengths)
         least = FREE_COST * cost((1, longest)) * total / longest + self.spare
         if rows and cost(shape) <= least:
             return shape[1], rows
@@ -124,13 +150,13 @@ class Packing:
         if rows and cost(shape) <= FREE_COST * cost(other) + self.spare:
             return shape[1], rows
         if other != self.last and cost(self.last) <= cost(other) + self.spare:
-            kept = fit(known, self.last)
+            kept = fit(lengths, self.last)
             if kept:
                 return self.last[1], kept
         self.last = other
         return width, free
 
-    def _made(self, lengths: npt.NDArray[np.int64]) -> tuple[Shape, list[list[int]]]:
+    def _made(self, lengths: Sequence[int]) -> tuple[Shape, list[list[int]]]:
         """The cheapest shape with a graph of its own, and its rows; none where nothing fits."""
         for shape in self.made:
             if len(lengths) <= room(shape) and (rows := fit(lengths, shape)):

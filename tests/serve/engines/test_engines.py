@@ -15,7 +15,7 @@ import transformers
 from jobs.spec.serve import EngineName
 from serve.engines import choose, openvino_engine, packing
 from serve.engines.choose import GateRows, Judge, Maker
-from serve.engines.engine import Choice, Engine, Logits, Trial
+from serve.engines.engine import Choice, Engine, Logits, Shape, Trial
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
 from serve.engines.rows import Padding, Row, Tokenizer
@@ -199,15 +199,39 @@ def test_a_row_that_is_there_for_the_shape_changes_nothing(maker: Maker, gate: G
     assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
 
 
-def test_usual_shapes_are_one_row_for_few_inputs_and_full_batches_for_many() -> None:
+def test_usual_shapes_are_one_row_for_few_inputs_and_full_batches_for_many_by_turns() -> None:
+    def usual(lengths: Sequence[int], multiple: int, tokens: int) -> tuple[list[Shape], ...]:
+        found = packing.usual_shapes(lengths, multiple, tokens)
+        pairs = 2 * min(sum(rows == 1 for rows, _ in found), sum(rows > 1 for rows, _ in found))
+        assert [rows == 1 for rows, _ in found[:pairs]] == [True, False] * (pairs // 2)
+        return [s for s in found if s[0] == 1], [s for s in found if s[0] > 1]
+
     short, long = [16, 48, 64] * 20, [180, 250]
     few = [(1, width) for width in (16, 48, 64, 32, 80, 96, 112, 128)]  # those of lone ones first
-    assert packing.usual_shapes(short, 16, 512) == (*few, *((rows, 64) for rows in range(6, 12)))
+    assert usual(short, 16, 512) == (few, [(rows, 64) for rows in (8, 9, 7, 10, 6, 11)])
     few = [(1, width) for width in (64, 32, 96, 128)]
-    assert packing.usual_shapes(short, 32, 256) == (*few, *((rows, 64) for rows in range(3, 7)))
+    assert usual(short, 32, 256) == (few, [(rows, 64) for rows in (4, 5, 3, 6)])
     few = [(1, width) for width in (192, 256, 64, 128, 320, 384, 448, 512)]
-    assert packing.usual_shapes(long, 16, 512) == (*few, (3, 256))
+    assert usual(long, 16, 512) == (few, [(3, 256)])
     assert packing.usual_shapes((), 16, 512)  # a model without evaluation rows
+
+
+def test_every_row_is_as_full_as_it_can_be() -> None:
+    assert packing.filled([6, 5, 5, 4], 10) == [[0, 3], [1, 2]]
+    assert packing.filled([7, 6, 5, 5, 4, 4, 3, 2], 12) == [[0, 2], [1, 4, 7], [3, 5, 6]]  # best
+    draw = random.Random(3)
+    for _ in range(200):
+        lengths = [draw.randint(2, 20) for _ in range(draw.randint(1, 12))]
+        rows = packing.filled(lengths, 24)
+        assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
+        longest, *others = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+        sums = (
+            sum(lengths[index] for index in (longest, *some))
+            for count in range(len(others) + 1)
+            for some in itertools.combinations(others, count)
+        )
+        assert rows[0][0] == longest
+        assert sum(lengths[index] for index in rows[0]) == max(s for s in sums if s <= 24)
 
 
 def test_a_shape_with_a_graph_of_its_own_is_taken_unless_it_wastes_much() -> None:
