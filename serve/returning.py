@@ -9,11 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 LEAST_SHARE = 0.9
-"""Of the inputs that were answered, how many are nearly all."""
-WORTH = 1.0
-"""Waiting pays if nearly all come again within so much of what a batch costs whatever is in it:
-that is what is saved. Where clients do not wait for answers that is rare, as every batch takes
-longer, and no more come meanwhile than it answers."""
+"""Of the inputs that were answered, how many are nearly all. Waiting pays if they come again within
+what a batch costs whatever is in it: that is saved. Where clients do not wait for answers that is
+rare, as every batch takes longer, and no more come meanwhile than it answers."""
 LAST, IN_TIME = 10, 8
 """How many batches are remembered, and after how many of them nearly all have to have come in time:
 one client that leaves, or a machine that is held up, changes nothing."""
@@ -45,7 +43,7 @@ class Returning:
         """So many inputs are asked about. Whether as many are back as were answered."""
         self._back += inputs
         if self._back >= LEAST_SHARE * self._answered:
-            self._is_in_time |= now - self._told <= WORTH * self.batch_s
+            self._is_in_time |= now - self._told <= self.batch_s
         return self._back >= self._answered
 
     @property
