@@ -2,7 +2,7 @@
 
 No timer and no early sealing: an idle engine takes a lone text at once, a busy one finds company
 for it meanwhile. `serve.batches` says which texts go together, `serve.returning` when it pays to
-wait for those who were just answered.
+wait for those who were just answered, or for the rest of a burst.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from serve.asking import (
 from serve.batches import Limits, block, is_one
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
-from serve.returning import Returning
+from serve.returning import NOTHING, Returning, Saving, burst_left_s
 
 _logger = logging.getLogger(__name__)
 
@@ -102,20 +102,20 @@ class Batcher(Asking):
         on_batch: Callable[[int, int, float], None] | None = None,
         *,
         ahead: int = 0,
-        batch_s: float = 0.0,
+        saving: Saving = NOTHING,
     ) -> None:
         """`launch` begins with some rows; what it returns gives their scores as [rows, labels].
 
         `on_batch` is told rows, tokens and seconds of each batch, from the engine's thread. So many
         batches `ahead` of the one that is waited for are launched, where an engine can do that.
-        `batch_s` is what a batch costs whatever is in it.
+        `saving` is what one batch costs less than two.
         """
         self.limits = limits
         self.launch, self.tokenizer, self._on_batch = launch, tokenizer, on_batch
         self._ahead, self._flights, self._landed = ahead, deque[_Flight](), 0.0
         self._untold: tuple[Sequence[_Item], _Done] | None = None
         """A batch that is done, until the next one is under way."""
-        self._returning, self._all_back = Returning(batch_s), threading.Event()
+        self._saving, self._returning, self._all_back = saving, Returning(), threading.Event()
         self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         """What came within this turn of an event loop, of which the engine is told at its end."""
@@ -196,10 +196,11 @@ class Batcher(Asking):
         pending: list[_Item] = []
         batches: deque[list[_Item]] = deque()  # of the block that is being worked off
         while not self._is_closed:
-            pending += self._tokenise(is_idle=not pending and not batches)
+            is_idle = not pending and not batches
+            pending += self._tokenise(is_idle=is_idle)
             if not batches:
-                pending = _wanted(self._with_returning(pending))
-                chosen = block([item.length for item in pending], self.limits) if pending else []
+                pending = _wanted(self._with_company(pending, is_idle=is_idle))
+                chosen = block(_lengths(pending), self.limits) if pending else []
                 batches.extend([pending[index] for index in batch] for batch in chosen)
                 taken = {index for batch in chosen for index in batch}
                 pending = [item for index, item in enumerate(pending) if index not in taken]
@@ -211,18 +212,37 @@ class Batcher(Asking):
             self._land(self._flights.popleft())
         self._tell()
 
-    def _with_returning(self, pending: list[_Item]) -> list[_Item]:
-        """What is pending, with texts of those who were just answered where that pays."""
-        if not pending or not self._returning.pays:
+    def _with_company(self, pending: list[_Item], *, is_idle: bool) -> list[_Item]:
+        """What is pending, with more where that pays: those who were just answered, or a burst."""
+        if not pending or self._saving is NOTHING:
             return pending
-        answered = self._untold[0] if self._untold else ()
-        if is_one([item.length for item in (*pending, *answered)], self.limits):
+        # an idle engine has told of its last batch: what is pending came after that
+        away = (
+            _lengths(self._untold[0]) if self._untold else self._returning.answered[len(pending) :]
+        )
+        lengths = [*_lengths(pending), *away]
+        saved_s = self._saving.of(sum(lengths))
+        if self._returning.pays(saved_s) and is_one(lengths, self.limits):
             self._tell()
-            # woken once: to tokenise each as it comes would keep the interpreter from the loop
-            while (left_s := self._returning.left_s(time.monotonic())) and not self._is_closed:
-                self._all_back.wait(left_s)
-            pending += self._tokenise(is_idle=False)
+            if self._waits_for_returning(saved_s):
+                return pending + self._tokenise(is_idle=False)
+        while is_idle and (left_s := self._burst_left_s(pending)):
+            time.sleep(left_s)
+            pending = pending + self._tokenise(is_idle=False)
         return pending
+
+    def _waits_for_returning(self, saved_s: float) -> bool:
+        """Until all who were just answered are back, or too late; whether there was time to."""
+        if not self._returning.left_s(time.monotonic(), saved_s):
+            return self._returning.are_back
+        # woken once: to tokenise each as it comes would keep the interpreter from the loop
+        while (left_s := self._returning.left_s(time.monotonic(), saved_s)) and not self._is_closed:
+            self._all_back.wait(left_s)
+        return True
+
+    def _burst_left_s(self, pending: Sequence[_Item]) -> float:
+        came = [request.began for request in {item.request for item in pending}]
+        return burst_left_s(came, time.monotonic(), self._saving.of(sum(_lengths(pending))))
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""
@@ -301,7 +321,7 @@ class Batcher(Asking):
         now = time.monotonic()
         # a batch that was launched ahead waited for the one before it
         spent_s, self._landed = now - max(flight.begin, self._landed), now
-        rows, tokens = len(flight.items), sum(item.length for item in flight.items)
+        rows, tokens = len(flight.items), sum(_lengths(flight.items))
         self._learn(tokens, spent_s)
         if self._on_batch:
             self._on_batch(rows, tokens, spent_s)
@@ -315,7 +335,7 @@ class Batcher(Asking):
             return
         (batch, done), self._untold = self._untold, None
         with self._lock:
-            self._returning.told(len(batch), time.monotonic())
+            self._returning.told(_lengths(batch), time.monotonic())
             self._all_back.clear()
         numbered = list(enumerate(batch))
         for loop in {item.request.loop for item in batch}:
@@ -332,6 +352,10 @@ class Batcher(Asking):
 def _wanted(items: list[_Item]) -> list[_Item]:
     """Without those whose client left, or whose time is over."""
     return [item for item in items if not item.request.is_over]
+
+
+def _lengths(items: Sequence[_Item]) -> list[int]:
+    return [item.length for item in items]
 
 
 def _characters(found: Input) -> float:

@@ -1,5 +1,6 @@
 """From a configuration to a warm server: the engine is chosen, loaded, and every shape run once."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +10,16 @@ from pathlib import Path
 from jobs.spec.serve import EngineName
 from jobs.training.config import Device
 from serve.batcher import Batcher
-from serve.batches import Limits
+from serve.batches import Limits, block
 from serve.engines import captured_engine, choose
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.choose import GateRows, Maker
 from serve.engines.engine import Choice, Engine, Landing, softmax
 from serve.engines.openvino_engine import OpenVinoEngine
+from serve.engines.packing import USUAL_LENGTHS
 from serve.engines.rows import Row, Tokenizer
 from serve.metrics import Metrics
+from serve.returning import NOTHING, Saving
 from serve.server import Server, ServerConfig
 from serve.version import fetched
 
@@ -26,6 +29,8 @@ PACKED_TOKENS = 512
 """Of one that packs, for which larger batches are not less alike."""
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
+FULL_TRIALS = 3
+"""How many full batches are run, and their halves."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens that are run once before the first request."""
 
@@ -42,9 +47,10 @@ def load(config: ServerConfig) -> Server:
     warm_up(engine, limits, gate, version.max_length)
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
-    batch_s = 0.0 if ahead else fixed_s(engine, version.max_length)
+    lengths = [len(row) for row in gate.rows]
+    saved = NOTHING if ahead else saving(engine, limits, lengths, version.max_length)
     batcher = Batcher(
-        scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead, batch_s=batch_s
+        scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead, saving=saved
     )
     return Server(config, choice, batcher, metrics)
 
@@ -64,19 +70,33 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
         engine.run([Row((0,) * width, (0,) * width)] * rows)
 
 
-def fixed_s(engine: Engine, longest: int) -> float:
-    """What a batch costs whatever is in it, in seconds: from the times of a small and a large.
+def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int) -> Saving:
+    """What one batch costs less than two of half as many: for a few inputs, and for a full batch.
 
-    Rows are never longer than `longest`.
+    For a few it is what a batch costs whatever is in it, from the times of a small and a large one,
+    of rows that are never longer than `longest`. A full one of inputs with such lengths may save
+    more, as graphs are made for it.
     """
     width, least = min(FIXED_WIDTH, longest), dict[int, float]()
-    row = Row((0,) * width, (0,) * width)
     for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
-        begin = time.perf_counter()
-        engine.run([row] * count)
-        least[count] = min(least.get(count, math.inf), time.perf_counter() - begin)
+        least[count] = min(least.get(count, math.inf), _seconds(engine, [width] * count))
     row_s = (least[MANY_ROWS] - least[FEW_ROWS]) / (MANY_ROWS - FEW_ROWS)
-    return max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
+    few_s = max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
+    coming, full_s = itertools.cycle(lengths or USUAL_LENGTHS), list[float]()
+    for _ in range(FULL_TRIALS):
+        waiting = list(itertools.islice(coming, limits.batch_rows))
+        whole = [waiting[index] for index in max(block(waiting, limits), key=len)]
+        halves = whole[: len(whole) // 2], whole[len(whole) // 2 :]
+        parts_s = sum(_seconds(engine, half) for half in halves if half)
+        full_s.append(parts_s - _seconds(engine, whole))
+    return Saving((MANY_ROWS * width, limits.batch_tokens), (few_s, max(few_s, min(full_s))))
+
+
+def _seconds(engine: Engine, lengths: Sequence[int]) -> float:
+    rows = [Row((0,) * length, (0,) * length) for length in lengths]
+    begin = time.perf_counter()
+    engine.run(rows)
+    return time.perf_counter() - begin
 
 
 def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:

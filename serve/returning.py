@@ -5,54 +5,88 @@ other waits. Where running a batch costs much whatever is in it, as the weights 
 read for each, one batch of all is cheaper than one of each group.
 """
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 LEAST_SHARE = 0.9
 """Of the inputs that were answered, how many are nearly all. Waiting pays if they come again within
-what a batch costs whatever is in it: that is saved. Where clients do not wait for answers that is
-rare, as every batch takes longer, and no more come meanwhile than it answers."""
+what one batch of all saves. Where clients do not wait for answers that is rare, as every batch
+takes longer, and no more come meanwhile than it answers."""
 LAST, IN_TIME = 10, 8
 """How many batches are remembered, and after how many of them nearly all have to have come in time:
 one client that leaves, or a machine that is held up, changes nothing."""
 MOST = 2.0
-"""How long is waited at most, to what a batch costs whatever is in it. Those whom a batch was begun
-without wait for all of it, so who is a little late is worth more than the time that it takes."""
+"""How long is waited at most, to what is saved. Those whom a batch was begun without wait for all
+of it, so who is a little late is worth more than the time that it takes."""
+QUIET_S = 1e-3
+"""How long nothing may come before a burst is over: a few turns of an event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What one batch costs less than two of half as many tokens, timed as a model is loaded."""
+
+    tokens: tuple[float, ...]
+    """Of the batches that were timed, ascending."""
+    seconds: tuple[float, ...]
+
+    def of(self, tokens: float) -> float:
+        """Of a batch of so many, in seconds."""
+        return float(np.interp(tokens, self.tokens, self.seconds))
+
+
+NOTHING = Saving((0.0,), (0.0,))
+"""Where nobody is waited for."""
 
 
 @dataclass(slots=True)
 class Returning:
     """Counts who comes again after a batch was answered, and says how long to wait for them."""
 
-    batch_s: float
-    """What a batch costs whatever is in it, in seconds. With 0 nobody is waited for."""
-    in_time: deque[bool] = field(default_factory=lambda: deque(maxlen=LAST))
-    """Of the last batches, after which of them nearly all came again while that paid."""
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
+    """After each of the last batches, how long it was until nearly all had come again."""
+    answered: Sequence[int] = ()
+    """Tokens of each input of the last batch."""
     _told: float = 0.0
-    _answered: int = 0
     _back: int = 0
-    _is_in_time: bool = False
+    _took_s: float = math.inf
 
-    def told(self, inputs: int, now: float) -> None:
-        """So many inputs are being answered."""
-        if self._answered:
-            self.in_time.append(self._is_in_time)
-        self._told, self._answered, self._back, self._is_in_time = now, inputs, 0, False
+    def told(self, lengths: Sequence[int], now: float) -> None:
+        """Inputs of so many tokens are being answered."""
+        if self.answered:
+            self.took_s.append(self._took_s)
+        self.answered, self._told, self._back, self._took_s = lengths, now, 0, math.inf
 
     def came(self, inputs: int, now: float) -> bool:
         """So many inputs are asked about. Whether as many are back as were answered."""
         self._back += inputs
-        if self._back >= LEAST_SHARE * self._answered:
-            self._is_in_time |= now - self._told <= self.batch_s
-        return self._back >= self._answered
+        if self._back >= LEAST_SHARE * len(self.answered):
+            self._took_s = min(self._took_s, now - self._told)
+        return self.are_back
 
     @property
-    def pays(self) -> bool:
-        """Whether to wait for those who were answered last, if one batch takes all."""
-        return self.batch_s > 0.0 and sum(self.in_time) >= IN_TIME
+    def are_back(self) -> bool:
+        """Whether as many inputs came as were answered last."""
+        return self._back >= len(self.answered)
 
-    def left_s(self, now: float) -> float:
+    def pays(self, saved_s: float) -> bool:
+        """Whether to wait for those who were answered last, where one batch of all saves that."""
+        return saved_s > 0.0 and sum(took_s <= saved_s for took_s in self.took_s) >= IN_TIME
+
+    def left_s(self, now: float, saved_s: float) -> float:
         """How long to wait yet, in seconds; 0 once as many are back as were answered."""
-        if self._back >= self._answered:
-            return 0.0
-        return max(0.0, self._told + MOST * self.batch_s - now)
+        return 0.0 if self.are_back else max(0.0, self._told + MOST * saved_s - now)
+
+
+def burst_left_s(came: Sequence[float], now: float, saved_s: float) -> float:
+    """How long a burst may go on yet, in seconds, from when each of its requests came.
+
+    A lone one is no burst, and none is followed for longer than one batch of all saves.
+    """
+    if len(came) < 2:
+        return 0.0
+    return max(0.0, min(max(came) + QUIET_S, min(came) + saved_s) - now)
