@@ -73,16 +73,17 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
 def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int) -> Saving:
     """What one batch costs less than two of half as many: for a few inputs, and for a full batch.
 
-    For a few it is what a batch costs whatever is in it, from the times of a small and a large one,
-    of rows that are never longer than `longest`. A full one of inputs with such lengths may save
-    more, as graphs are made for it.
+    For a few it is what a batch costs whatever is in it, from the times of a small and a large one.
+    A full one of inputs with such lengths may save more, as graphs are made for it. Rows are never
+    longer than `longest`.
     """
     width, least = min(FIXED_WIDTH, longest), dict[int, float]()
     for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
         least[count] = min(least.get(count, math.inf), _seconds(engine, [width] * count))
     row_s = (least[MANY_ROWS] - least[FEW_ROWS]) / (MANY_ROWS - FEW_ROWS)
     few_s = max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
-    coming, full_s = itertools.cycle(lengths or USUAL_LENGTHS), list[float]()
+    coming = itertools.cycle(min(length, longest) for length in lengths or USUAL_LENGTHS)
+    full_s = list[float]()
     for _ in range(FULL_TRIALS):
         waiting = list(itertools.islice(coming, limits.batch_rows))
         whole = [waiting[index] for index in max(block(waiting, limits), key=len)]

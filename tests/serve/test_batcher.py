@@ -389,20 +389,22 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
 
         def run(self, rows: Sequence[Row]) -> Logits:
             assert rows
+            assert max(map(len, rows)) <= 10
             is_full = sum(map(len, rows)) == 500
             clock[0] += 0.02 + 0.003 * len(rows) - self.graph_s * is_full
             return np.zeros((len(rows), 2), dtype=np.float32)
 
     limits = Limits(batch_tokens=500, batch_rows=100, is_packed=True)
     engine = Timed()
-    found = saving(engine, limits, [10] * 7, 8)
-    assert [found.of(tokens) for tokens in (8, 16 * 8, 500, 900)] == pytest.approx([0.02] * 4)
+    found = saving(engine, limits, [10] * 7, 10)
+    assert [found.of(tokens) for tokens in (8, 16 * 10, 500, 900)] == pytest.approx([0.02] * 4)
     engine.graph_s = 0.05  # a graph is made for a full batch
-    found = saving(engine, limits, [10] * 7, 8)
-    assert found.of(16 * 8) == pytest.approx(0.02)
+    found = saving(engine, limits, [12] * 7, 10)  # cut to 10
+    assert found.of(16 * 10) == pytest.approx(0.02)
     assert found.of(500) == pytest.approx(0.07)
-    assert found.of((500 + 16 * 8) / 2) == pytest.approx(0.045)
-    assert saving(engine, limits, [600], 8).of(500) == pytest.approx(0.02)  # of one row no half
+    assert found.of((500 + 16 * 10) / 2) == pytest.approx(0.045)
+    lone = Limits(batch_tokens=200, batch_rows=1, is_packed=True)
+    assert saving(engine, lone, [9], 10).of(200) == pytest.approx(0.02)  # of one row no half
 
 
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
