@@ -224,21 +224,18 @@ class Batcher(Asking):
         saved_s = self._saving.of(sum(lengths))
         if self._returning.pays(saved_s) and is_one(lengths, self.limits):
             self._tell()
-            if self._waits_for_returning(saved_s):
-                return pending + self._tokenise(is_idle=False)
+            # woken once: to tokenise each as it comes would keep the interpreter from the loop
+            while left_s := self._returning.left_s(time.monotonic(), saved_s):
+                if self._is_closed:
+                    break
+                self._all_back.wait(left_s)
+            pending = pending + self._tokenise(is_idle=False)
+            if self._returning.are_back:
+                return pending
         while is_idle and (left_s := self._burst_left_s(pending)):
             time.sleep(left_s)
             pending = pending + self._tokenise(is_idle=False)
         return pending
-
-    def _waits_for_returning(self, saved_s: float) -> bool:
-        """Until all who were just answered are back, or too late; whether there was time to."""
-        if not self._returning.left_s(time.monotonic(), saved_s):
-            return self._returning.are_back
-        # woken once: to tokenise each as it comes would keep the interpreter from the loop
-        while (left_s := self._returning.left_s(time.monotonic(), saved_s)) and not self._is_closed:
-            self._all_back.wait(left_s)
-        return True
 
     def _burst_left_s(self, pending: Sequence[_Item]) -> float:
         came = [request.began for request in {item.request for item in pending}]

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
     else:
         found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
     for rows, width in found:
-        engine.run([Row((0,) * width, (0,) * width)] * rows)
+        engine.run([_row(width)] * rows)
 
 
 def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int) -> Saving:
@@ -94,10 +93,11 @@ def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int)
 
 
 def _seconds(engine: Engine, lengths: Sequence[int]) -> float:
-    rows = [Row((0,) * length, (0,) * length) for length in lengths]
-    begin = time.perf_counter()
-    engine.run(rows)
-    return time.perf_counter() - begin
+    return choose.seconds(engine, [_row(length) for length in lengths])
+
+
+def _row(length: int) -> Row:
+    return Row((0,) * length, (0,) * length)
 
 
 def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:

@@ -1,8 +1,8 @@
-"""How long an idle engine waits for those whom it just answered, so that two batches become one.
+"""How long an engine waits for those whom it just answered, or for the rest of a burst.
 
 Clients that ask again once they are answered fall into groups by turns: while one group is run the
-other waits. Where running a batch costs much whatever is in it, as the weights of a large model are
-read for each, one batch of all is cheaper than one of each group.
+other waits. Where one batch of all is cheaper than one of each group, as the weights of a large
+model are read for each and graphs are made for full batches, it pays to wait for them.
 """
 
 import math

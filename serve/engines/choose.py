@@ -164,13 +164,14 @@ def curves(
 def _batch_s(engine: Engine, rows: Sequence[Row], size: int) -> float:
     many = list(itertools.islice(itertools.cycle(rows), max(size, len(rows))))
     batches = [many[first : first + size] for first in range(0, len(many) - size + 1, size)]
-    spent = [_seconds(engine, batch) for batch in [batches[0], *batches]][1:]
+    spent = [seconds(engine, batch) for batch in [batches[0], *batches]][1:]
     while sum(spent) < TIMED_S:
-        spent += [_seconds(engine, batch) for batch in batches]
+        spent += [seconds(engine, batch) for batch in batches]
     return sum(spent) / len(spent)
 
 
-def _seconds(engine: Engine, batch: Sequence[Row]) -> float:
+def seconds(engine: Engine, batch: Sequence[Row]) -> float:
+    """How long one batch takes."""
     begin = time.perf_counter()
     engine.run(batch)
     return time.perf_counter() - begin

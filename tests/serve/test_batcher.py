@@ -317,6 +317,7 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
     returning = answered(*[all_in_time] * LAST)
     assert returning.pays(1.0)
     assert not returning.pays(0.4)
+    assert not answered(*[[(4, 0.0)]] * LAST).pays(0.0)  # nothing is saved
     assert not returning.came(3, 1000.1)
     assert returning.left_s(1000.2, 1.0) == pytest.approx(MOST - 0.2)
     assert returning.left_s(1000.0 + 2 * MOST, 1.0) == 0.0
@@ -378,7 +379,7 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("serve.loading.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("serve.engines.choose.time.perf_counter", lambda: clock[0])
 
     class Timed(Summing):
         is_packed = True
@@ -388,8 +389,7 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
             raise NotImplementedError
 
         def run(self, rows: Sequence[Row]) -> Logits:
-            assert rows
-            assert max(map(len, rows)) <= 10
+            assert {len(row) for row in rows} == {10}
             is_full = sum(map(len, rows)) == 500
             clock[0] += 0.02 + 0.003 * len(rows) - self.graph_s * is_full
             return np.zeros((len(rows), 2), dtype=np.float32)
@@ -404,7 +404,7 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
     assert found.of(500) == pytest.approx(0.07)
     assert found.of((500 + 16 * 10) / 2) == pytest.approx(0.045)
     lone = Limits(batch_tokens=200, batch_rows=1, is_packed=True)
-    assert saving(engine, lone, [9], 10).of(200) == pytest.approx(0.02)  # of one row no half
+    assert saving(engine, lone, [12], 10).of(200) == pytest.approx(0.02)  # of one row no half
 
 
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
