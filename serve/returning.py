@@ -22,8 +22,9 @@ one client that leaves, or a machine that is held up, changes nothing."""
 MOST = 2.0
 """How long is waited at most, to what is saved. Those whom a batch was begun without wait for all
 of it, so who is a little late is worth more than the time that it takes."""
-QUIET_S = 1e-3
-"""How long nothing may come before a burst is over: a few turns of an event loop."""
+PAUSE_S = 0.5
+"""Where nobody came for so long, more than anybody is waited for, clients have paused or left: that
+says nothing of how soon they come again while they ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,16 @@ class Returning:
 
     def told(self, lengths: Sequence[int], now: float) -> None:
         """Inputs of so many tokens are being answered."""
-        if self.answered:
+        if self._back:
             self.took_s.append(self._took_s)
         self.answered, self._told, self._back, self._took_s = lengths, now, 0, math.inf
 
     def came(self, inputs: int, now: float) -> bool:
         """So many inputs are asked about. Whether as many are back as were answered."""
+        if not self._back and now - self._told > PAUSE_S:
+            self.answered = ()
+        if not self.answered:
+            return False
         self._back += inputs
         if self._back >= LEAST_SHARE * len(self.answered):
             self._took_s = min(self._took_s, now - self._told)
@@ -70,8 +75,8 @@ class Returning:
 
     @property
     def are_back(self) -> bool:
-        """Whether as many inputs came as were answered last."""
-        return self._back >= len(self.answered)
+        """Whether as many inputs came as were answered last, and not after a pause."""
+        return 0 < len(self.answered) <= self._back
 
     def pays(self, saved_s: float) -> bool:
         """Whether to wait for those who were answered last, where one batch of all saves that."""
@@ -85,8 +90,9 @@ class Returning:
 def burst_left_s(came: Sequence[float], now: float, saved_s: float) -> float:
     """How long a burst may go on yet, in seconds, from when each of its requests came.
 
-    A lone one is no burst, and none is followed for longer than one batch of all saves.
+    A lone one is no burst. One is over when nothing comes for as long as one batch of all saves: of
+    clients that connect at once, groups come some milliseconds apart.
     """
     if len(came) < 2:
         return 0.0
-    return max(0.0, min(max(came) + QUIET_S, min(came) + saved_s) - now)
+    return max(0.0, min(max(came) + saved_s, min(came) + MOST * saved_s) - now)

@@ -22,7 +22,7 @@ from serve.returning import (
     LAST,
     MOST,
     NOTHING,
-    QUIET_S,
+    PAUSE_S,
     Returning,
     Saving,
     burst_left_s,
@@ -314,6 +314,13 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
     assert answered(*[all_in_time] * LAST, *held_up).pays(1.0)
     assert not answered(*[all_in_time] * LAST, *held_up, half).pays(1.0)
 
+    paused = [[(4, PAUSE_S + 1)], []] * LAST  # and ended
+    assert answered(*[all_in_time] * LAST, *paused).pays(1.0)
+    assert not answered(*[late] * LAST, *paused).pays(1.0)
+    returning = answered(*[all_in_time] * LAST)
+    assert not returning.came(4, 1000.1 + PAUSE_S)
+    assert returning.left_s(1000.1 + PAUSE_S, PAUSE_S / MOST) == 0.0
+
     returning = answered(*[all_in_time] * LAST)
     assert returning.pays(1.0)
     assert not returning.pays(0.4)
@@ -327,11 +334,11 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
 
 def test_a_burst_is_followed_until_nothing_comes_or_no_more_is_saved() -> None:
     assert burst_left_s([5.0], 5.0, 1.0) == 0.0  # a lone text
-    came = [5.0002, 5.0, 5.0004]
-    assert burst_left_s(came, 5.0005, 1.0) == pytest.approx(QUIET_S - 0.0001)
-    assert burst_left_s(came, 5.0005, 0.0007) == pytest.approx(0.0002)
-    assert burst_left_s(came, 5.0004 + QUIET_S, 1.0) == 0.0
-    assert burst_left_s(came, 5.0005, 0.0) == 0.0
+    came = [5.2, 5.0, 5.4]
+    assert burst_left_s(came, 5.5, 1.0) == pytest.approx(0.9)
+    assert burst_left_s(came, 6.4, 1.0) == 0.0
+    assert burst_left_s([5.0, 5.0 + 0.9 * MOST], 6.9, 1.0) == pytest.approx(MOST - 1.9)
+    assert burst_left_s(came, 5.5, 0.0) == 0.0
 
 
 def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
@@ -345,29 +352,27 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
         asking = list[asyncio.Future[Answer]]()
         for _ in range(20):
             asking += [asyncio.ensure_future(asked.ask([("a b c",)], 10)) for _ in range(2)]
-            begin = time.monotonic()
-            while time.monotonic() < begin + QUIET_S / 5:
-                await asyncio.sleep(0)
+            await asyncio.sleep(1e-3)
         await asyncio.gather(*asking)
         asked.close()
 
-    # a machine that is held up ends a burst early, now and then
-    assert min(sizes(NOTHING)[0] for _ in range(5)) < 20
-    assert max(sizes(Saving((1.0,), (0.5,)))[0] for _ in range(5)) > 30
+    # a machine that is held up may begin late, or end a burst early
+    assert min(sizes(NOTHING)[0] for _ in range(3)) < 20
+    assert max(sizes(Saving((1.0,), (0.1,)))[0] for _ in range(3)) == 40
 
 
-@pytest.mark.parametrize("row_s", [0.05, 0.3, 0.8, 2.0])
+@pytest.mark.parametrize("row_s", [5e-4, 3e-3, 8e-3, 2e-2])
 @pytest.mark.parametrize("busy", [0.3, 0.6, 0.9])
 def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
     row_s: float, busy: float
 ) -> None:
     """Texts that come at random; batches are all that came in the time of the one before."""
-    draw, rate = random.Random(1), busy / row_s
+    draw, rate, saved_s = random.Random(1), busy / row_s, 0.01
     returning, begin, rows, paid = Returning(), 0.0, 1, 0
     for _ in range(5000):
         returning.told([1] * rows, begin)
-        paid += returning.pays(1.0)
-        end, at, came = begin + 1.0 + rows * row_s, begin + draw.expovariate(rate), 0
+        paid += returning.pays(saved_s)
+        end, at, came = begin + saved_s + rows * row_s, begin + draw.expovariate(rate), 0
         while at < end or not came:  # an idle engine takes the first at once
             returning.came(1, at)
             begin, came, at = max(end, at), came + 1, at + draw.expovariate(rate)
