@@ -28,7 +28,7 @@ from serve.asking import (
     QueueFullError,
     Reply,
 )
-from serve.batches import Limits, block, is_one
+from serve.batches import Limits, block, is_full, is_one
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
 from serve.returning import NOTHING, Returning, Saving, burst_left_s
@@ -238,8 +238,10 @@ class Batcher(Asking):
         return pending
 
     def _burst_left_s(self, pending: Sequence[_Item]) -> float:
+        if is_full(lengths := _lengths(pending), self.limits):
+            return 0.0
         came = [request.began for request in {item.request for item in pending}]
-        return burst_left_s(came, time.monotonic(), self._saving.of(sum(_lengths(pending))))
+        return burst_left_s(came, time.monotonic(), self._saving, sum(lengths))
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""

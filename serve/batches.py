@@ -64,6 +64,12 @@ def is_one(lengths: Sequence[int], limits: Limits) -> bool:
     return len(batches) == 1 and len(batches[0]) == len(lengths)
 
 
+def is_full(lengths: Sequence[int], limits: Limits) -> bool:
+    """Whether a batch of these rows has no room for another of their mean length."""
+    more = len(lengths) + 1
+    return more > limits.batch_rows or sum(lengths) * more > limits.batch_tokens * len(lengths)
+
+
 def _count(lengths: Sequence[int], most: float) -> int:
     """How many of the first have no more tokens than that; at least one."""
     found = bisect.bisect_right(list(itertools.accumulate(lengths)), most)

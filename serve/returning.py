@@ -87,12 +87,12 @@ class Returning:
         return 0.0 if self.are_back else max(0.0, self._told + MOST * saved_s - now)
 
 
-def burst_left_s(came: Sequence[float], now: float, saved_s: float) -> float:
-    """How long a burst may go on yet, in seconds, from when each of its requests came.
+def burst_left_s(came: Sequence[float], now: float, saving: Saving, tokens: float) -> float:
+    """How long a burst of so many tokens may go on yet, in seconds, from when its requests came.
 
-    A lone one is no burst. One is over when nothing comes for as long as one batch of all saves: of
-    clients that connect at once, groups come some milliseconds apart.
+    A lone one is no burst. One is over when nothing comes for as long as a batch costs whatever is
+    in it: of clients that connect at once, groups come some milliseconds apart.
     """
     if len(came) < 2:
         return 0.0
-    return max(0.0, min(max(came) + saved_s, min(came) + MOST * saved_s) - now)
+    return max(0.0, min(max(came) + saving.of(0), min(came) + MOST * saving.of(tokens)) - now)

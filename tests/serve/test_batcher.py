@@ -13,7 +13,7 @@ import pytest
 from jobs.spec.serve import EngineName
 from serve.asking import Answer, DeadlineError, FailedError, ModelError, QueueFullError
 from serve.batcher import Batcher
-from serve.batches import Limits, block
+from serve.batches import Limits, block, is_full
 from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 from serve.loading import saving
@@ -333,12 +333,21 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
 
 
 def test_a_burst_is_followed_until_nothing_comes_or_no_more_is_saved() -> None:
-    assert burst_left_s([5.0], 5.0, 1.0) == 0.0  # a lone text
+    saving = Saving((10.0, 20.0), (1.0, 2.0))
+    assert burst_left_s([5.0], 5.0, saving, 3) == 0.0  # a lone text
     came = [5.2, 5.0, 5.4]
-    assert burst_left_s(came, 5.5, 1.0) == pytest.approx(0.9)
-    assert burst_left_s(came, 6.4, 1.0) == 0.0
-    assert burst_left_s([5.0, 5.0 + 0.9 * MOST], 6.9, 1.0) == pytest.approx(MOST - 1.9)
-    assert burst_left_s(came, 5.5, 0.0) == 0.0
+    assert burst_left_s(came, 5.5, saving, 9) == pytest.approx(0.9)
+    assert burst_left_s(came, 6.4, saving, 20) == 0.0
+    came.append(4.9 + MOST)
+    assert burst_left_s(came, 6.9, saving, 10) == pytest.approx(MOST - 1.9)
+    assert burst_left_s(came, 6.9, saving, 20) == pytest.approx(MOST - 1.0)
+    assert burst_left_s(came, 5.5, NOTHING, 10) == 0.0
+
+
+def test_a_batch_is_full_when_another_row_of_mean_length_has_no_room() -> None:
+    limits = Limits(batch_tokens=40, batch_rows=5)
+    assert [is_full([9] * rows, limits) for rows in (1, 3, 4)] == [False, False, True]
+    assert [is_full([2] * rows, limits) for rows in (4, 5)] == [False, True]
 
 
 def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
