@@ -49,7 +49,8 @@ class Returning:
     """Counts who comes again after a batch was answered, and says how long to wait for them."""
 
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
-    """After each of the last batches, how long it was until nearly all had come again."""
+    """After each of the last batches that anybody followed, how long it was until nearly all had
+    come again."""
     answered: Sequence[int] = ()
     """Tokens of each input of the last batch."""
     _told: float = 0.0
