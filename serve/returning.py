@@ -88,12 +88,12 @@ class Returning:
         return 0.0 if self.are_back else max(0.0, self._told + MOST * saved_s - now)
 
 
-def burst_left_s(came: Sequence[float], now: float, saving: Saving) -> float:
-    """How long a burst may go on yet, in seconds, from when each of its requests came.
+def burst_left_s(came: Sequence[float], now: float, saving: Saving, tokens: float) -> float:
+    """How long a burst of so many tokens may go on yet, in seconds, from when its requests came.
 
-    It is over when nothing comes for a while: the more came, the longer, up to `MOST` times what a
-    batch costs whatever is in it, as of clients that connect at once groups come some milliseconds
-    apart. A lone one is no burst. None lasts longer than `MOST` times what a full batch saves.
+    A lone one is no burst. One is over when nothing comes for as long as a batch costs whatever is
+    in it: of clients that connect at once, groups come some milliseconds apart.
     """
-    quiet_s = MOST * saving.of(0) * (1 - 1 / len(came))
-    return max(0.0, min(max(came) + quiet_s, min(came) + MOST * saving.of(math.inf)) - now)
+    if len(came) < 2:
+        return 0.0
+    return max(0.0, min(max(came) + saving.of(0), min(came) + MOST * saving.of(tokens)) - now)
