@@ -370,7 +370,7 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
     assert max(sizes(Saving((1.0,), (0.1,)))[0] for _ in range(3)) == 40
 
 
-@pytest.mark.parametrize("row_s", [5e-4, 3e-3, 8e-3, 2e-2])
+@pytest.mark.parametrize("row_s", [5e-4, 3e-3, 8e-3, 2e-2, 0.3])
 @pytest.mark.parametrize("busy", [0.3, 0.6, 0.9])
 def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
     row_s: float, busy: float
