@@ -31,7 +31,7 @@ from serve.asking import (
 from serve.batches import Limits, block, is_full, is_one
 from serve.engines.engine import Landing
 from serve.engines.rows import Row, Text, Tokenizer
-from serve.returning import NOTHING, Returning, Saving, burst_left_s
+from serve.returning import NOTHING, Returning, Saving
 
 _logger = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ class Batcher(Asking):
         if is_full(lengths := _lengths(pending), self.limits):
             return 0.0
         came = [request.began for request in {item.request for item in pending}]
-        return burst_left_s(came, time.monotonic(), self._saving, sum(lengths))
+        return self._returning.burst_left_s(came, time.monotonic(), self._saving, sum(lengths))
 
     def _tokenise(self, *, is_idle: bool) -> list[_Item]:
         """Rows of the texts that came, as many as one piece takes; waits for one when idle."""

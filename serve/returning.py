@@ -25,6 +25,9 @@ of it, so who is a little late is worth more than the time that it takes."""
 PAUSE_S = 0.5
 """Where nobody came for so long, more than anybody is waited for, clients have paused or left: that
 says nothing of how soon they come again while they ask."""
+APART_S = 5e-3
+"""How far apart groups come of clients that begin at once: those over connections that the proxy
+had open, then those over new ones. See benchmarks/LOG.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,18 @@ class Returning:
         """How long to wait yet, in seconds; 0 once as many are back as were answered."""
         return 0.0 if self.are_back else max(0.0, self._told + MOST * saved_s - now)
 
+    def burst_left_s(
+        self, came: Sequence[float], now: float, saving: Saving, tokens: float
+    ) -> float:
+        """How long a burst of so many tokens may go on yet, in seconds; `came` is of each request.
 
-def burst_left_s(came: Sequence[float], now: float, saving: Saving, tokens: float) -> float:
-    """How long a burst of so many tokens may go on yet, in seconds, from when its requests came.
-
-    A lone one is no burst. One is over when nothing comes for as long as a batch costs whatever is
-    in it: of clients that connect at once, groups come some milliseconds apart.
-    """
-    if len(came) < 2:
-        return 0.0
-    return max(0.0, min(max(came) + saving.of(0), min(came) + MOST * saving.of(tokens)) - now)
+        A lone one is no burst. One is over when nothing comes for as long as a batch costs whatever
+        is in it. After a pause it is followed for longer: those who begin at once come in groups,
+        and clients that do not wait for answers leave no pauses.
+        """
+        if len(came) < 2:
+            return 0.0
+        quiet_s, most_s = saving.of(0), MOST * saving.of(tokens)
+        if min(came) - self._told > PAUSE_S:
+            quiet_s, most_s = max(quiet_s, APART_S), MOST * saving.of(math.inf)
+        return max(0.0, min(max(came) + quiet_s, min(came) + most_s) - now)

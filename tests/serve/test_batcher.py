@@ -18,6 +18,7 @@ from serve.engines.engine import Landing, Logits
 from serve.engines.rows import Row, Text
 from serve.loading import saving
 from serve.returning import (
+    APART_S,
     IN_TIME,
     LAST,
     MOST,
@@ -25,7 +26,6 @@ from serve.returning import (
     PAUSE_S,
     Returning,
     Saving,
-    burst_left_s,
 )
 
 
@@ -333,15 +333,30 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
 
 
 def test_a_burst_is_followed_until_nothing_comes_or_no_more_is_saved() -> None:
-    saving = Saving((10.0, 20.0), (1.0, 2.0))
-    assert burst_left_s([5.0], 5.0, saving, 3) == 0.0  # a lone text
-    came = [5.2, 5.0, 5.4]
-    assert burst_left_s(came, 5.5, saving, 9) == pytest.approx(0.9)
-    assert burst_left_s(came, 6.4, saving, 20) == 0.0
-    came.append(4.9 + MOST)
-    assert burst_left_s(came, 6.9, saving, 10) == pytest.approx(MOST - 1.9)
-    assert burst_left_s(came, 6.9, saving, 20) == pytest.approx(MOST - 1.0)
-    assert burst_left_s(came, 5.5, NOTHING, 10) == 0.0
+    saving, busy = Saving((10.0, 20.0), (0.1, 0.2)), Returning()
+    busy.told([3], 5.0)
+    assert busy.burst_left_s([5.0], 5.0, saving, 3) == 0.0  # a lone text
+    came = [5.02, 5.0, 5.04]
+    assert busy.burst_left_s(came, 5.05, saving, 9) == pytest.approx(0.09)
+    assert busy.burst_left_s(came, 5.14, saving, 20) == 0.0
+    came.append(4.99 + MOST * 0.1)
+    assert busy.burst_left_s(came, 5.19, saving, 10) == pytest.approx(MOST * 0.1 - 0.19)
+    assert busy.burst_left_s(came, 5.19, saving, 20) == pytest.approx(MOST * 0.1 - 0.1)
+    assert busy.burst_left_s(came, 5.05, NOTHING, 10) == 0.0
+
+
+def test_a_burst_after_a_pause_is_followed_for_as_long_as_groups_come_apart() -> None:
+    saving, came = Saving((10.0, 20.0), (1e-3, 4e-3)), [5.0, 5.001]
+    paused, busy, slow = Returning(), Returning(), Saving((10.0, 20.0), (0.1, 0.2))
+    paused.told([3], 4.999 - PAUSE_S)
+    busy.told([3], 5.001 - PAUSE_S)
+    for returning, left_s in ((busy, 0.5e-3), (paused, APART_S - 0.5e-3), (Returning(), 4.5e-3)):
+        assert returning.burst_left_s(came, 5.0015, saving, 10) == pytest.approx(left_s)
+    assert paused.burst_left_s(came, 5.001 + APART_S, saving, 10) == 0.0
+    assert paused.burst_left_s(came, 5.0015, slow, 10) == pytest.approx(0.1 - 0.5e-3)
+    came.append(4.999 + MOST * 4e-3)  # a full batch saves no more
+    assert paused.burst_left_s(came, 5.0075, saving, 10) == pytest.approx(MOST * 4e-3 - 7.5e-3)
+    assert paused.burst_left_s([5.0], 5.0, saving, 3) == 0.0
 
 
 def test_a_batch_is_full_when_another_row_of_mean_length_has_no_room() -> None:
