@@ -68,7 +68,7 @@ class Returning:
 
     def came(self, inputs: int, now: float) -> bool:
         """So many inputs are asked about. Whether as many are back as were answered."""
-        if not self._back and now - self._told > PAUSE_S:
+        if not self._back and self._has_paused(now):
             self.answered = ()
         if not self.answered:
             return False
@@ -96,12 +96,16 @@ class Returning:
         """How long a burst of so many tokens may go on yet, in seconds; `came` is of each request.
 
         A lone one is no burst. One is over when nothing comes for as long as a batch costs whatever
-        is in it. After a pause it is followed for longer: those who begin at once come in groups,
-        and clients that do not wait for answers leave no pauses.
+        is in it. After a pause it is followed for longer, as those who begin at once come in
+        groups. Clients that do not wait for answers hardly ever come together after a pause.
         """
         if len(came) < 2:
             return 0.0
         quiet_s, most_s = saving.of(0), MOST * saving.of(tokens)
-        if min(came) - self._told > PAUSE_S:
+        if self._has_paused(min(came)):
             quiet_s, most_s = max(quiet_s, APART_S), MOST * saving.of(math.inf)
         return max(0.0, min(max(came) + quiet_s, min(came) + most_s) - now)
+
+    def _has_paused(self, came: float) -> bool:
+        """Whether the first who came since the last batch was answered came after a pause."""
+        return came - self._told > PAUSE_S

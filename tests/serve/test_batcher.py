@@ -350,8 +350,10 @@ def test_a_burst_after_a_pause_is_followed_for_as_long_as_groups_come_apart() ->
     paused, busy, slow = Returning(), Returning(), Saving((10.0, 20.0), (0.1, 0.2))
     paused.told([3], 4.999 - PAUSE_S)
     busy.told([3], 5.001 - PAUSE_S)
-    for returning, left_s in ((busy, 0.5e-3), (paused, APART_S - 0.5e-3), (Returning(), 4.5e-3)):
-        assert returning.burst_left_s(came, 5.0015, saving, 10) == pytest.approx(left_s)
+    assert busy.burst_left_s(came, 5.0015, saving, 10) == pytest.approx(0.5e-3)
+    for returning in (paused, Returning()):
+        left_s = returning.burst_left_s(came, 5.0015, saving, 10)
+        assert left_s == pytest.approx(APART_S - 0.5e-3)
     assert paused.burst_left_s(came, 5.001 + APART_S, saving, 10) == 0.0
     assert paused.burst_left_s(came, 5.0015, slow, 10) == pytest.approx(0.1 - 0.5e-3)
     came.append(4.999 + MOST * 4e-3)  # a full batch saves no more
@@ -383,6 +385,9 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
     # a machine that is held up may begin late, or end a burst early
     assert min(sizes(NOTHING)[0] for _ in range(3)) < 20
     assert max(sizes(Saving((1.0,), (0.1,)))[0] for _ in range(3)) == 40
+    # groups come further apart than what a batch of few saves, and nobody had come before
+    few_s = 1e-4
+    assert max(sizes(Saving((1.0, 200.0), (few_s, 0.1)))[0] for _ in range(3)) == 40
 
 
 @pytest.mark.parametrize("row_s", [5e-4, 3e-3, 8e-3, 2e-2, 0.3])
