@@ -16,9 +16,10 @@ LEAST_SHARE = 0.9
 """Of the inputs that were answered, how many are nearly all. Waiting pays if they come again within
 what one batch of all saves. Where clients do not wait for answers that is rare, as every batch
 takes longer, and no more come meanwhile than it answers."""
-LAST, IN_TIME = 10, 8
-"""How many batches are remembered, and after how many of them nearly all have to have come in time:
-one client that leaves, or a machine that is held up, changes nothing."""
+LAST, IN_TIME, LATE = 10, 9, 7
+"""How many batches are remembered. After how many of them nearly all have to have come in time
+until they are waited for, and after how many of them late until they no longer are: where clients
+take about as long as what is saved, groups that merge and fall apart are worse than either."""
 MOST = 2.0
 """How long is waited at most, to what is saved. Those whom a batch was begun without wait for all
 of it, so who is a little late is worth more than the time that it takes."""
@@ -59,6 +60,7 @@ class Returning:
     _told: float = 0.0
     _back: int = 0
     _took_s: float = math.inf
+    _pays: bool = False
 
     def told(self, lengths: Sequence[int], now: float) -> None:
         """Inputs of so many tokens are being answered."""
@@ -83,8 +85,14 @@ class Returning:
         return 0 < len(self.answered) <= self._back
 
     def pays(self, saved_s: float) -> bool:
-        """Whether to wait for those who were answered last, where one batch of all saves that."""
-        return saved_s > 0.0 and sum(took_s <= saved_s for took_s in self.took_s) >= IN_TIME
+        """Whether to wait for those who were answered last, where one batch of all saves that.
+
+        As it did when this was asked last, unless most of the batches since speak against that.
+        """
+        in_time = sum(took_s <= saved_s for took_s in self.took_s)
+        late = len(self.took_s) - in_time
+        self._pays = late < LATE if self._pays else in_time >= IN_TIME
+        return saved_s > 0.0 and self._pays
 
     def left_s(self, now: float, saved_s: float) -> float:
         """How long to wait yet, in seconds; 0 once as many are back as were answered."""

@@ -21,6 +21,7 @@ from serve.returning import (
     APART_S,
     IN_TIME,
     LAST,
+    LATE,
     MOST,
     NOTHING,
     PAUSE_S,
@@ -46,11 +47,13 @@ class Summing:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds, self.batches = seconds, list[list[int]]()
+        self.begun = 0
         self.gate = threading.Event()
         self.gate.set()
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Sums as [rows, 1]."""
+        self.begun += 1
         self.gate.wait(10)
         time.sleep(self.seconds)
         self.batches.append([len(row) for row in rows])
@@ -281,7 +284,7 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
                 await asked.ask([("a b c",)], 10)
 
         first = [asyncio.ensure_future(client()) for _ in range(5)]
-        while not asked.load.requests:
+        while not engine.begun:
             await asyncio.sleep(0.005)  # the other three come while these five are run
         await asyncio.gather(*first, *(client() for _ in range(3)))
         asked.close()
@@ -330,6 +333,30 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
     assert returning.left_s(1000.0 + 2 * MOST, 1.0) == 0.0
     assert returning.came(1, 1000.3)
     assert returning.left_s(1000.3, 1.0) == 0.0
+
+
+def test_waiting_begins_and_ends_only_once_most_of_the_last_batches_say_so() -> None:
+    returning, now = Returning(), 0.0
+
+    def waits(after_s: Sequence[float]) -> list[bool]:
+        """Whether it pays after each of some batches; all come again after such times."""
+        nonlocal now
+        found = list[bool]()
+        for back_s in after_s:
+            returning.told([3] * 4, now)
+            returning.came(4, now + back_s)
+            now += 10
+            returning.told([], now)
+            found.append(returning.pays(0.4))
+        return found
+
+    in_time, late = 0.3, 0.45  # neither is a pause
+    assert waits([in_time] * IN_TIME) == [False] * (IN_TIME - 1) + [True]
+    by_turns = [late, in_time] * LAST  # about what is saved: nothing changes
+    assert all(waits(by_turns))
+    assert waits([late] * LATE)[-1] is False
+    assert not any(waits(by_turns))
+    assert waits([in_time] * LAST)[-1] is True
 
 
 def test_a_burst_is_followed_until_nothing_comes_or_no_more_is_saved() -> None:
