@@ -25,8 +25,6 @@ from serve.version import fetched
 
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
-PACKED_TOKENS = 512
-"""Of one that packs, for which larger batches are not less alike."""
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
 FULL_TRIALS = 5
@@ -120,7 +118,7 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer, gate: GateRows) -> tuple
     names = engines_for(config)
     if len(names) == 1 or not gate.rows:
         engine = maker.make(names[0] if len(names) == 1 else choose.REFERENCE, gate)
-        tokens = PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[config.device]
+        tokens = choose.PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[config.device]
         return Choice(engine.name, tokens, 0.0), engine
     choice = choose.choose(maker, names, gate)
     return choice, maker.make(choice.engine, gate)

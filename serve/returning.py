@@ -16,10 +16,11 @@ LEAST_SHARE = 0.9
 """Of the inputs that were answered, how many are nearly all. Waiting pays if they come again within
 what one batch of all saves. Where clients do not wait for answers that is rare, as every batch
 takes longer, and no more come meanwhile than it answers."""
-LAST, IN_TIME, LATE = 10, 9, 7
+LAST, IN_TIME, IN_VAIN = 10, 9, 5
 """How many batches are remembered. After how many of them nearly all have to have come in time
-until they are waited for, and after how many of them late until they no longer are: where clients
-take about as long as what is saved, groups that merge and fall apart are worse than either."""
+until they are waited for, and after how many of them later than anybody waits until they no longer
+are: where clients take about as long as what is saved, groups that merge and fall apart are worse
+than either."""
 MOST = 2.0
 """How long is waited at most, to what is saved. Those whom a batch was begun without wait for all
 of it, so who is a little late is worth more than the time that it takes."""
@@ -87,11 +88,13 @@ class Returning:
     def pays(self, saved_s: float) -> bool:
         """Whether to wait for those who were answered last, where one batch of all saves that.
 
-        As it did when this was asked last, unless most of the batches since speak against that.
+        Once it pays it does until half were waited for in vain.
         """
-        in_time = sum(took_s <= saved_s for took_s in self.took_s)
-        late = len(self.took_s) - in_time
-        self._pays = late < LATE if self._pays else in_time >= IN_TIME
+        if self._pays:
+            in_vain = sum(took_s > MOST * saved_s for took_s in self.took_s)
+            self._pays = in_vain < IN_VAIN
+        else:
+            self._pays = sum(took_s <= saved_s for took_s in self.took_s) >= IN_TIME
         return saved_s > 0.0 and self._pays
 
     def left_s(self, now: float, saved_s: float) -> float:

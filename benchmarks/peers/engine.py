@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from serve.batches import Limits
-from serve.engines.choose import Maker, read_gate
+from serve.engines.choose import PACKED_TOKENS, Maker, read_gate
 from serve.engines.engine import softmax
 from serve.engines.rows import Tokenizer
-from serve.loading import PACKED_TOKENS, warm_up
+from serve.loading import warm_up
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
 LABELS = os.environ["PEER_LABELS"].split(",")

@@ -38,6 +38,10 @@ BUDGETS: dict[Device, tuple[int, ...]] = {
     "cuda": (2048, 4096, 8192),
 }
 """Padded tokens of a batch, among which the fastest is taken."""
+PACKED_TOKENS = 512
+"""Tokens of a batch of an engine that packs. With half as many it is 2 to 5 % slower; with half as
+many again 4 to 5 % faster for longer texts, no faster for short ones, and all wait longer. Measured
+in benchmarks/LOG.md."""
 WAITING: dict[Device, int] = {"cpu": 32, "cuda": 512}
 """Texts that wait while a budget is timed."""
 WARM_S, TIMED_S = 0.2, 0.4
@@ -246,7 +250,7 @@ def measure(trial: Trial, engine: Engine, gate: GateRows, device: Device) -> Tri
     )
     rates = {
         budget: _rate(engine, rows, replace(served, batch_tokens=budget), waiting)
-        for budget in BUDGETS[device]
+        for budget in ((PACKED_TOKENS,) if engine.is_packed else BUDGETS[device])
     }
     best = max(rates, key=rates.__getitem__)
     alone = []

@@ -20,8 +20,8 @@ from serve.loading import saving
 from serve.returning import (
     APART_S,
     IN_TIME,
+    IN_VAIN,
     LAST,
-    LATE,
     MOST,
     NOTHING,
     PAUSE_S,
@@ -326,6 +326,8 @@ def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_the
 
     returning = answered(*[all_in_time] * LAST)
     assert returning.pays(1.0)
+    assert returning.pays(0.4)  # it goes on
+    assert not returning.pays(0.2)
     assert not returning.pays(0.4)
     assert not answered(*[[(4, 0.0)]] * LAST).pays(0.0)  # nothing is saved
     assert not returning.came(3, 1000.1)
@@ -347,15 +349,14 @@ def test_waiting_begins_and_ends_only_once_most_of_the_last_batches_say_so() -> 
             returning.came(4, now + back_s)
             now += 10
             returning.told([], now)
-            found.append(returning.pays(0.4))
+            found.append(returning.pays(0.2))
         return found
 
-    in_time, late = 0.3, 0.45  # neither is a pause
+    in_time, late, in_vain = 0.15, 0.35, 0.45  # none is a pause
     assert waits([in_time] * IN_TIME) == [False] * (IN_TIME - 1) + [True]
-    by_turns = [late, in_time] * LAST  # about what is saved: nothing changes
-    assert all(waits(by_turns))
-    assert waits([late] * LATE)[-1] is False
-    assert not any(waits(by_turns))
+    assert all(waits([late] * LAST))
+    assert waits([in_vain] * IN_VAIN) == [True] * (IN_VAIN - 1) + [False]
+    assert not any(waits([late, in_time] * LAST))
     assert waits([in_time] * LAST)[-1] is True
 
 
