@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import transformers
 
 from jobs.spec.serve import EngineName
 from serve.engines import choose, openvino_engine, packing
-from serve.engines.choose import GateRows, Judge, Maker
+from serve.engines.choose import PACKED_TOKENS, GateRows, Judge, Maker
 from serve.engines.engine import Choice, Engine, Logits, Shape, Trial
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
@@ -409,6 +410,26 @@ def test_the_gate_refuses_engines_that_answer_otherwise(engine: Engine, refusal:
     judge = Judge(GATE, choose.scores(Fake(), GATE.rows, 32))
     trial = judge.trial(engine)
     assert (refusal in trial.refusal) if refusal else (trial.refusal == "")
+
+
+@pytest.mark.parametrize(("is_packed", "budget"), [(False, 768), (True, PACKED_TOKENS)])
+def test_budgets_are_timed_but_for_an_engine_that_packs(
+    *, is_packed: bool, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Costly(Fake):
+        """A batch takes as long whatever is in it: the largest budget is the fastest."""
+
+        def run(self, rows: list[Row]) -> Logits:
+            time.sleep(2e-3)
+            return super().run(rows)
+
+    monkeypatch.setattr(choose, "WARM_S", 0.02)
+    monkeypatch.setattr(choose, "TIMED_S", 0.08)
+    engine, gate = Costly(), GateRows((Row([0] * 24, []),) * 32, (0,) * 32)
+    engine.is_packed = is_packed
+    trial = choose.measure(Trial("onnx-fp32", ""), engine, gate, "cpu")
+    assert trial.batch_tokens == budget
+    assert trial.texts_per_s > 0
 
 
 def test_the_fastest_that_passes_is_chosen_and_remembered(
