@@ -296,7 +296,8 @@ def read_gate(folder: Path) -> GateRows:
 def _key(maker: Maker, names: Sequence[EngineName]) -> dict[str, str]:
     """What a choice holds for."""
     found = environment.describe(maker.device)
-    return {**found, "names": ",".join(names), "threads": str(maker.threads)}
+    tokens = str(PACKED_TOKENS)
+    return {**found, "names": ",".join(names), "threads": str(maker.threads), "tokens": tokens}
 
 
 def _remembered(maker: Maker, names: Sequence[EngineName]) -> Choice | None:
