@@ -78,8 +78,8 @@ def deploy(
 ) -> Endpoint:
     """Deploy or update the version's endpoint and wait until it answers with this version.
 
-    Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy
-    or the gate of a rollout stops it; the version before it then still answers.
+    Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy,
+    breaks the slo, or the gate of a rollout stops it; the version before it then still answers.
     """
     nodes = serving_nodes(spec, inventory)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -89,28 +89,45 @@ def deploy(
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
     routes = edge.read()
     if routes is None:
+        _tell_what_is_not_kept(version, spec, tell)
         _run(version.name, version, spec, nodes, spec.route)
         _wait_until_answering(version.name, endpoint.url, version.id)
         return endpoint
     old = routes.get(spec.route)
+    is_new = old is None or old.stable != version.id
     _check_route(version, spec.route, old)
     new_side = _side(version, spec.route, base)
     _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
         _wait_until_answering(new_side.application, new_side.url, version.id, grpc_at)
-        if old is None or old.stable == version.id or spec.rollout is None:
-            rate = spec.limits.requests_per_second
-            edge.write({spec.route: Route(version.id, rate=rate, model=version.name)})
-        else:
+        if old and is_new and spec.rollout:
             old_side = _side(find(version.name, old.stable), spec.route, base)
             release.release(spec, spec.rollout, old_side, new_side, tell)
+        else:
+            release.at_once(spec, new_side, is_new=is_new)
     except BaseException:
-        if old is None or old.stable != version.id:
+        if is_new:
             ray.serve.delete(new_side.application)
         raise
     _wait_until_answering(new_side.application, endpoint.url, version.id)
     _remove_others(version.name, keep=version.id)
     return endpoint
+
+
+def _tell_what_is_not_kept(
+    version: ModelVersion, spec: ServeSpec, tell: Callable[[str], None]
+) -> None:
+    """Without HAProxy nothing stands between two versions, or before them."""
+    wanted = {
+        "serve.rollout": spec.rollout,
+        "serve.slo": spec.slo,
+        "serve.limits.requests_per_second": spec.limits.requests_per_second,
+    }
+    if names := [name for name, value in wanted.items() if value]:
+        tell(
+            f"{version.id} takes over at once, without {', '.join(names)}: these are kept by"
+            " HAProxy, which this cluster was started without; `winnow up` starts one with it"
+        )
 
 
 def grpc_port(port: int) -> int:

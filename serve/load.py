@@ -21,7 +21,9 @@ from jobs.errors import DeployError
 from serve.routing import CHAT, PREDICT
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-OK = 200
+OK, SERVER_ERROR = 200, 500
+FAILED = "failed"
+"""Where a status stands, of requests that were not answered at all."""
 MAX_IN_FLIGHT = 10_000
 """An open loop holds no more; what is due beyond it counts as failed."""
 
@@ -52,7 +54,7 @@ class LoadResult:
     requests: int
     seconds: float
     statuses: dict[str, int]
-    """How many of each status, or `failed` where none came."""
+    """How many of each status, or `FAILED` where none came."""
     texts_per_s: float
     """Of answered requests."""
     latency_ms: dict[str, float]
@@ -63,6 +65,15 @@ class LoadResult:
     """How many answers each model version gave."""
     batch_rows: float
     """Mean rows of the batches that answers came from; 0 where the endpoint does not say."""
+
+    @property
+    def failed(self) -> int:
+        """Requests that were answered with 5xx, or not at all."""
+        return sum(
+            count
+            for status, count in self.statuses.items()
+            if status == FAILED or int(status) >= SERVER_ERROR
+        )
 
     @property
     def error_rate(self) -> float:
@@ -194,7 +205,7 @@ async def _open_loop(
     number = 0
     async for due in _arrivals(plan, begin):
         if len(waiting) >= MAX_IN_FLIGHT:
-            seen.statuses["failed"] += 1
+            seen.statuses[FAILED] += 1
             continue
         task = asyncio.create_task(_ask(session, plan, requests, number, due, seen))
         waiting.add(task)
@@ -227,7 +238,7 @@ async def _ask(
         async with session.post(requests.url, json=body, headers=plan.headers) as answer:
             await answer.read()
     except (aiohttp.ClientError, TimeoutError):
-        seen.statuses["failed"] += 1
+        seen.statuses[FAILED] += 1
         return
     seen.statuses[str(answer.status)] += 1
     if answer.status == OK:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from jobs.errors import DeployError
-from jobs.spec.serve import RolloutSpec, ServeSpec
+from jobs.spec.serve import GateRule, RolloutSpec, ServeSpec
 from jobs.training import gate
 from serve import edge, load, routing
 from serve.access import accepted_tokens
@@ -45,7 +45,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
     headers, hold_s = _authorization(spec), rollout.hold.total_seconds()
     quality, samples = _judge(old, new, headers)
     texts = samples or load.sentences()
-    told = f", {quality}" if quality else ""
+    told = quality or "not compared on evaluation rows: there are none, or labels differ"
     _watch(
         spec,
         rollout,
@@ -55,7 +55,7 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         headers,
         min(ROUND_S, hold_s),
     )
-    tell(f"{new.version.id} passes the gate beside {old.version.id}{told}")
+    tell(f"{new.version.id} passes the gate beside {old.version.id}, {told}")
     rate = spec.limits.requests_per_second
     route = Route(old.version.id, rate=rate, model=old.version.name)
     try:
@@ -71,6 +71,29 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         tell(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
     edge.write({spec.route: replace(route, stable=new.version.id)})
+
+
+def at_once(spec: ServeSpec, side: Side, *, is_new: bool) -> None:
+    """Let a version answer all of the route, compared with none.
+
+    Raises DeployError when it is new there and does not keep the slo, before anybody else asks it.
+    """
+    if is_new and spec.slo:
+        _hold_to_slo(spec, side)
+    rate, version = spec.limits.requests_per_second, side.version
+    edge.write({spec.route: Route(version.id, rate=rate, model=version.name)})
+
+
+def _hold_to_slo(spec: ServeSpec, new: Side) -> None:
+    _, texts = _evaluation(new.version)
+    span = _ask_for(new.url, ROUND_S, texts or load.sentences(), _authorization(spec))
+    seen = Traffic(span.requests, span.failed, span.latency_ms.get("p95"))
+    reasons = reasons_against([GateRule("slo")], spec.slo, None, seen, seen)
+    if reasons:
+        raise DeployError(
+            f"version {new.version.id} is not deployed: {'; '.join(reasons)}; allow more in"
+            " serve.slo, or see `winnow tune-serve`"
+        )
 
 
 def _watch(
@@ -114,27 +137,41 @@ def _ask_for(
 def _judge(old: Side, new: Side, headers: dict[str, str]) -> tuple[Quality | None, list[str]]:
     """Both versions on the evaluation rows of the old one, and the texts of these.
 
-    Rows are kept as tokens, so texts are what these read as. Models of pairs are not compared, and
-    of language models what was recorded.
+    Models of pairs are not compared, and of language models what was recorded.
     """
     known = [side.version.metrics.get("perplexity") for side in (old, new)]
     if known[0] and known[1]:
         return Perplexities(known[0], known[1]), []
-    rows = gate.read(Path(old.version.path))
-    if not rows or old.version.is_pair or old.version.labels != new.version.labels:
+    right, texts = _evaluation(old.version)
+    if not texts or old.version.labels != new.version.labels:
         return None, []
-    tokenizer = Tokenizer(Path(old.version.path), old.version.max_length)
-    texts = tokenizer.texts([row.ids for row in rows])
-    right = [old.version.labels[row.label] for row in rows]
     answers = [_labels(side.url, texts, headers) for side in (old, new)]
     return compare(answers[0], answers[1], right), texts
+
+
+def _evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
+    """Labels and texts of the rows that it was evaluated with; none of models of pairs.
+
+    Rows are kept as tokens, so texts are what these read as.
+    """
+    rows = gate.read(Path(version.path))
+    if not rows or version.is_pair:
+        return [], []
+    tokenizer = Tokenizer(Path(version.path), version.max_length)
+    texts = tokenizer.texts([row.ids for row in rows])
+    return [version.labels[row.label] for row in rows], texts
 
 
 def _labels(url: str, texts: Sequence[str], headers: dict[str, str]) -> list[str]:
     found: list[str] = []
     for first in range(0, len(texts), TEXTS_PER_REQUEST):
         body = {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])}
-        answer = httpx.post(f"{url}/predict", json=body, headers=headers, timeout=ASK_TIMEOUT_S)
+        try:
+            answer = httpx.post(f"{url}/predict", json=body, headers=headers, timeout=ASK_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise DeployError(
+                f"{url} does not answer evaluation rows: {error or type(error).__name__}"
+            ) from None
         if answer.status_code != httpx.codes.OK:
             raise DeployError(f"{url} answers evaluation rows with status {answer.status_code}")
         found += [row["label"] for row in answer.json()]

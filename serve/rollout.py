@@ -62,6 +62,7 @@ class Traffic:
     requests: int
     failed: int
     p95_ms: float | None
+    """Of those that the gate sent; None where none of them was answered."""
 
     @property
     def error_rate(self) -> float:
@@ -103,6 +104,9 @@ def reasons_against(
 
 
 def _failures(slo: SloSpec | None, old: Traffic, new: Traffic) -> Iterator[str]:
+    if new.requests and new.p95_ms is None:
+        yield f"it answers none of the gate's requests, of {new.requests} in all"
+        return
     if new.requests < FEWEST:
         return
     if slo and slo.error_rate:

@@ -180,7 +180,7 @@ class ServeSpec(SpecModel):
     limits: LimitsSpec = LimitsSpec()
     """What one replica takes on."""
     slo: SloSpec | None = None
-    """What the endpoint promises."""
+    """What the endpoint promises; a version that does not keep it is not deployed."""
     rollout: RolloutSpec | None = None
     """How a new version takes over."""
     auth: AuthSpec | None = None

@@ -12,6 +12,7 @@ from orchestrator.cli.options import (
     DEFAULT_STORAGE,
     Address,
     AsJson,
+    InsecureLocal,
     JobFile,
     Settings,
     StorageOption,
@@ -79,10 +80,13 @@ def promote(
     version: Annotated[str, typer.Argument(help="Version id that shall answer.")],
     settings: Settings = None,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a version answer on the job's route, through the job's rollout."""
-    deploying.deploy(job, version, settings, address, as_json)
+    deploying.deploy(
+        job, version, settings, address, insecure_local=insecure_local, as_json=as_json
+    )
 
 
 @app.command()
@@ -90,13 +94,14 @@ def rollback(
     job: JobFile,
     settings: Settings = None,
     address: Address = None,
+    insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
     """Let the version that answered before the present one answer again, at once."""
     spec = load_job(job, settings)
     older = aliases.previous(spec.name, registry.deployed(storage_of(spec), spec.name))
-    at_once = [*(settings or []), "serve.rollout=null"]
-    deploying.deploy(job, older, at_once, address, as_json)
+    at_once = [*(settings or []), "serve.rollout=null", "serve.slo=null"]
+    deploying.deploy(job, older, at_once, address, insecure_local=insecure_local, as_json=as_json)
 
 
 def _choice(version: ModelVersion) -> str | None:

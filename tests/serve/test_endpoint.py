@@ -196,7 +196,9 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     worse = variant(version, tmp_path / "worse", mistaking(version))
     slow = variant(version, tmp_path / "slow", slower)
     fine = variant(version, tmp_path / "fine", touched)
-    url = deploy(version)
+    with pytest.raises(DeployError, match=r"is not deployed: its p95 latency is .* over the slo"):
+        deploy(slow, slo={"p95_latency": "20ms"})
+    url = deploy(version, slo={"p95_latency": "2s", "error_rate": "<1%"})
     with asked(url, 2) as results:
         with pytest.raises(DeployError, match=r"its accuracy is -0\.1"):
             deploy(worse, rollout=rollout)
@@ -210,6 +212,11 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     assert set(results[-1].versions) <= {version.id, fine.id}
     assert httpx.get(f"{url}/health").json()["version"] == fine.id
     deploy(fine, limits={"requests_per_second": 8})
+    check_rate(url)
+
+
+def check_rate(url: str) -> None:
+    """Who asks too often is refused, and nobody else."""
     with httpx.Client() as client:
         answers = [client.get(f"{url}/health") for _ in range(40)]
         other = client.get(f"{url}/health", headers={"Authorization": "Bearer of-somebody-else"})

@@ -57,6 +57,7 @@ def test_a_language_model_that_foresees_less_is_seen() -> None:
         (Traffic(1000, 30, 10.0), {"error_rate": "<5%"}, None),
         (Traffic(1000, 60, 10.0), {"error_rate": "<5%"}, "6.00% of its requests fail, which is"),
         (Traffic(10, 1, 10.0), {}, None),
+        (Traffic(2, 2, None), {}, "answers none of the gate's requests, of 2 in all"),
     ],
 )
 def test_slow_and_failing_versions_are_stopped(
