@@ -91,8 +91,8 @@ def _hold_to_slo(spec: ServeSpec, new: Side) -> None:
     reasons = reasons_against([GateRule("slo")], spec.slo, None, seen, seen)
     if reasons:
         raise DeployError(
-            f"version {new.version.id} is not deployed: {'; '.join(reasons)}; allow more in"
-            " serve.slo, or see `winnow tune-serve`"
+            f"version {new.version.id} is not deployed: {'; '.join(reasons)}; it stays published:"
+            " allow more in serve.slo and `winnow deploy` it, or see `winnow tune-serve`"
         )
 
 

@@ -18,7 +18,7 @@ from serve.engines.rows import Tokenizer
 from serve.loading import engines_for
 from serve.server import ServerConfig, configure
 from serve.tuning import SIZES, Curve
-from serve.version import ModelVersion
+from serve.version import ModelVersion, fetched
 
 TIMEOUT_S = 900.0
 """How long all engines may take on one device."""
@@ -61,7 +61,7 @@ def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeS
 
 
 def _measure(config: ServerConfig, place: str) -> list[Curve]:
-    version = config.version
+    version = fetched(config.version)
     tokenizer = Tokenizer(Path(version.path), version.max_length)
     maker = Maker(
         Path(version.path), Path(version.exports), tokenizer, config.device, config.threads

@@ -1,12 +1,13 @@
 """`winnow serve`: a published model behind the same endpoint, in one process and without Ray."""
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
+from cluster import nvml
 from jobs.errors import DeployError
 from jobs.spec.quantities import AcceleratorRequest
-from jobs.spec.serve import ServeSpec
+from jobs.spec.serve import EngineName, ServeSpec
 from jobs.storage.storage import open_storage
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -29,17 +30,27 @@ def serve(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the model on this machine's GPU.")
     ] = False,
-    batch: Annotated[int, typer.Option(help="Most texts in one forward pass.", min=1)] = 64,
+    batch: Annotated[
+        int, typer.Option(help="Most texts in one forward pass.", min=1, max=4096)
+    ] = 64,
     engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
     fronts: Annotated[
         int | None,
-        typer.Option(help="Processes that take requests; as many as suit if left out.", min=0),
+        typer.Option(
+            help="Processes that take requests; as many as suit if left out.", min=0, max=64
+        ),
     ] = None,
     tokens_from: Annotated[
         str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
     ] = None,
 ) -> None:
     """Serve a published model here until interrupted: no cluster, no autoscaling."""
+    if engine not in (engines := ("auto", *get_args(EngineName))):
+        raise typer.BadParameter(
+            f"{engine!r} is no engine; name one of {', '.join(engines)}", param_hint="--engine"
+        )
+    if gpu and not nvml.count_gpus():
+        raise DeployError("--gpu is set, and no driver shows a GPU here; leave it out")
     if host not in LOOPBACK and tokens_from is None:
         raise DeployError(
             f"--host {host} opens the endpoint to the network; name accepted tokens with"

@@ -69,10 +69,23 @@ def tune_serve(
     else:
         show(tuned)
     if not tuned.options:
-        raise InfeasibleError(
-            f"nothing here keeps serve.slo.p95_latency of {limit_ms:g} ms; allow more, or add"
-            " faster devices"
+        raise InfeasibleError(why_none(tuned, serving.accelerators))
+
+
+def why_none(tuned: Tuned, asked: AcceleratorRequest) -> str:
+    """Why there is no option, in words."""
+    if not tuned.curves:
+        return f"no node here has {asked}; name other serve.accelerators, or add nodes"
+    refusals = [f"{c.accelerators} {c.engine}: {c.refusal}" for c in tuned.curves if c.refusal]
+    if len(refusals) == len(tuned.curves):
+        return (
+            f"no engine may serve here ({'; '.join(refusals)}); set serve.engine and"
+            " serve.precision to auto"
         )
+    return (
+        f"nothing here keeps serve.slo.p95_latency of {tuned.limit_ms:g} ms; allow more, or add"
+        " faster devices"
+    )
 
 
 def places(serving: ServeSpec, inventory: Inventory) -> list[tuple[AcceleratorRequest, Node]]:

@@ -11,7 +11,6 @@ import jinja2
 import prometheus_client
 
 from jobs.errors import DeployError
-from jobs.storage import manifest
 from serve.access import Access
 from serve.api import RefusedError
 from serve.asking import DeadlineError, Load, QueueFullError
@@ -20,6 +19,7 @@ from serve.chat.generator import Generator, Piece, Settings
 from serve.metrics import Metrics
 from serve.server import ServerConfig
 from serve.tracing import tracing_of
+from serve.version import fetched
 
 
 class ChatServer:
@@ -29,15 +29,14 @@ class ChatServer:
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises CheckpointError when the model's files were altered."""
-        version = config.version
+        version = fetched(config.version)
         folder = Path(version.path)
-        manifest.verify(folder)
         if not (folder / "config.json").exists():
             raise DeployError(
                 f"{version.name} {version.id} is an adapter without its model; train it with"
                 " model.adapter.merge: true to serve it"
             )
-        self.config = config
+        self.config = replace(config, version=version)
         self.access = Access(config.token_hashes, config.tokens_file)
         self.precision = config.precision or ("bf16" if config.device == "cuda" else "fp32")
         self.generator = Generator(

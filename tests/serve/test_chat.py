@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -271,3 +272,12 @@ def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatServer) 
     answer = re.search(r'<div class="card turn assistant">([^<]+)</div>', found)
     assert answer, found[-3000:]
     assert re.search(r"[123] tokens in [\d.]+ s · version " + server.config.version.id, found)
+
+
+def test_a_model_that_another_machine_published_is_read_from_where_it_is_kept(
+    published: ModelVersion, tmp_path: Path
+) -> None:
+    made, _ = tasks.make(ServerConfig(replace(published, path=str(tmp_path / "not-here"))))
+    assert isinstance(made, ChatServer)
+    made.generator.close()
+    assert made.config.version == published

@@ -144,6 +144,7 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
             "--token-from names NOT_SET, which is not set",
         ),
         (("load", "http://127.0.0.1:9/none", "--texts", "nodes.txt"), "nodes.txt cannot be read"),
+        (("serve", "sentiment", "--gpu"), "--gpu is set, and no driver shows a GPU here"),
         (("models", "show", "sentiment"), "no version of sentiment is published"),
         (("models", "rollback", "job.yaml"), "no other version of reviews has answered before"),
     ],
@@ -154,6 +155,24 @@ def test_serving_commands_say_what_is_missing(
     done = winnow(folder, *words)
     assert done.returncode == 1
     assert message.replace("{folder}", str(folder)) in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("load", "http://127.0.0.1:9/none", "--p95", "50"), "'50' has no clear unit"),
+        (("load", "http://127.0.0.1:9/none", "--errors", "few"), "'few' is no limit"),
+        (("serve", "sentiment", "--engine", "fast"), "'fast' is no engine; name one of auto"),
+        (("serve", "sentiment", "--batch", "9999"), "9999 is not in the range 1<=x<=4096"),
+    ],
+)
+def test_wrong_options_are_told_of_before_anything_is_done(
+    folder: Path, words: tuple[str, ...], message: str
+) -> None:
+    done = winnow(folder, *words)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
 
 
