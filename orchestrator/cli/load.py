@@ -3,14 +3,13 @@
 import asyncio
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from jobs.errors import DeployError
-from jobs.spec.quantities import Bound, parse_bound, parse_duration
+from jobs.spec.quantities import parse_bound, parse_duration
 from orchestrator.cli.options import AsJson, out, print_json, table
 from serve import load as generator
 from serve.load import LoadResult, Plan
@@ -43,8 +42,8 @@ def load(
 
     A language model is asked for answers of a few words, which are timed whole.
     """
-    slowest = None if p95 is None else _read(parse_duration, p95, "--p95")
-    most_failed = None if errors is None else _read(parse_bound, errors, "--errors")
+    _check(parse_duration, p95, "--p95")
+    _check(parse_bound, errors, "--errors")
     plan = Plan(
         url.rstrip("/"),
         seconds,
@@ -58,22 +57,20 @@ def load(
         print_json(result)
     else:
         show(result)
-    broken = broken_promises(result, slowest, most_failed)
+    broken = broken_promises(result, p95, errors)
     if broken:
         raise DeployError("; ".join(broken))
 
 
-def broken_promises(
-    result: LoadResult, p95: timedelta | None, errors: Bound | None
-) -> list[str]:
+def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> list[str]:
     """What the endpoint does not keep, in words."""
     broken = []
     if p95 is not None:
-        limit_ms, found = p95.total_seconds() * 1000, result.latency_ms.get("p95")
+        limit_ms, found = parse_duration(p95).total_seconds() * 1000, result.latency_ms.get("p95")
         if found is None or found > limit_ms:
             shown = "unknown" if found is None else f"{found:.1f} ms"
             broken.append(f"p95 is {shown}, over {limit_ms:g} ms")
-    if errors is not None and not errors.holds(result.error_rate):
+    if errors is not None and not parse_bound(errors).holds(result.error_rate):
         broken.append(f"{result.error_rate:.2%} of the requests failed, which is not {errors}")
     return broken
 
@@ -97,9 +94,10 @@ def show(result: LoadResult) -> None:
         console.print(f"answers came from batches of {result.batch_rows:.1f} texts in the mean")
 
 
-def _read(parse: Callable[[str], Any], text: str, option: str) -> Any:
+def _check(parse: Callable[[str], Any], text: str | None, option: str) -> None:
     try:
-        return parse(text)
+        if text is not None:
+            parse(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
