@@ -116,7 +116,10 @@ class Batcher(Asking):
         self._untold: tuple[Sequence[_Item], _Done] | None = None
         """A batch that is done, until the next one is under way."""
         self._saving, self._returning, self._all_back = saving, Returning(), threading.Event()
-        self._arrived: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[Sequence[Request] | None] = queue.SimpleQueue()
+        """Of one turn of an event loop each, so that they go together."""
+        self._came = deque[Request]()
+        """What was taken from there and not opened yet."""
         self._gathered: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         """What came within this turn of an event loop, of which the engine is told at its end."""
         self._opened: Request | None = None
@@ -167,8 +170,7 @@ class Batcher(Asking):
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop) -> None:
         gathered = self._gathered.pop(loop)
-        for request in gathered:
-            self._arrived.put(request)
+        self._arrived.put(gathered)
         with self._lock:
             if self._returning.came(sum(len(r.inputs) for r in gathered), time.monotonic()):
                 self._all_back.set()
@@ -273,18 +275,23 @@ class Batcher(Asking):
     def _next(self, *, may_wait: bool) -> Request | None:
         """The first request that is still wanted, if one is there; None to wake up for the end."""
         while self._opened is None or self._opened.is_over:
-            if self._arrived.empty():
-                if not may_wait:
-                    self._opened = None
-                    return None
-                self._tell()  # there is no batch to lay out before
-            self._opened = self._arrived.get()
-            if self._opened is None:
+            if not self._came and not self._get(may_wait=may_wait):
+                self._opened = None
                 return None
-            if may_wait and self.limits.idle_wait_s:  # sleeping for 0 s gives the interpreter away
-                self._tell()
-                time.sleep(self.limits.idle_wait_s)
+            self._opened = self._came.popleft()
         return self._opened
+
+    def _get(self, *, may_wait: bool) -> bool:
+        """Take what came; whether that was something, and not just to wake up for the end."""
+        if self._arrived.empty():
+            if not may_wait:
+                return False
+            self._tell()  # there is no batch to lay out before
+        self._came.extend(self._arrived.get() or ())
+        if may_wait and self._came and self.limits.idle_wait_s:  # 0 s gives the interpreter away
+            self._tell()
+            time.sleep(self.limits.idle_wait_s)
+        return bool(self._came)
 
     def _begin(self, batch: list[_Item]) -> None:
         """Launch one batch, if somebody still wants it."""
