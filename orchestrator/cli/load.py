@@ -79,9 +79,8 @@ def show(result: LoadResult) -> None:
     """Print for people."""
     console = out()
     shown = table("requests", "failed", "texts/s", *result.latency_ms, left=())
-    failed = result.requests - result.statuses.get("200", 0)
     times = (f"{value:.1f} ms" for value in result.latency_ms.values())
-    shown.add_row(str(result.requests), str(failed), f"{result.texts_per_s:,.0f}", *times)
+    shown.add_row(str(result.requests), str(result.failed), f"{result.texts_per_s:,.0f}", *times)
     console.print(shown)
     largest = max((count for _, count in result.histogram), default=1)
     for bound, count in result.histogram:

@@ -1,13 +1,17 @@
 """`winnow serve`: a published model behind the same endpoint, in one process and without Ray."""
 
-from typing import Annotated, get_args
+from typing import Annotated, Any, cast
 
 import typer
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from cluster import nvml
-from jobs.errors import DeployError
+from jobs.errors import DeployError, JobFileError
+from jobs.loader.explain import explain
+from jobs.loader.source import Document
 from jobs.spec.quantities import AcceleratorRequest
-from jobs.spec.serve import EngineName, ServeSpec
+from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import open_storage
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -30,34 +34,18 @@ def serve(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the model on this machine's GPU.")
     ] = False,
-    batch: Annotated[
-        int, typer.Option(help="Most texts in one forward pass.", min=1, max=4096)
-    ] = 64,
+    batch: Annotated[int, typer.Option(help="Most texts in one forward pass.", min=1)] = 64,
     engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
     fronts: Annotated[
         int | None,
-        typer.Option(
-            help="Processes that take requests; as many as suit if left out.", min=0, max=64
-        ),
+        typer.Option(help="Processes that take requests; as many as suit if left out.", min=0),
     ] = None,
     tokens_from: Annotated[
         str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
     ] = None,
 ) -> None:
     """Serve a published model here until interrupted: no cluster, no autoscaling."""
-    if engine not in (engines := ("auto", *get_args(EngineName))):
-        raise typer.BadParameter(
-            f"{engine!r} is no engine; name one of {', '.join(engines)}", param_hint="--engine"
-        )
-    if gpu and not nvml.count_gpus():
-        raise DeployError("--gpu is set, and no driver shows a GPU here; leave it out")
-    if host not in LOOPBACK and tokens_from is None:
-        raise DeployError(
-            f"--host {host} opens the endpoint to the network; name accepted tokens with"
-            " --tokens-from, or listen on 127.0.0.1"
-        )
-    found = registry.read(open_storage(storage), model, version)
-    spec = ServeSpec.model_validate(
+    spec = _checked(
         {
             "route": "/local",
             "accelerators": AcceleratorRequest("cpu", threads),
@@ -67,6 +55,14 @@ def serve(
             **({"auth": {"tokens_from": tokens_from}} if tokens_from else {}),
         }
     )
+    if gpu and not nvml.count_gpus():
+        raise DeployError("--gpu is set, and no driver shows a GPU here; leave it out")
+    if host not in LOOPBACK and tokens_from is None:
+        raise DeployError(
+            f"--host {host} opens the endpoint to the network; name accepted tokens with"
+            " --tokens-from, or listen on 127.0.0.1"
+        )
+    found = registry.read(open_storage(storage), model, version)
     quiet_libraries()
     from serve import local
     from serve.server import configure
@@ -74,3 +70,16 @@ def serve(
     config = configure(found, spec, "", is_gpu=gpu)
     out().print(f"loading {found.name} {found.id} …", markup=False)
     local.run(config, host, port, lambda text: out().print(text, markup=False))
+
+
+def _checked(values: dict[str, Any]) -> ServeSpec:
+    """Options as the section of a job file that they stand for; JobFileError as for one."""
+    try:
+        return ServeSpec.model_validate(values)
+    except ValidationError as error:
+        found = [
+            cast("ErrorDetails", {**each, "loc": ("serve", *each["loc"])})
+            for each in error.errors()
+        ]
+        document = Document("winnow serve", {"serve": values})
+        raise JobFileError(explain(found, document)) from None

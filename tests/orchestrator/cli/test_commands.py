@@ -163,8 +163,8 @@ def test_serving_commands_say_what_is_missing(
     [
         (("load", "http://127.0.0.1:9/none", "--p95", "50"), "'50' has no clear unit"),
         (("load", "http://127.0.0.1:9/none", "--errors", "few"), "'few' is no limit"),
-        (("serve", "sentiment", "--engine", "fast"), "'fast' is no engine; name one of auto"),
-        (("serve", "sentiment", "--batch", "9999"), "4096"),
+        (("serve", "sentiment", "--engine", "fast"), "'fast' is not one of openvino-int8"),
+        (("serve", "sentiment", "--batch", "9999"), "9999 must be at most 4096"),
     ],
 )
 def test_wrong_options_are_told_of_before_anything_is_done(
