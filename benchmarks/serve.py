@@ -9,10 +9,10 @@ and each peer that is named with a Python that has it (litserve, mosec, fastapi,
 triton, infinity; the last with its own engine). All of them are up, one is asked at a time, by
 turns. `wrk` sends the sentences of `winnow load`. Prints for each server and concurrency the median
 of the rounds: texts/s, p50, p99, CPU microseconds per request of all its processes, and its texts
-per CPU second as a share of what the engine reaches by itself; on a GPU its texts per second. With
-`--texts` a request is a list of so many. The last column is what a request costs beside the engine;
-with `--tiny`, a model of one narrow layer that is trained first, it is nearly all. With `--blank`
-that model's ONNX graph gives zeros: then all that a request costs is the framework. `make
+per CPU second (on a GPU per second) as a share of what the engine reached by itself before that
+round. With `--texts` a request is a list of so many. The last column is what a request costs beside
+the engine; with `--tiny`, a model of one narrow layer that is trained first, it is nearly all. With
+`--blank` that model's ONNX graph gives zeros: then all that a request costs is the framework. `make
 serve-bench` makes all that it needs first.
 """
 
@@ -104,6 +104,18 @@ class Row:
     failed: int
     cores: dict[str, float]
     """How many its processes kept busy, by what they are: what is the bottleneck."""
+    ceiling: float
+    """Texts per CPU second of the engine by itself before this round; per second on a GPU."""
+
+    @property
+    def beside_us(self) -> float:
+        """CPU of a request beside the engine's own."""
+        return self.cpu_us - 1e6 * self.texts / self.ceiling
+
+    def of_engine(self, *, is_gpu: bool) -> float:
+        """Texts per CPU second, or per second on a GPU, as a share of the engine's own."""
+        rate = self.texts_per_s if is_gpu else 1e6 * self.texts / self.cpu_us
+        return rate / self.ceiling
 
 
 def main() -> int:
@@ -122,7 +134,7 @@ def main() -> int:
         if arguments.blank:
             arguments.engine = "onnx-fp32"
             blank(version)
-        engine, ceiling, rows = compare(version, arguments)
+        engine, rows = compare(version, arguments)
     now = datetime.now(UTC)
     out = arguments.out or ROOT / "benchmarks/results" / f"serve-{now:%Y%m%d-%H%M%S}.json"
     result = {
@@ -132,11 +144,10 @@ def main() -> int:
         "engine": engine,
         "accelerators": arguments.accelerators,
         "fronts": arguments.fronts,
-        "ceiling_texts_per_s": ceiling,
         "rows": [asdict(row) for row in rows],
     }
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    show(rows, ceiling, is_gpu=device_of(arguments) == "cuda")
+    show(rows, is_gpu=device_of(arguments) == "cuda")
     print(f"written to {out}")
     return 0
 
@@ -216,8 +227,8 @@ def blank(version: ModelVersion) -> None:
     )
 
 
-def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row]]:
-    """Engine, what it reaches by itself, and what every server reaches by turns."""
+def compare(version: ModelVersion, arguments: Any) -> tuple[str, list[Row]]:
+    """Engine, and what it reaches by itself and every server with it, by turns."""
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))
@@ -237,18 +248,18 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, float, list[Row
             stack.enter_context(other(name, python, version, engine, arguments))
             for name, python in peers
         ]
-        ceiling = ceiling_of(version, engine, device_of(arguments))
-        print(f"{engine}: {ceiling:,.0f} texts a (CPU) second by itself", flush=True)
         for _ in range(arguments.rounds):
+            ceiling = ceiling_of(version, engine, device_of(arguments))
+            print(f"{engine}: {ceiling:,.0f} texts a (CPU) second by itself", flush=True)
             asked = itertools.product(arguments.texts, arguments.concurrency, servers)
             for size, concurrency, server in asked:
                 script = script_of(home, size, server.name)
-                rows.append(measure(server, concurrency, size, arguments, script))
+                rows.append(measure(server, concurrency, size, arguments, script, ceiling))
                 print(asdict(rows[-1]), file=sys.stderr, flush=True)
                 if rows[-1].failed and (log := log_of(server.name)).exists():
                     print(log.read_text(errors="replace")[-1000:], file=sys.stderr, flush=True)
                 time.sleep(PAUSE_S)
-    return engine, ceiling, rows
+    return engine, rows
 
 
 def asking(name: str, texts: list[str]) -> tuple[str, dict[str, Any]]:
@@ -422,7 +433,9 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
     return float(done.stdout.decode().split()[-1])
 
 
-def measure(server: Server, concurrency: int, size: int, arguments: Any, script: Path) -> Row:
+def measure(
+    server: Server, concurrency: int, size: int, arguments: Any, script: Path, ceiling: float
+) -> Row:
     """Ask one server for some seconds."""
     path, _ = asking(server.name, [""])
     url, is_gpu = f"{server.url}{path}", device_of(arguments) == "cuda"
@@ -457,6 +470,7 @@ def measure(server: Server, concurrency: int, size: int, arguments: Any, script:
         1e6 * sum(spent.values()) / max(1, requests),
         failed,
         {name: round(1e6 * s / duration_us, 2) for name, s in sorted(spent.items())},
+        ceiling,
     )
 
 
@@ -475,7 +489,7 @@ def cpu_s(pid: int) -> dict[int, tuple[str, float]]:
     return found
 
 
-def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
+def show(rows: Sequence[Row], *, is_gpu: bool) -> None:
     """Print medians over the rounds."""
     titles = ("server", "texts", "at once", "texts/s", "p50 ms", "p99 ms", "CPU us")
     print(*titles, "of the engine", "failed", "CPU us beside it", sep="\t")
@@ -486,12 +500,11 @@ def show(rows: Sequence[Row], ceiling: float, *, is_gpu: bool) -> None:
         def median(field: str, own: list[Any] = own) -> float:
             return float(statistics.median(getattr(row, field) for row in own))
 
-        cpu = median("cpu_us")
-        rate = median("texts_per_s") if is_gpu else 1e6 * size / cpu
-        beside = "" if is_gpu else f"{cpu - 1e6 * size / ceiling:.0f}"
+        share = statistics.median(row.of_engine(is_gpu=is_gpu) for row in own)
+        beside = "" if is_gpu else f"{median('beside_us'):.0f}"
         print(
             f"{name}\t{size}\t{concurrency}\t{median('texts_per_s'):.0f}\t{median('p50_ms'):.2f}"
-            f"\t{median('p99_ms'):.1f}\t{cpu:.0f}\t{rate / ceiling:.0%}"
+            f"\t{median('p99_ms'):.1f}\t{median('cpu_us'):.0f}\t{share:.0%}"
             f"\t{sum(row.failed for row in own)}\t{beside}"
         )
 
