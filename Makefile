@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: install quickstart test check format schema site pictures audit lock serve-bench
+.PHONY: install quickstart test test-fast test-slow test-all durations check format schema site pictures audit lock serve-bench
 
 install: $(VENV)/.installed
 
@@ -21,8 +21,25 @@ quickstart: install
 	$(BIN)/winnow run examples/quickstart.yaml
 	$(BIN)/python examples/ask.py
 
+# of two processes one has the Ray cluster; the other runs what needs none
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST) -m "not slow" --junitxml=build/tests/test.xml
+
+# no Ray, no browser, no whole jobs
+test-fast: install
+	$(PYTEST) -m "not slow and not ray and not e2e and not browser"
+
+# what `test-all` adds to `test`: the same thing many times over, or for minutes
+test-slow: install
+	$(PYTEST) -m slow --junitxml=build/tests/slow.xml
+
+test-all: test test-slow
+
+# after `make test-all`
+durations:
+	$(BIN)/python -m tests.durations build/tests/test.xml build/tests/slow.xml > tests/DURATIONS.md
 
 check: install
 	$(BIN)/ruff check .

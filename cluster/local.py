@@ -19,7 +19,7 @@ import psutil
 
 from cluster import catalogue, ingress
 from jobs.errors import ClusterError
-from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 from jobs.storage import files
 
 START_TIMEOUT_S = 90.0
@@ -91,12 +91,16 @@ def running() -> LocalCluster | None:
 
 def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     """Start the local cluster; raises ClusterError when one is up or it does not come up."""
-    if running():
-        raise ClusterError("a local cluster is already up; stop it with `winnow down`")
+    if known := running():
+        nodes = ", ".join(known.simulated) or "none"
+        raise ClusterError(
+            f"a local cluster is already up, with simulated nodes: {nodes}; stop it with"
+            " `winnow down`"
+        )
     files.home().mkdir(parents=True, exist_ok=True)
     _state_file().unlink(missing_ok=True)
     _write_token()
-    nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
+    nodes = [parse_accelerators(name) for name in names(simulated)]
     dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
     log = files.home() / "cluster.log"
     folder = Path(tempfile.mkdtemp(prefix="winnow-", dir=SHORT_TEMPORARY))
@@ -113,11 +117,17 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
         address=address,
         dashboard_port=dashboard_port,
         serve_port=serve_port,
-        simulated=tuple(str(node) for node in nodes),
+        simulated=names(simulated),
         ingress=str(folder),
     )
     _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
     return cluster
+
+
+def names(simulated: Sequence[AcceleratorRequest]) -> tuple[str, ...]:
+    """Simulated nodes by the catalogue's names, such as `A100-80GB:1`."""
+    found = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
+    return tuple(str(node) for node in found)
 
 
 def stop() -> bool:

@@ -15,7 +15,11 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run(
-    script: str, *arguments: str, folder: Path, environment: Mapping[str, str]
+    script: str,
+    *arguments: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    timeout_s: float = 400,
 ) -> "subprocess.CompletedProcess[str]":
     """A bash script, ended by its first error; all that it starts ends with it."""
     text = f"set -euo pipefail\nip link set lo up\n{script}"
@@ -27,5 +31,5 @@ def run(
         capture_output=True,
         text=True,
         check=False,
-        timeout=400,
+        timeout=timeout_s,
     )

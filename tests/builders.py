@@ -46,7 +46,7 @@ def eventually(condition: Callable[[], bool], *, within_s: float = 30.0) -> bool
     while time.monotonic() < deadline:
         if condition():
             return True
-        threading.Event().wait(0.2)
+        threading.Event().wait(0.05)
     return condition()
 
 
@@ -218,7 +218,21 @@ def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def ray_processes(title: str) -> list[psutil.Process]:
+    """Processes of the shared cluster whose title begins so.
+
+    Those in other PID namespaces belong to clusters that other tests started there.
+    """
+    own = Path("/proc/self/ns/pid").readlink()
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        is_named = " ".join(process.info["cmdline"] or ()).startswith(title)
+        with contextlib.suppress(OSError):  # it has just ended
+            if is_named and Path(f"/proc/{process.pid}/ns/pid").readlink() == own:
+                found.append(process)
+    return found
+
+
 def training_workers() -> list[psutil.Process]:
-    """Processes of Ray Train's workers on this machine."""
-    found = psutil.process_iter(["cmdline"])
-    return [p for p in found if (p.info["cmdline"] or [""])[0].startswith("ray::RayTrainWorker")]
+    """Ray Train's workers on the shared cluster."""
+    return ray_processes("ray::RayTrainWorker")

@@ -13,9 +13,12 @@ import pytest
 from cluster import local
 
 os.environ.update(local.LOOPBACK_SWITCH)  # read when ray is imported, which some test modules do
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: cores are shared
 
-from cluster import session
-from jobs.spec.quantities import AcceleratorRequest
+from cluster import ingress, session
+from jobs.spec.quantities import parse_accelerators
+from jobs.spec.serve import ServeSpec
 from jobs.training.model import location as model_location
 from tests import s3
 from tests.builders import MINILM
@@ -36,9 +39,14 @@ RAY_WARNINGS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let Ray's own warnings pass in tests that use Ray."""
+    """Let Ray's own warnings pass, and keep together what shares a cluster or a file's fixtures.
+
+    With `-n` a group goes to one process: one of them has the cluster, others need none.
+    """
     for item in items:
-        if item.get_closest_marker("ray"):
+        is_ray = item.get_closest_marker("ray") is not None
+        item.add_marker(pytest.mark.xdist_group("ray" if is_ray else item.path.name))
+        if is_ray:
             for warning in RAY_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
@@ -137,17 +145,27 @@ def ray_cluster(
 ) -> Iterator[session.Connection]:
     """One local cluster with simulated accelerators for all tests that need Ray.
 
-    Its workers know the S3 server.
+    Its workers know the S3 server, its Ray Serve answers gRPC too, and replicas that leave are
+    waited for no longer than HAProxy takes to hear of it.
     """
     os.environ["WINNOW_HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ.update({**s3.KEYS, "AWS_ENDPOINT_URL_S3": s3_url})
-    requests = [AcceleratorRequest(n.split(":")[0], int(n.split(":")[1])) for n in SIMULATED]
-    local.start(requests)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ingress, "DRAIN_S", "2")
+        local.start([parse_accelerators(name) for name in SIMULATED])
     try:
         with session.connect(start=False) as connection:
+            start_serving(connection)
             yield connection
     finally:
         local.stop()
+
+
+def start_serving(connection: session.Connection) -> None:
+    """Ray Serve keeps the options that it begins with."""
+    from serve import deployment
+
+    deployment._start(ServeSpec(route="/any", grpc=True), connection.serve_port)
 
 
 @pytest.fixture(scope="session")

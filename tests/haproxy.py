@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 
 from cluster import ingress
 from tests.builders import eventually, free_port
@@ -77,6 +78,11 @@ class Proxy:
             works = httpx.get(f"http://{self.host}/works").status_code == 200
             return works and f"Pid: {self._processes[-1].pid}\n" in self.told("show info")
         return False
+
+    def begun_s(self) -> float:
+        """CPU seconds that the process that was started last has used."""
+        used = psutil.Process(self._processes[-1].pid).cpu_times()
+        return float(used.user + used.system)
 
     def told(self, command: str) -> str:
         """What the process that answers says to a command."""

@@ -86,7 +86,7 @@ def _make_bucket(url: str, process: "subprocess.Popen[bytes]", log: Path) -> Non
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(log.read_text(encoding="utf-8")[-2000:]) from None
-            time.sleep(0.3)
+            time.sleep(0.05)
         else:
             return
 

@@ -16,13 +16,17 @@ Simulate = Annotated[
 
 
 def up(simulate: Simulate = None, as_json: AsJson = False) -> None:
-    """Start the local Ray cluster, with simulated accelerator nodes if asked."""
-    cluster = local.start(parse_simulated(simulate))
+    """Start the local Ray cluster, with simulated accelerator nodes if asked, unless it is up."""
+    wanted = parse_simulated(simulate)
+    known = local.running()
+    is_up = known is not None and known.simulated == local.names(wanted)
+    cluster = known if known and is_up else local.start(wanted)
     if as_json:
         print_json(cluster)
         return
     console = out()
-    console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}")
+    state = "is already up" if is_up else "is up"
+    console.print(f"cluster {cluster.address} {state}, dashboard {cluster.dashboard_url}")
     for node in cluster.simulated:
         console.print(f"simulated node {node}: trains on the CPU, its times mean nothing")
 

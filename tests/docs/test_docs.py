@@ -1,8 +1,9 @@
 """What the documentation tells people to run, runs; what cannot run here is at least spelled right.
 
 A block of `bash` or `python` is run, in the order of its page, in a folder that looks like a fresh
-clone; a block with a title is a file that is written first. A block of `sh` needs what a test has
-not (another machine, a cloud): its winnow commands must have the options that they are given.
+clone; a block with a title is a file that is written first. All pages share one local cluster. A
+block of `sh` needs what a test has not (another machine, a cloud): its winnow commands must have
+the options that they are given.
 """
 
 import json
@@ -30,6 +31,8 @@ PAGES = sorted(
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 CLONE = ("examples", "infra")
 """What commands on the pages name."""
+PAGES_S = 840
+"""How long all of them may take."""
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
@@ -55,10 +58,14 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders that pages name, with the data that come from PyPI: pages have no network."""
-    folder = tmp_path_factory.mktemp("prepared")
+@pytest.fixture
+def clones(tmp_path: Path) -> dict[str, Path]:
+    """For each page that runs something a folder with what a fresh clone has, for it to change.
+
+    The data come from PyPI beforehand: pages have no network.
+    """
+    first, *others = [page for page in PAGES if script(page)]
+    folder = tmp_path / first.stem
     for name in CLONE:
         shutil.copytree(ROOT / name, folder / name)
     shutil.rmtree(folder / "examples/data", ignore_errors=True)
@@ -66,27 +73,31 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"the examples' data cannot be fetched: {done.stderr}")
-    return folder
-
-
-@pytest.fixture
-def clone(prepared: Path, tmp_path: Path) -> Path:
-    """What a fresh clone has, for a page to change."""
-    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
-    return tmp_path
+    for page in others:
+        shutil.copytree(folder, tmp_path / page.stem)
+    return {name_of(page): tmp_path / page.stem for page in (first, *others)}
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(PAGES_S + 60)
 @needs_namespaces
-@pytest.mark.parametrize("page", [page for page in PAGES if script(page)], ids=name_of)
-def test_what_a_page_tells_to_run_runs(page: Path, clone: Path) -> None:
+def test_what_the_pages_tell_to_run_runs(clones: dict[str, Path], tmp_path: Path) -> None:
     """Earns its time: the guides are what people do first, on a machine where nothing is up."""
     ours = ("RAY_", "AWS_", "WINNOW_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment["WINNOW_HOME"] = str(clone / "home")
-    done = alone.run(script(page), folder=clone, environment=environment)
-    assert done.returncode == 0, f"{script(page)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    environment["WINNOW_HOME"] = str(tmp_path / "home")
+    # the page that stops the cluster comes last
+    names = sorted(clones, key=lambda name: "winnow down" in script(ROOT / name))
+    parts = [
+        f"echo 'page {name}' >&2\n(\nset -e\ncd {shlex.quote(str(clones[name]))}\n"
+        f"{script(ROOT / name)}\n)"
+        for name in names
+    ]
+    text = "\n".join(parts)
+    done = alone.run(text, folder=tmp_path, environment=environment, timeout_s=PAGES_S)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.stderr.count("page ") >= len(names)
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from jobs.storage.storage import open_storage
 from orchestrator.records import registry, runs
 from tests import s3
 from tests.builders import MINILM, any_of, eventually, sweep, training_workers
+from tests.commands import call
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -108,9 +108,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     assert receipt["actual_time_s"] > 0
     assert receipt["predicted_time_s"]["low"] < receipt["predicted_time_s"]["high"]
     assert "Pareto" in Path(outcome["report"]).read_text(encoding="utf-8")
-    shown = json.loads(
-        finish(winnow("report", "--storage", str(tmp_path / "storage"), "--json"))[1]
-    )
+    shown = json.loads(call(tmp_path, "report", "--storage", "storage", "--json").stdout)
     assert shown["receipt"] == receipt
     assert shown["measurements"][0]["candidate"] == receipt["winner"]
 
@@ -119,8 +117,8 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     assert httpx.get(f"{url}/health").json()["version"] == outcome["model"]["id"]
     assert httpx.get(f"{url}/openapi.json").json()["paths"]["/predict"]
 
-    winner = finish(winnow("validate", str(Path(outcome["folder"]) / "winner.yaml")))
-    assert winner[0] == 0, winner[1] or winner[2]
+    winner = call(tmp_path, "validate", str(Path(outcome["folder"]) / "winner.yaml"))
+    assert winner.returncode == 0, winner.stdout or winner.stderr
 
     resumed = finish(winnow("run", str(path), "--resume", "--json"))
     assert resumed[0] == 0, resumed[1] or resumed[2]
@@ -152,7 +150,8 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     )
     process = winnow("run", str(path))
     assert eventually(lambda: bool(training_workers()), within_s=90)
-    threading.Event().wait(5)  # into its steps, or before them
+    # into its steps: importing takes about three seconds
+    assert eventually(lambda: sum(w.cpu_times().user for w in training_workers()) > 10, within_s=60)
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process, 120)
     assert code == 128 + signal.SIGTERM, out + err

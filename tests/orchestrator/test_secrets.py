@@ -22,6 +22,7 @@ from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import open_storage
 from tests import s3
 from tests.builders import any_of, sweep
+from tests.commands import call
 
 POLL_S = 0.2
 KEYS = ("HF_TOKEN", "SENTIMENT_TOKENS", "MLFLOW_TRACKING_PASSWORD", "LAB_PHRASE")
@@ -130,8 +131,11 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
         assert done.returncode == 0, done.stdout or done.stderr
         said = ask(json.loads(done.stdout)["endpoint"]["url"], own)
         said += [done.stdout, done.stderr]
-        for words in (("report",), ("status",), ("models", "show", "guarded")):
-            shown = winnow(environment, *words, "--storage", storage.url)
+        status = winnow(environment, "status", "--storage", storage.url)
+        said += [status.stdout, status.stderr]
+        for words in (("report",), ("models", "show", "guarded")):
+            shown = call(tmp_path, *words, "--storage", storage.url, environment=own)
+            assert shown.returncode == 0
             said += [shown.stdout, shown.stderr]
     assert not [text for text in (*said, *lines) if any(word in text for word in planted)]
 
@@ -168,7 +172,7 @@ def test_a_job_file_with_a_password_is_refused_without_repeating_it(
 ) -> None:
     uri = "https://someone:hidden-word@tracking.example"
     path = write_job(tmp_path, reviews, tiny_model, "runs", tracking={"mlflow": {"uri": uri}})
-    done = winnow({**os.environ}, "validate", str(path))
+    done = call(tmp_path, "validate", str(path))
     assert done.returncode == 2
     assert "tracking.mlflow.uri: has a user or a password in its URL" in done.stderr
     assert "hidden-word" not in done.stdout + done.stderr

@@ -1,6 +1,5 @@
 """Telling HAProxy of its routes, while Ray Serve replaces it by another."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from cluster import ingress
 from serve import routing
 from serve.routing import Route
+from tests.builders import eventually
 from tests.haproxy import Proxy, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -39,8 +39,8 @@ def test_a_haproxy_that_read_the_routes_before_they_changed_is_told(
         slow = tmp_path / "slow.map"
         slow.write_text("".join(f"/{row} {row}\n" for row in range(SLOW_ROWS)), encoding="utf-8")
         proxy.start(more=f"    http-request set-var(txn.slow) path,map({slow})\n")
-        threading.Event().wait(0.3)
-        assert not proxy.is_newest()  # it has read the first routes, or is about to
+        assert eventually(lambda: proxy.begun_s() > 0.1)
+        assert not proxy.is_newest()  # it has read the first routes, and reads the slow map
         edge._write(tables("bbb"))
         assert proxy.is_newest()
         assert "/_v/bbb\n" in known(proxy)

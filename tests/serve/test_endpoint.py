@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -36,7 +35,7 @@ from serve import load, surface
 from serve.fronts.wire import bound
 from serve.load import LoadResult, Plan, run
 from serve.version import ModelVersion
-from tests.builders import eventually, job
+from tests.builders import eventually, job, ray_processes
 
 pytestmark = pytest.mark.ray
 
@@ -45,11 +44,14 @@ Deploy = Callable[..., str]
 
 
 @pytest.fixture
-def deploy(ray_cluster: Connection, version: ModelVersion) -> Iterator[Deploy]:
+def deploy(
+    ray_cluster: Connection, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Deploy]:
     """To a route of its own, which is taken away afterwards."""
     from cluster import discovery
     from serve import deployment
 
+    monkeypatch.setattr(deployment, "DRAIN_S", 1.0)
     known: dict[str, ModelVersion] = {}
 
     def act(wanted: ModelVersion, **fields: Any) -> str:
@@ -157,9 +159,13 @@ def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
 
 
 def fronts() -> set[int]:
-    """Processes that stand before some replica."""
-    found = psutil.process_iter(["cmdline"])
-    return {p.pid for p in found if "serve.fronts.front" in (p.info["cmdline"] or [])}
+    """Processes that stand before some replica of the cluster."""
+    found = set()
+    for replica in ray_processes("ray::ServeReplica:"):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            children = replica.children()
+            found |= {p.pid for p in children if "serve.fronts.front" in p.cmdline()}
+    return found
 
 
 def ray_nodes() -> list[dict[str, Any]]:
@@ -171,9 +177,7 @@ def ray_nodes() -> list[dict[str, Any]]:
 
 def processes(version: ModelVersion) -> set[int]:
     """Of its replicas."""
-    name = f"ray::ServeReplica:{version.name}--{version.id}"
-    found = psutil.process_iter(["cmdline"])
-    return {p.pid for p in found if " ".join(p.info["cmdline"] or []).startswith(name)}
+    return {p.pid for p in ray_processes(f"ray::ServeReplica:{version.name}--{version.id}")}
 
 
 def replicas(version: ModelVersion) -> dict[str, int]:
@@ -288,7 +292,8 @@ def test_limits_batching_and_replicas_change_without_a_restart(
         assert processes(version) > before[0]
         deploy(version, **fields)
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=60)
-        time.sleep(1)
+        count = len(results)
+        assert eventually(lambda: len(results) > count + 1)  # a second begun and ended with one
     assert results
     assert all(result.error_rate == 0 for result in results)
     kept = processes(version), fronts()
@@ -345,35 +350,30 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
     assert begun[0] != port
 
 
-def test_a_process_in_front_of_a_replica_comes_and_goes_with_it(
+def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_replaced(
     deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
-    """Through HAProxy, at the port that Ray Serve gave the replica, during an update."""
-    url = deploy(version, fronts=1)
+    """Through HAProxy, at the port that Ray Serve gave the replica: a kill, then an update."""
+    url = deploy(version, fronts=2)
     first = fronts()
-    assert len(first) == 1
+    assert len(first) == 2
     answer = httpx.post(f"{url}/predict", json={"inputs": "a superb film"})
     assert answer.json()["label"] == "positive"
     other = httpx.get(f"{url}/nowhere")
     assert answer.headers["x-request-id"][:8] != other.headers["x-request-id"][:8]
     newer = variant(version, tmp_path / "newer", touched)
     with asked(url, 8) as results:
-        deploy(newer, fronts=1)
-        assert eventually(lambda: len(fronts()) == 1 and fronts() != first, within_s=60)
-    assert all(result.requests and result.error_rate == 0 for result in results)
-    assert set(results[-1].versions) == {newer.id}
-
-
-def test_a_front_that_is_killed_loses_no_request(deploy: Deploy, version: ModelVersion) -> None:
-    url = deploy(version, fronts=2)
-    with asked(url, 8) as results:
         assert eventually(lambda: len(results) > 1)
-        victim = min(fronts())
+        victim = min(first)
         os.kill(victim, signal.SIGKILL)
         assert eventually(lambda: len(fronts() - {victim}) == 2)
         count = len(results)
         assert eventually(lambda: len(results) > count + 1)
+        second = fronts()
+        deploy(newer, fronts=2)
+        assert eventually(lambda: len(fronts()) == 2 and not fronts() & second, within_s=60)
     assert all(result.requests and result.error_rate == 0 for result in results)
+    assert set(results[-1].versions) == {newer.id}
 
 
 class GrpcCaller:
@@ -418,35 +418,25 @@ class GrpcCaller:
             thread.join()
 
 
-@pytest.fixture
-def fresh_serve(ray_cluster: Connection) -> Iterator[Connection]:
-    """No Ray Serve before and after: it keeps the options that it began with."""
-    import ray.serve
-
-    ray.serve.shutdown()
-    yield ray_cluster
-    ray.serve.shutdown()
-
-
 def test_grpc_is_refused_where_ray_serve_runs_without_it(
-    fresh_serve: Connection, deploy: Deploy, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+    deploy: Deploy, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from serve import deployment
 
-    deploy(version)
+    monkeypatch.setattr(deployment, "GRPC_ABOVE", deployment.GRPC_ABOVE + 1)  # nothing is there
     monkeypatch.setattr(deployment, "GRPC_TIMEOUT_S", 1)
     with pytest.raises(DeployError, match="runs without it"):
         deploy(version, grpc=True)
 
 
 def test_grpc_follows_the_route_and_loses_nothing(
-    fresh_serve: Connection, deploy: Deploy, version: ModelVersion, tmp_path: Path
+    ray_cluster: Connection, deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
     """Through HAProxy, with the model's name in place of a version's."""
     from serve import deployment
 
     deploy(version, grpc=True)
-    caller = GrpcCaller(version.name, deployment.grpc_port(fresh_serve.serve_port))
+    caller = GrpcCaller(version.name, deployment.grpc_port(ray_cluster.serve_port))
     newer = variant(version, tmp_path / "newer", touched)
     with caller.asking() as answers:
         assert eventually(lambda: len(answers) > 5)

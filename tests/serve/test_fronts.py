@@ -21,6 +21,7 @@ import pytest
 from serve import framework, surface
 from serve.access import digest
 from serve.api import MAX_BODY_BYTES
+from serve.fronts import front
 from serve.fronts.owner import Fronts
 from serve.fronts.wire import bound
 from serve.loading import load
@@ -181,8 +182,16 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
             of("winnow_serve_texts_total"),
         )
 
-    time.sleep(2.5)  # what others asked is told of
-    before = total()
+    before, since = total(), time.monotonic()
+
+    def is_quiet() -> bool:
+        """Fronts report every second what others asked of them."""
+        nonlocal before, since
+        if total() != before:
+            before, since = total(), time.monotonic()
+        return time.monotonic() - since > 2 * front.COUNT_S
+
+    assert eventually(is_quiet)
     for _ in range(10):
         assert ask(alone.url, ["a fine film", "a dull film"]).status_code == 200
     expected = (before[0] + 10, before[1] + 10, before[2] + 20)

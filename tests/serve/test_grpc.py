@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -165,15 +164,16 @@ def test_full_queues_late_answers_and_faults(
                 client.infer(name, texts("a"), headers=HEADERS)
         assert code in code_of(failure)
         assert "secret" not in str(failure.value)
-    run = server.batcher.launch
+    run, is_over = server.batcher.launch, threading.Event()
 
     def slowly(rows: Any) -> Any:
-        time.sleep(0.5)
+        is_over.wait(10)
         return run(rows)
 
     monkeypatch.setattr(server.batcher, "launch", slowly)
     with pytest.raises(InferenceServerException) as failure:
         client.infer(name, texts("a"), headers={**HEADERS, "x-request-timeout-seconds": "0.05"})
     assert "DEADLINE_EXCEEDED" in code_of(failure)
+    is_over.set()
     counted = {found.get("path") for _, _, found in server.metrics.samples(server.load)}
     assert "grpc ModelInfer" in counted

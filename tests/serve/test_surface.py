@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -335,16 +336,11 @@ def test_a_client_that_sends_its_body_too_slowly_is_told(
 ) -> None:
     monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
 
-    async def drip() -> httpx.Response:
-        async def body() -> Any:
-            yield b'{"inputs": '
-            await asyncio.sleep(1)
-            yield b'"a"}'
-
-        async with httpx.AsyncClient() as client:
-            return await client.post(f"{live}/predict", content=body(), headers=JSON)
-
-    assert asyncio.run(drip()).status_code == 408
+    place = httpx.URL(live)
+    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((place.host, place.port or 0), timeout=10) as talk:
+        talk.sendall(head + b'Content-Length: 15\r\n\r\n{"inputs": ')
+        assert talk.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 
 def test_texts_of_a_client_that_left_are_not_run(
@@ -366,7 +362,7 @@ def test_texts_of_a_client_that_left_are_not_run(
             first = asyncio.ensure_future(
                 client.post(f"{live}/predict", json={"inputs": "a"}, timeout=10)
             )
-            await asyncio.sleep(0.2)
+            assert await _soon(lambda: server.batcher.load.requests == 1)
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{live}/predict", json={"inputs": ["b"] * 7}, timeout=0.3)
             assert await _soon(lambda: server.batcher.load.requests == 1)
@@ -385,6 +381,7 @@ async def _soon(is_so: Callable[[], bool]) -> bool:
     return False
 
 
+@pytest.mark.browser
 def test_the_playground_answers_in_a_real_browser(live: str) -> None:
     found = seen(f"{live}/#text=a superb film", until="ms in the engine")
     assert "positive</span>" in found

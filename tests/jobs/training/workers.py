@@ -89,10 +89,17 @@ def run(
 
 def wait_for(log: Path, event: str) -> None:
     """Wait until a group has reported an event."""
+    assert comes(lambda: any(found["event"] == event for found in read(log))), f"no {event}"
+
+
+def comes(condition: Callable[[], bool]) -> bool:
+    """Whether a condition that may hold for a few milliseconds alone is met while a group runs."""
     deadline = time.monotonic() + STARTED
-    while not any(found["event"] == event for found in read(log)):
-        assert time.monotonic() < deadline, f"no {event}"
-        time.sleep(0.005)
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def read(log: Path) -> list[dict]:
@@ -156,5 +163,5 @@ def _work(
 def _die_with_parent() -> None:
     parent = os.getppid()
     while os.getppid() == parent:
-        time.sleep(1)
+        time.sleep(0.1)
     os.kill(os.getpid(), signal.SIGKILL)

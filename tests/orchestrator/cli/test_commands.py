@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import commands
 from tests.builders import MINIMAL
-
-ROOT = Path(__file__).parents[3]
+from tests.commands import call as winnow
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def winnow(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call the command in a folder, with nothing up and no state of its own."""
+def in_a_process(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a user starts it."""
     return subprocess.run(
         [sys.executable, "-m", "orchestrator", *arguments],
         cwd=folder,
-        env={**os.environ, "WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
+        env=commands.own_process(folder),
         capture_output=True,
         text=True,
         timeout=60,
@@ -62,7 +62,7 @@ def test_validate_says_all_that_is_wrong_without_a_traceback(folder: Path) -> No
 
 def test_plan_needs_no_cluster_and_under_five_seconds(folder: Path) -> None:
     begin = time.perf_counter()
-    done = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json", "--json")
+    done = in_a_process(folder, "plan", "job.yaml", "--inventory", "nodes.json", "--json")
     assert time.perf_counter() - begin < 5
     plan = json.loads(done.stdout)
     assert [c["placement"]["sku"] for c in plan["candidates"]] == ["T4"]
@@ -122,7 +122,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
 
 
 def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
-    assert "no local cluster is up" in winnow(folder, "status").stdout
+    assert "no local cluster is up" in in_a_process(folder, "status").stdout
     assert json.loads(winnow(folder, "status", "--json").stdout)["runs"] == []
     assert "no local cluster was up" in winnow(folder, "down").stdout
 
@@ -182,18 +182,15 @@ def test_a_storage_without_models_lists_none(folder: Path) -> None:
 
 
 def test_prices_that_cannot_be_fetched_leave_the_known_ones(folder: Path) -> None:
-    keys = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": str(folder / "none")}
-    keys["AWS_SHARED_CREDENTIALS_FILE"] = str(folder / "none")
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "hardware", "--refresh-prices"],
-        cwd=folder,
-        env={**bare, **keys, "WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    named = [name for name in os.environ if name.startswith("AWS_")]
+    nowhere = str(folder / "none")
+    environment = {
+        **dict.fromkeys(named, ""),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": nowhere,
+        "AWS_SHARED_CREDENTIALS_FILE": nowhere,
+    }
+    done = winnow(folder, "hardware", "--refresh-prices", environment=environment)
     assert done.returncode == 1
     assert "Unable to locate credentials" in done.stderr
     assert "A100-80GB" in done.stdout

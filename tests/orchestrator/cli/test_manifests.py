@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from tests.orchestrator.cli.test_commands import ROOT, winnow
+from tests.commands import call as winnow
 
+ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "sst2-bert.yaml"
 IMAGE = ("--image", "registry.example/winnow@sha256:" + "0" * 64)
 

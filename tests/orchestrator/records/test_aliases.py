@@ -104,7 +104,7 @@ def run_all(place: str, folder: Path) -> list[Path]:
     running, draw = {number: start(number) for number in range(PROCESSES)}, random.Random(5)
     kills = 0
     while running:
-        time.sleep(draw.uniform(0.05, 0.25))
+        time.sleep(draw.uniform(0.02, 0.1))
         for number, process in list(running.items()):
             if process.poll() is not None:
                 assert process.returncode == 0

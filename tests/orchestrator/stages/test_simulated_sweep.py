@@ -21,7 +21,7 @@ from orchestrator.decisions.plan import make_plan
 from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
-from tests.builders import any_of, eventually, job, sweep, training_config
+from tests.builders import any_of, eventually, job, ray_processes, sweep, training_config
 
 pytestmark = pytest.mark.ray
 
@@ -133,9 +133,7 @@ def kill_a_trial(found: list[psutil.Process]) -> None:
     """The first that there is."""
 
     def look() -> bool:
-        trial = "ray::ImplicitFunc.train"
-        every = psutil.process_iter(["cmdline"])
-        found.extend(p for p in every if (p.info["cmdline"] or [""])[0].startswith(trial))
+        found.extend(ray_processes("ray::ImplicitFunc.train"))
         return bool(found)
 
     if eventually(look, within_s=60):
