@@ -27,9 +27,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 test: install
 	$(PYTEST) -m "not slow" --junitxml=build/tests/test.xml
 
-# no Ray, no browser, no whole jobs
+# no Ray, no browser, no whole jobs, no groups of processes
 test-fast: install
-	$(PYTEST) -m "not slow and not ray and not e2e and not browser"
+	$(PYTEST) -m "not slow and not ray and not e2e and not browser and not workers"
 
 # what `test-all` adds to `test`: the same thing many times over, or for minutes
 test-slow: install

@@ -27,7 +27,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.faults_to_plant import FAULTS, Fault  # noqa: E402 - runs from a clone, installed or not
 
-MARKS = {"fast": "not ray and not e2e and not browser and not slow", "test": "not slow", "all": ""}
+MARKS = {
+    "fast": "not slow and not ray and not e2e and not browser and not workers",
+    "test": "not slow",
+    "all": "",
+}
 """What each of `make test-fast`, `make test` and `make test-all` selects."""
 PASSED, FAILED, NONE_SELECTED = 0, 1, 5
 """Exit codes of pytest."""

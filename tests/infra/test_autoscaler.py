@@ -15,6 +15,8 @@ from infra import partition
 from tests import alone
 from tests.alone import needs_namespaces
 
+pytestmark = pytest.mark.slow
+
 Go = Callable[[str, int], "subprocess.CompletedProcess[str]"]
 HEAD_ID, HEAD_TYPE = "f" * 51 + "00000", "ray.head.default"
 """As Ray's pretended cloud has them."""
@@ -155,7 +157,7 @@ def go(reviews: Path, tiny_model: str, tmp_path: Path, short_folder: str) -> Go:
 @pytest.mark.e2e
 @needs_namespaces
 def test_nodes_come_for_a_job_and_go_after_it(go: Go) -> None:
-    """Earns its minute: Ray's autoscaler itself."""
+    """Catches what only Ray's own autoscaler shows: that it acts on what a job asks for."""
     done = go(GO, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Ray's autoscaler was asked for L40S:2" in done.stderr
@@ -166,7 +168,7 @@ def test_nodes_come_for_a_job_and_go_after_it(go: Go) -> None:
 @pytest.mark.e2e
 @needs_namespaces
 def test_nodes_go_when_the_job_that_asked_for_them_is_killed(go: Go) -> None:
-    """Earns its minute: a request that outlives its job keeps nodes that cost money."""
+    """Catches a request that outlives its job, and keeps nodes that cost money."""
     done = go(KILLED, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert json.loads(done.stdout) == {"nodes": [["L40S", False]], "actors": []}
@@ -175,7 +177,7 @@ def test_nodes_go_when_the_job_that_asked_for_them_is_killed(go: Go) -> None:
 @pytest.mark.e2e
 @needs_namespaces
 def test_replicas_that_find_no_room_bring_a_node(go: Go) -> None:
-    """Earns its minute: a node holds two of the three; one may come and go before they start."""
+    """Catches replicas that wait for ever: a node holds two of the three."""
     done = go(SERVED, 2)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "deploy ✓" in done.stderr

@@ -30,9 +30,10 @@ def test_the_firewall_goes_with_the_ports_that_the_script_pins() -> None:
 
 
 @may_make_networks
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_stranger_is_refused_at_every_port(tmp_path: Path) -> None:
-    """Earns its two minutes: a real head, asked from another network as its clients ask."""
+    """Catches a port of Ray or ours that answers strangers: a real head, from another network."""
     out = tmp_path / "found.json"
     has_firewall = shutil.which("nft") is not None
     words = [sys.executable, str(ROOT / "infra/outsider.py"), "--out", str(out)]

@@ -266,6 +266,7 @@ def unpacked(text: str) -> ServerConfig:
     return pickle.loads(bytes.fromhex(text))
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, ending: int) -> None:
     config = ServerConfig(version, engine="torch-fp32", fronts=FRONTS)

@@ -1,6 +1,6 @@
 """Requests made up from the endpoint's own OpenAPI document: never an error of the server's own.
 
-FUZZ_EXAMPLES=2000 asks so many times at each of the operations; benchmarks/LOG.md has such a run.
+FUZZ_EXAMPLES=2000 asks so many times in the slow one; benchmarks/LOG.md has such a run.
 """
 
 import os
@@ -23,14 +23,15 @@ from serve.server import ServerConfig
 from serve.version import ModelVersion
 from tests.serve.live import on_socket
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
+FEW, MANY = 40, int(os.environ.get("FUZZ_EXAMPLES", "250"))
+"""Requests at each of the operations."""
 ALLOWED = {503, 504}
 """Deliberate refusals; nothing else of 500 and above may come."""
 GROWTH_MIB = 300
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.timeout(60 + EXAMPLES),
+    pytest.mark.timeout(60 + 2 * MANY),
 ]
 document: dict[str, Any] = surface.api.openapi()
 schema = schemathesis.openapi.from_dict(document)
@@ -62,14 +63,31 @@ def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made
     assert grown < GROWTH_MIB
 
 
+def examples(count: int) -> hypothesis.settings:
+    """So many, without a data base of earlier ones."""
+    return hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+
+
 @schema.parametrize()
-@hypothesis.settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
+@examples(FEW)
 def test_answers_are_those_of_the_document(case: schemathesis.Case[Any], made: Made) -> None:
+    check(case, made)
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@examples(MANY)
+def test_many_answers_are_those_of_the_document(case: schemathesis.Case[Any], made: Made) -> None:
+    """Catches what a request has to be rare for, and memory that grows with each."""
+    check(case, made)
+
+
+def check(case: schemathesis.Case[Any], made: Made) -> None:
     """Status, type and body as documented; errors in the one shape."""
     name = str((case.path_parameters or {}).get("name", ""))
     if name and sum(map(ord, name)) % 2:  # else the model would hardly ever be asked

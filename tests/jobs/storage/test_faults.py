@@ -25,7 +25,9 @@ TROUBLE = {
     "cut_upload": 0.03,
     "stall": 0.002,
 }
-CYCLES, MOVES, CLIENTS = 200, 200, 8
+CLIENTS = 8
+few_and_many = pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
+"""The many catch what two kinds of trouble in one operation bring, which few rarely meet."""
 
 
 @pytest.fixture
@@ -47,9 +49,11 @@ def made(folder: Path, number: int) -> Path:
     return folder
 
 
-def test_two_hundred_folders_come_back_whole(
-    bucket: str, faults: s3.Faults, tmp_path: Path
+@few_and_many
+def test_folders_come_back_whole(
+    count: int, bucket: str, faults: s3.Faults, tmp_path: Path
 ) -> None:
+    """Earns its time: every kind of trouble is met by real clients of a real server."""
     objects = BucketObjects(bucket)
 
     def cycle(number: int) -> None:
@@ -61,11 +65,14 @@ def test_two_hundred_folders_come_back_whole(
             assert (place / name).read_bytes() == (folder / name).read_bytes()
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(cycle, range(CYCLES)))
-    assert all(faults.met[kind] for kind in TROUBLE)
+        list(pool.map(cycle, range(count)))
+    rare = {"stall"} if count < 200 else set[str]()
+    assert all(faults.met[kind] for kind in TROUBLE.keys() - rare)
 
 
-def test_two_hundred_moves_at_once_are_one_after_another(bucket: str, faults: s3.Faults) -> None:
+@few_and_many
+def test_moves_at_once_are_one_after_another(count: int, bucket: str, faults: s3.Faults) -> None:
+    """Earns its time: answers are lost on their way, and a move that is repeated counts once."""
     spans: list[tuple[float, float, Move]] = []
     lock = threading.Lock()
 
@@ -76,9 +83,9 @@ def test_two_hundred_moves_at_once_are_one_after_another(bucket: str, faults: s3
             spans.append((begin, time.monotonic(), made))
 
     with ThreadPoolExecutor(CLIENTS) as pool:
-        list(pool.map(move, range(MOVES)))
+        list(pool.map(move, range(count)))
     history = aliases.history(BucketObjects(bucket), "m", "deployed")
-    assert [made.number for made in history] == list(range(1, MOVES + 1))
+    assert [made.number for made in history] == list(range(1, count + 1))
     assert sorted(made.number for *_, made in spans) == [made.number for made in history]
     assert {made for *_, made in spans} == set(history)
     for begin, _, later in spans:  # who began after another's answer comes after it

@@ -11,13 +11,15 @@ from jobs.training.events import Burned, Event, Joined
 def test_a_cpu_s_rates_are_measured_by_doing_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(burn, "WARMUP_S", 0.05)
     monkeypatch.setattr(burn, "TIMED_S", 0.2)
+    # a CPU that has no bf16 reaches a thousandth of what one has that does
+    monkeypatch.setattr(burn, "MATRIX", {"cpu": 256})
     events: list[Event] = []
     burn.burn(burn.BurnRequest("cpu", ("fp32", "bf16")), events.append)
     joined, found = events
     assert isinstance(joined, Joined)
     assert isinstance(found, Burned)
     assert set(found.tflops) == {"fp32", "bf16"}
-    assert all(0.001 < rate < 100 for rate in found.tflops.values())
+    assert all(0.0001 < rate < 100 for rate in found.tflops.values())
     assert 0.5 < found.bandwidth_gb_per_s < 2000
     assert (found.workers, found.host_gb_per_s, found.all_reduce_gb_per_s) == (1, None, None)
 

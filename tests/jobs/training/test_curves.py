@@ -92,9 +92,18 @@ def plain_losses(config: TrainingConfig, model: torch.nn.Module, corpus: Corpus)
     return found
 
 
-def test_the_curve_is_that_of_a_plain_loop(reviews: Path) -> None:
-    """Earns its time: accumulation, filler rows, widths and the guarded update change nothing."""
-    config = fifty_steps(reviews)
+@pytest.mark.parametrize(
+    ("weights", "lr"), [("drawn", 5e-3), pytest.param("real", 1e-4, marks=pytest.mark.slow)]
+)
+def test_the_curve_is_that_of_a_plain_loop(
+    weights: str, lr: float, reviews: Path, request: pytest.FixtureRequest
+) -> None:
+    """Accumulation, filler rows, widths and the guarded update change nothing.
+
+    The slow one catches what six layers with trained weights show and two drawn ones do not.
+    """
+    base = MINILM if weights == "real" else request.getfixturevalue("tiny_model")
+    config = fifty_steps(reviews, base, optimizer=OptimizerSpec(lr=lr))
     corpus = load_corpus(config)
     expected = plain_losses(config, seeded_model(config, corpus), corpus)
     found = engine_losses(config)
@@ -103,10 +112,17 @@ def test_the_curve_is_that_of_a_plain_loop(reviews: Path) -> None:
     assert sum(found[-5:]) < sum(found[:5]) / 2
 
 
-def test_lora_is_that_of_peft_by_hand(reviews: Path) -> None:
+@pytest.mark.parametrize(
+    ("weights", "lr"), [("drawn", 2e-2), pytest.param("real", 2e-3, marks=pytest.mark.slow)]
+)
+def test_lora_is_that_of_peft_by_hand(
+    weights: str, lr: float, reviews: Path, request: pytest.FixtureRequest
+) -> None:
+    """The slow one catches what six layers with trained weights show and two drawn ones do not."""
     adapter = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0)
-    spec = ModelSpec(base=MINILM, dropout=0.0, adapter=adapter)
-    config = fifty_steps(reviews, model=spec, optimizer=OptimizerSpec(lr=2e-3))
+    base = MINILM if weights == "real" else request.getfixturevalue("tiny_model")
+    spec = ModelSpec(base=base, dropout=0.0, adapter=adapter)
+    config = fifty_steps(reviews, model=spec, optimizer=OptimizerSpec(lr=lr))
     corpus = load_corpus(config)
     lora = peft.LoraConfig(
         task_type="SEQ_CLS", r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear"

@@ -15,6 +15,8 @@ from jobs.training.config import TrainingConfig
 from tests.builders import training_config
 from tests.jobs.training import workers
 
+pytestmark = pytest.mark.workers
+
 KILLS = 20
 INTERVAL = 2
 """Steps between checkpoints."""

@@ -8,7 +8,8 @@ import torch
 
 from jobs.errors import DataError
 from jobs.spec.model import ModelSpec
-from jobs.spec.train import OptimizerSpec
+from jobs.spec.quantities import Cadence
+from jobs.spec.train import EvalSpec, OptimizerSpec
 from jobs.training.data import packing as packs
 from jobs.training.data.corpus import load_corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -113,12 +114,14 @@ def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) 
 @pytest.mark.parametrize("packing", ["packed", "single"])
 def test_a_language_model_learns_to_answer(packing: str, questions: Path, tiny_llama: str) -> None:
     is_packed = packing == "packed"
+    epochs = 24 if is_packed else 6
     events: list[Event] = []
     config = language_config(
         questions,
         tiny_llama,
         data=language_data(questions, packing=is_packed),
-        epochs=24.0 if is_packed else 6.0,
+        epochs=float(epochs),
+        eval=EvalSpec(every=Cadence(epochs, "epoch")),
         optimizer=OptimizerSpec(lr=1e-2),
         metrics=("token_accuracy", "perplexity", "distinct_1", "distinct_2", "repetition"),
     )

@@ -16,7 +16,7 @@ from jobs.storage import files, manifest
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Evaluated, Event, Saved, Started, Stepped
 from jobs.training.loop import train
-from tests.builders import MINILM, eventually, training_config
+from tests.builders import eventually, training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -46,17 +46,15 @@ def torchrun(config: TrainingConfig, folder: Path, workers: int) -> list[float]:
     return [line["loss"] for line in lines if line["event"] == "Stepped"]
 
 
-def test_the_loss_curve_does_not_depend_on_the_layout(reviews: Path, tmp_path: Path) -> None:
-    """Earns its half minute: the sweep's assumption that placement does not change learning."""
-    whole = training_config(reviews, MINILM, optimizer=OptimizerSpec(lr=1e-4))
-    reference = losses(whole)
-    accumulated = losses(
-        training_config(reviews, MINILM, optimizer=whole.optimizer, micro_batch_size=8)
-    )
+@pytest.mark.workers
+def test_the_loss_curve_does_not_depend_on_the_layout(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Earns its time: the sweep's assumption that placement does not change learning."""
+    reference = losses(training_config(reviews, tiny_model))
+    accumulated = losses(training_config(reviews, tiny_model, micro_batch_size=8))
     spread = torchrun(
-        training_config(reviews, MINILM, optimizer=whole.optimizer, micro_batch_size=16),
-        tmp_path,
-        workers=2,
+        training_config(reviews, tiny_model, micro_batch_size=16), tmp_path, workers=2
     )
     assert len(reference) == 5
     assert reference[-1] < reference[0]

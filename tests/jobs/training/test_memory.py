@@ -25,6 +25,7 @@ def long_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.workers
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(
     long_rows: Path, tiny_model: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,10 @@ from jobs.training.loop import train
 from tests.builders import language_config, training_config
 from tests.jobs.training import flat_on_cpu, workers
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.workers,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 
 def two_workers(reviews: Path, base: str, **fields: object) -> TrainingConfig:

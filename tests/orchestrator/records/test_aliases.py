@@ -16,7 +16,8 @@ from orchestrator.records import aliases
 from tests import s3
 from tests.orchestrator.records import promoting
 
-PROCESSES, OPERATIONS, KILLS = 8, 50, 12
+FEW, MANY = (3, 15, 3), (8, 50, 12)
+"""Processes, operations of each, and kills."""
 LOST = {"lost": 0.05, "error": 0.02}
 
 
@@ -53,23 +54,28 @@ def test_an_altered_alias_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
+@pytest.mark.parametrize("size", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=str)
 def test_killed_processes_leave_a_history_that_is_one_after_another(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    size: tuple[int, int, int],
+    kind: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Earns its time: 400 moves by eight processes, twelve of them killed and begun again."""
+    """The slow one catches rare orders: 400 moves by eight processes, of which twelve are killed."""
     if kind == "folder":
-        check(str(tmp_path / "storage"), tmp_path)
+        check(str(tmp_path / "storage"), tmp_path, size)
         return
     bucket = request.getfixturevalue("bucket")
     faults = s3.Faults(LOST, seed=3)
     with s3.proxy(request.getfixturevalue("s3_url"), faults) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
-        check(bucket, tmp_path)
+        check(bucket, tmp_path, size)
     assert faults.met["lost"]
 
 
-def check(place: str, folder: Path) -> None:
-    logs = run_all(place, folder)
+def check(place: str, folder: Path, size: tuple[int, int, int]) -> None:
+    logs = run_all(place, folder, *size)
     moves = aliases.history(open_storage(place).objects, promoting.MODEL, promoting.ALIAS)
     assert [move.number for move in moves] == list(range(1, len(moves) + 1))
     by_operation = {move.operation: move for move in moves}
@@ -93,15 +99,15 @@ def check(place: str, folder: Path) -> None:
             assert row["version"] == aliases.previous(promoting.MODEL, before)
 
 
-def run_all(place: str, folder: Path) -> list[Path]:
+def run_all(place: str, folder: Path, processes: int, operations: int, most: int) -> list[Path]:
     """Logs of processes that all came to their end, some after having been killed."""
-    logs = [folder / f"{number}.jsonl" for number in range(PROCESSES)]
+    logs = [folder / f"{number}.jsonl" for number in range(processes)]
 
     def start(number: int) -> "subprocess.Popen[bytes]":
-        words = [place, str(logs[number]), str(number), str(OPERATIONS)]
+        words = [place, str(logs[number]), str(number), str(operations)]
         return subprocess.Popen([sys.executable, "-m", promoting.__name__, *words])
 
-    running, draw = {number: start(number) for number in range(PROCESSES)}, random.Random(5)
+    running, draw = {number: start(number) for number in range(processes)}, random.Random(5)
     kills = 0
     while running:
         time.sleep(draw.uniform(0.02, 0.1))
@@ -110,11 +116,11 @@ def run_all(place: str, folder: Path) -> list[Path]:
                 assert process.returncode == 0
                 del running[number]
         busy = [number for number in running if logs[number].exists()]
-        if busy and kills < KILLS:
+        if busy and kills < most:
             victim = draw.choice(busy)
             running[victim].kill()
             running[victim].wait()
             kills += 1
             running[victim] = start(victim)
-    assert kills == KILLS
+    assert kills == most
     return logs

@@ -111,11 +111,16 @@ def state(name: str, folder: Path) -> bool:
     return text == runs["new"]
 
 
-@pytest.mark.parametrize("name", ["append", "move", "publish"])
+@pytest.mark.parametrize(
+    "name", ["append", "move", pytest.param("publish", marks=pytest.mark.slow)]
+)
 def test_cut_or_refused_at_every_call_it_is_the_old_state_or_the_new(
     name: str, actor: Actor, tmp_path: Path
 ) -> None:
-    """Earns its time: a kill, a full and a broken disk at each call that names or uses a file."""
+    """A kill, a full and a broken disk at each call that names or uses a file.
+
+    The slow one catches what test_full_disk.py cannot: publishing makes over a hundred calls.
+    """
     whole = prepare(tmp_path / "whole")
     assert actor.act(name, whole) == 0
     assert state(name, whole)

@@ -11,22 +11,25 @@ from orchestrator.records import aliases, registry, runs
 from serve.version import ModelVersion
 from tests.orchestrator.records import running
 
-PROCESSES, EACH = 10, 5
+FEW, MANY = (3, 4), (10, 5)
+"""Processes, and runs of each."""
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_fifty_runs_at_once_leave_it_whole(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+@pytest.mark.parametrize("size", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=str)
+def test_runs_at_once_leave_it_whole(
+    size: tuple[int, int], kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Earns its time: ten processes with five runs each."""
+    """The slow one catches rare orders: ten processes with five runs each."""
+    processes, each = size
     place = str(tmp_path / "storage" if kind == "folder" else request.getfixturevalue("bucket"))
     words = [sys.executable, "-m", running.__name__, place, str(tmp_path / "made")]
     started = [
-        subprocess.Popen([*words, str(first), str(EACH)])
-        for first in range(0, PROCESSES * EACH, EACH)
+        subprocess.Popen([*words, str(first), str(each)])
+        for first in range(0, processes * each, each)
     ]
-    assert [process.wait(timeout=100) for process in started] == [0] * PROCESSES
-    storage, count = open_storage(place), PROCESSES * EACH
+    assert [process.wait(timeout=100) for process in started] == [0] * processes
+    storage, count = open_storage(place), processes * each
     versions = {version.id: version for version, _ in registry.every(storage)}
     assert len(versions) == count
     found = runs.every(storage)
