@@ -22,7 +22,7 @@ quickstart: install
 	$(BIN)/python examples/ask.py
 
 # of two processes one has the Ray cluster; the other runs what needs none
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 test: install
 	$(PYTEST) -m "not slow" --junitxml=build/tests/test.xml

@@ -86,7 +86,7 @@ def test_what_the_pages_tell_to_run_runs(clones: dict[str, Path], tmp_path: Path
     ours = ("RAY_", "AWS_", "WINNOW_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment["WINNOW_HOME"] = str(tmp_path / "home")
+    environment |= {"WINNOW_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     # the page that stops the cluster comes last
     names = sorted(clones, key=lambda name: "winnow down" in script(ROOT / name))
     parts = [

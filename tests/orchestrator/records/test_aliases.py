@@ -62,7 +62,7 @@ def test_killed_processes_leave_a_history_that_is_one_after_another(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The slow one catches rare orders: 400 moves by eight processes, of which twelve are killed."""
+    """The slow one catches rare orders: 400 moves by eight processes, twelve of them killed."""
     if kind == "folder":
         check(str(tmp_path / "storage"), tmp_path, size)
         return
