@@ -21,25 +21,28 @@ quickstart: install
 	$(BIN)/winnow run examples/quickstart.yaml
 	$(BIN)/python examples/ask.py
 
-# of two processes one has the Ray cluster; the other runs what needs none
-PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+# what needs no Ray in two processes; then Ray's tests, whose workers need both cores, in one
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n 2 --dist loadfile
+REPORTS := build/tests
 
 test: install
-	$(PYTEST) -m "not slow" --junitxml=build/tests/test.xml
+	$(PYTEST) $(SPREAD) -m "not slow and not ray" --junitxml=$(REPORTS)/plain.xml
+	$(PYTEST) -m "not slow and ray" --junitxml=$(REPORTS)/ray.xml
 
 # no Ray, no browser, no whole jobs, no groups of processes
 test-fast: install
-	$(PYTEST) -m "not slow and not ray and not e2e and not browser and not workers"
+	$(PYTEST) $(SPREAD) -m "not slow and not ray and not e2e and not browser and not workers"
 
 # what `test-all` adds to `test`: the same thing many times over, or for minutes
 test-slow: install
-	$(PYTEST) -m slow --junitxml=build/tests/slow.xml
+	$(PYTEST) -m slow --junitxml=$(REPORTS)/slow.xml
 
 test-all: test test-slow
 
 # after `make test-all`
 durations:
-	$(BIN)/python -m tests.durations build/tests/test.xml build/tests/slow.xml > tests/DURATIONS.md
+	$(BIN)/python -m tests.durations $(REPORTS)/plain.xml $(REPORTS)/ray.xml $(REPORTS)/slow.xml > tests/DURATIONS.md
 
 check: install
 	$(BIN)/ruff check .

@@ -1,7 +1,6 @@
 """Fixtures that several tests share: small data, a tiny model, one simulated Ray cluster."""
 
 import csv
-import functools
 import json
 import os
 import random
@@ -26,8 +25,6 @@ from tests.builders import MINILM
 
 GOOD = ("superb", "moving", "delightful", "fresh", "brilliant")
 BAD = ("dull", "awful", "tedious", "clumsy", "lifeless")
-ROOT = Path(__file__).parents[1]
-RAY = "ray"
 SIMULATED = ("A100-80GB:1", "L40S:2", "T4:4")
 
 # Ray's own code warns about itself, and leaves sockets to the garbage collector when it stops
@@ -41,45 +38,12 @@ RAY_WARNINGS = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let Ray's own warnings pass, and begin with what takes longest: Ray, then whole jobs."""
-    items.sort(
-        key=lambda item: (group_of(item.nodeid) != RAY, item.get_closest_marker("e2e") is None)
-    )
+    """Let Ray's own warnings pass in tests that use Ray."""
     for item in items:
         if item.get_closest_marker("ray"):
             for warning in RAY_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give all files that use Ray to one process, which has the cluster, and others file by file.
-
-    xdist's own groups find no marks under pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByCluster(LoadScopeScheduling):
-        """One group for Ray, one for each other file."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
-
-    return ByCluster(config, log)
-
-
-def group_of(nodeid: str) -> str:
-    """The file of a test, or what all files with tests of Ray have in common."""
-    path = nodeid.partition("::")[0]
-    return RAY if uses_ray(path) else path
-
-
-@functools.cache
-def uses_ray(path: str) -> bool:
-    """Whether a file has tests that are marked so."""
-    return "pytest.mark.ray" in (ROOT / path).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
