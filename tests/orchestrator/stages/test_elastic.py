@@ -16,7 +16,7 @@ from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.decisions.resolve import fewer_workers
 from tests.builders import inventory, training_config, training_workers
 
-STEPS, HIT, WITH_FEWER = 1500, 100, 400
+STEPS, HIT, WITH_FEWER = 600, 60, 120
 """Of a run: all, when it loses a worker, and how many are done with fewer."""
 
 
@@ -28,7 +28,7 @@ def test_a_lost_device_is_done_without_until_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Earns its two minutes: the losses are those of one plain process all the way."""
+    """Earns its minute: the losses are those of one plain process all the way."""
     import ray.util
 
     from cluster.discovery import discover
