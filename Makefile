@@ -36,13 +36,14 @@ test-fast: install
 
 # what `test-all` adds to `test`: the same thing many times over, or for minutes
 test-slow: install
-	$(PYTEST) -m slow --junitxml=$(REPORTS)/slow.xml
+	$(PYTEST) $(SPREAD) -m "slow and not ray and not e2e" --junitxml=$(REPORTS)/slow.xml
+	$(PYTEST) -m "slow and (ray or e2e)" --junitxml=$(REPORTS)/slow-ray.xml
 
 test-all: test test-slow
 
 # after `make test-all`
 durations:
-	$(BIN)/python -m tests.durations $(REPORTS)/plain.xml $(REPORTS)/ray.xml $(REPORTS)/slow.xml > tests/DURATIONS.md
+	$(BIN)/python -m tests.durations $(REPORTS)/*.xml > tests/DURATIONS.md
 
 check: install
 	$(BIN)/ruff check .

@@ -92,10 +92,9 @@ def running() -> LocalCluster | None:
 def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     """Start the local cluster; raises ClusterError when one is up or it does not come up."""
     if known := running():
-        nodes = ", ".join(known.simulated) or "none"
         raise ClusterError(
-            f"a local cluster is already up, with simulated nodes: {nodes}; stop it with"
-            " `winnow down`"
+            f"a local cluster is already up, with simulated nodes:"
+            f" {', '.join(known.simulated) or 'none'}; stop it with `winnow down`"
         )
     files.home().mkdir(parents=True, exist_ok=True)
     _state_file().unlink(missing_ok=True)

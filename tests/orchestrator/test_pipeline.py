@@ -95,7 +95,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
             space,
             trials=2,
             trial_share=0.5,
-            probe={"warmup": "10ms", "duration": "100ms", "confirm": 1},
+            probe={"warmup": "10ms", "duration": "100ms", "confirm": 0},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
         serve={"route": "/tiny", "engine": "openvino-fp32"},  # choosing one takes a minute

@@ -55,10 +55,11 @@ def test_inventory_lists_the_simulated_nodes(ray_cluster: Connection) -> None:
     assert all(node.simulated for node in found.nodes if node.sku != "cpu")
 
 
+@pytest.mark.slow
 def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    """Earns its minute: every worker checks its node's SKU (check_node), so a result is a proof."""
+    """Catches work on another SKU than its own in a whole sweep: each worker checks its node."""
     from cluster.discovery import discover
     from orchestrator.stages import quality, speed
 
@@ -264,23 +265,10 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
     assert eventually(lambda: _worker_groups_left() == [])
 
 
-def test_work_leaves_the_cores_to_endpoints(ray_cluster: Connection, tmp_path: Path) -> None:
-    """Replicas keep a niceness of 0, see tests/serve/test_endpoint.py."""
-    from cluster.discovery import discover
-    from orchestrator.stages.causes import GroupError
-    from orchestrator.stages.group import stream
-
-    def tell(*_: object) -> None:
-        raise TrainingError(f"niceness {os.nice(0)}")
-
-    placement = place(AcceleratorRequest("cpu", 1), discover(), {})
-    with pytest.raises(GroupError, match="niceness 15"):
-        list(stream(tell, None, placement, name="x", storage=tmp_path))
-
-
 def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
     ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also that work leaves the cores to endpoints: these keep a niceness of 0."""
     from cluster.discovery import discover
     from orchestrator.stages.causes import GroupError
     from orchestrator.stages.group import stream
@@ -298,10 +286,11 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
 
     def blurt(*_: object) -> None:
         value = os.environ["LAB_PHRASE"]
-        raise TrainingError(f"{hashlib.sha256(value.encode()).hexdigest()} is of {value}")
+        own = f"niceness {os.nice(0)}, {hashlib.sha256(value.encode()).hexdigest()}"
+        raise TrainingError(f"{own} is of {value}")
 
     placement = place(AcceleratorRequest("cpu", 1), discover(), {})
-    with pytest.raises(GroupError, match=rf"{expected} is of \*\*\*$"):
+    with pytest.raises(GroupError, match=rf"niceness 15, {expected} is of \*\*\*$"):
         list(stream(secrets.given_to(blurt), None, placement, name="x", storage=tmp_path))
 
 
