@@ -19,7 +19,7 @@ def run(
     *arguments: str,
     folder: Path,
     environment: Mapping[str, str],
-    timeout_s: float = 400,
+    timeout_s: float = 500,
 ) -> "subprocess.CompletedProcess[str]":
     """A bash script, ended by its first error; all that it starts ends with it."""
     text = f"set -euo pipefail\nip link set lo up\n{script}"

@@ -146,7 +146,8 @@ def ray_cluster(
     os.environ["WINNOW_HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ.update({**s3.KEYS, "AWS_ENDPOINT_URL_S3": s3_url})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ingress, "DRAIN_S", "2")
+        patch.setattr(ingress, "DRAIN_S", "3")
+        patch.setattr(local, "IDLE_WORKER_S", 900)  # starting one for each question takes 3 s
         local.start([parse_accelerators(name) for name in SIMULATED])
     try:
         with session.connect(start=False) as connection:

@@ -40,7 +40,7 @@ def test_a_stranger_is_refused_at_every_port(tmp_path: Path) -> None:
     words += ["--firewall"] if has_firewall else []
     environment = {**os.environ, "WINNOW_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        words, env=environment, capture_output=True, text=True, check=False, timeout=400
+        words, env=environment, capture_output=True, text=True, check=False, timeout=500
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     found = json.loads(out.read_text(encoding="utf-8"))

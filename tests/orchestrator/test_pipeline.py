@@ -56,7 +56,7 @@ def winnow(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ})
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 330) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 480) -> tuple[int, str, str]:
     """Exit code, stdout and stderr."""
     out, err = process.communicate(timeout=timeout_s)
     return process.returncode, out, err

@@ -64,7 +64,7 @@ def winnow(environment: dict[str, str], *arguments: str) -> "subprocess.Complete
     """Run the command as a user would."""
     command = [sys.executable, "-m", "orchestrator", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=environment
+        command, capture_output=True, text=True, check=False, timeout=400, env=environment
     )
 
 

@@ -51,7 +51,7 @@ def deploy(
     from cluster import discovery
     from serve import deployment
 
-    monkeypatch.setattr(deployment, "DRAIN_S", 1.0)
+    monkeypatch.setattr(deployment, "DRAIN_S", 2.0)
     known: dict[str, ModelVersion] = {}
 
     def act(wanted: ModelVersion, **fields: Any) -> str:
