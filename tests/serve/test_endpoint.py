@@ -247,10 +247,10 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     with asked(url, 1) as first:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=30)
     with asked(url, 16) as many:
-        grown = eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=90)
+        grown = eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=150)
         assert grown, replicas(version)
     with asked(url, 1) as few:
-        assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=90)
+        assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=150)
     assert eventually(lambda: replicas(version) == {}, within_s=60)
     woken = httpx.post(f"{url}/predict", json={"inputs": "a superb film"}, timeout=60)
     assert (woken.status_code, woken.json()["label"]) == (200, "positive")
