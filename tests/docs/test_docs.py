@@ -31,7 +31,7 @@ PAGES = sorted(
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 CLONE = ("examples", "infra")
 """What commands on the pages name."""
-PAGES_S = 840
+PAGES_S = 1200
 """How long all of them may take."""
 
 
