@@ -12,7 +12,7 @@ class Fault:
     """An edit of one file after which the product does something wrong."""
 
     name: str
-    """The package, and what the fault is."""
+    """Unique; begins with the name of the package that the fault is planted in."""
     path: str
     old: str
     """Text that the file has once."""

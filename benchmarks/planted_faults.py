@@ -34,7 +34,7 @@ MARKS = {
 }
 """What each of `make test-fast`, `make test` and `make test-all` selects."""
 PASSED, FAILED, NONE_SELECTED = 0, 1, 5
-"""Exit codes of pytest."""
+"""Exit codes of pytest: all tests passed, some failed, none was selected by the marks."""
 LIMIT_S = 1800
 
 

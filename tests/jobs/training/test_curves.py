@@ -109,7 +109,8 @@ def test_the_curve_is_that_of_a_plain_loop(
     found = engine_losses(config)
     assert len(found) == STEPS
     assert found == pytest.approx(expected, abs=1e-5)
-    check_learning(found, weights)
+    check_moves(found)
+    assert weights == "drawn" or sum(found[-5:]) < sum(found[:5]) / 2
 
 
 @pytest.mark.parametrize(
@@ -130,14 +131,13 @@ def test_lora_is_that_of_peft_by_hand(
     by_hand = peft.get_peft_model(seeded_model(config, corpus), lora)
     expected = plain_losses(config, by_hand, corpus)
     assert engine_losses(config) == pytest.approx(expected, abs=1e-5)
-    check_learning(expected, weights)
+    check_moves(expected)
+    assert weights == "drawn" or expected[-1] < expected[0] / 2
 
 
-def check_learning(losses: list[float], weights: str) -> None:
-    """The curve moves, or two equal ones would show nothing; trained weights learn the rows."""
+def check_moves(losses: list[float]) -> None:
+    """Two equal curves show something only if the loss changes from step to step."""
     assert max(losses) - min(losses) > 1e-3
-    halves = losses[-1] < losses[0] / 2 or sum(losses[-5:]) < sum(losses[:5]) / 2
-    assert weights == "drawn" or halves
 
 
 def test_the_curve_is_that_of_the_usual_trainer(

@@ -47,17 +47,20 @@ def torchrun(config: TrainingConfig, folder: Path, workers: int) -> list[float]:
 
 
 @pytest.mark.workers
-def test_the_loss_curve_does_not_depend_on_the_layout(
-    reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    """Earns its time: the sweep's assumption that placement does not change learning."""
-    reference = losses(training_config(reviews, tiny_model))
-    accumulated = losses(training_config(reviews, tiny_model, micro_batch_size=8))
+def test_the_loss_curve_does_not_depend_on_the_layout(reviews: Path, tmp_path: Path) -> None:
+    """Earns its half minute: the sweep's assumption that placement does not change learning."""
+    whole = training_config(reviews, MINILM, optimizer=OptimizerSpec(lr=1e-4))
+    reference = losses(whole)
+    accumulated = losses(
+        training_config(reviews, MINILM, optimizer=whole.optimizer, micro_batch_size=8)
+    )
     spread = torchrun(
-        training_config(reviews, tiny_model, micro_batch_size=16), tmp_path, workers=2
+        training_config(reviews, MINILM, optimizer=whole.optimizer, micro_batch_size=16),
+        tmp_path,
+        workers=2,
     )
     assert len(reference) == 5
-    assert max(reference) - min(reference) > 1e-3  # they move
+    assert reference[-1] < reference[0]
     assert accumulated == pytest.approx(reference, abs=1e-5)
     assert spread == pytest.approx(reference, abs=1e-5)
 

@@ -112,6 +112,10 @@ def test_ray_job_submit_runs_the_job(head: dict[str, str], project: Path) -> Non
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Job 'by-ray' succeeded" in done.stdout
     assert "receipt of submitted-" in done.stdout
+    status = call([RAY, "job", "status", *address, "by-ray"], project, head)
+    assert "Job 'by-ray' succeeded" in status.stdout
+    logs = call([RAY, "job", "logs", *address, "by-ray"], project, head)
+    assert "version" in logs.stdout
     assert list((project / "storage/models/submitted").glob("*/model.safetensors"))
 
 

@@ -17,7 +17,7 @@ from tests import s3
 from tests.orchestrator.records import promoting
 
 FEW, MANY = (3, 15, 3), (8, 50, 12)
-"""Processes, operations of each, and kills."""
+"""Number of processes, of alias moves by each process, and of processes that are killed."""
 LOST = {"lost": 0.05, "error": 0.02}
 
 
