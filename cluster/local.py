@@ -124,7 +124,7 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
 
 
 def names(simulated: Sequence[AcceleratorRequest]) -> tuple[str, ...]:
-    """Names each simulated node by the catalogue's SKU and its device count, as in `A100-80GB:1`."""
+    """Returns each simulated node as the catalogue's SKU and its device count: `A100-80GB:1`."""
     found = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
     return tuple(str(node) for node in found)
 

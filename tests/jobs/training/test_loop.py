@@ -16,7 +16,7 @@ from jobs.storage import files, manifest
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Evaluated, Event, Saved, Started, Stepped
 from jobs.training.loop import train
-from tests.builders import eventually, training_config
+from tests.builders import MINILM, eventually, training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
