@@ -30,7 +30,7 @@ test: install
 	$(PYTEST) $(SPREAD) -m "not slow and not ray" --junitxml=$(REPORTS)/plain.xml
 	$(PYTEST) -m "not slow and ray" --junitxml=$(REPORTS)/ray.xml
 
-# no Ray, no browser, no whole jobs, no groups of processes
+# no Ray, no browser, no whole jobs, no training in several processes
 test-fast: install
 	$(PYTEST) $(SPREAD) -m "not slow and not ray and not e2e and not browser and not workers"
 

@@ -36,6 +36,7 @@ MARKS = {
 PASSED, FAILED, NONE_SELECTED = 0, 1, 5
 """Exit codes of pytest: all tests passed, some failed, none was selected by the marks."""
 LIMIT_S = 1800
+"""Longest run of the tests of one fault."""
 
 
 def main() -> int:
@@ -99,7 +100,7 @@ def run(folder: Path, tests: Sequence[str], marks: str, *, stop: bool) -> tuple[
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT_S,
+        timeout=LIMIT_S * len(tests),
         check=False,
     )
     return done.returncode, done.stdout[-6000:]

@@ -93,8 +93,8 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     """Start the local cluster; raises ClusterError when one is up or it does not come up."""
     if known := running():
         raise ClusterError(
-            f"a local cluster is already up, with simulated nodes:"
-            f" {', '.join(known.simulated) or 'none'}; stop it with `winnow down`"
+            f"a local cluster with {_listed(known.simulated)} is up, not one with"
+            f" {_listed(names(simulated))}; stop it with `winnow down`"
         )
     files.home().mkdir(parents=True, exist_ok=True)
     _state_file().unlink(missing_ok=True)
@@ -124,9 +124,13 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
 
 
 def names(simulated: Sequence[AcceleratorRequest]) -> tuple[str, ...]:
-    """Returns each simulated node as the catalogue's SKU and its device count: `A100-80GB:1`."""
+    """Each simulated node as SKU and count under the catalogue's names, such as `A100-80GB:1`."""
     found = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
     return tuple(str(node) for node in found)
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    return f"the simulated nodes {', '.join(nodes)}" if nodes else "no simulated nodes"
 
 
 def stop() -> bool:

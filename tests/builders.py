@@ -43,13 +43,14 @@ data:
 def eventually(condition: Callable[[], bool], *, within_s: float = 30.0) -> bool:
     """Whether a condition of another process comes true in time.
 
-    Looking takes at most a fifth of the time: some conditions ask a busy cluster.
+    It waits longer after a condition that took longer, as those that ask a busy cluster do.
     """
     deadline = time.monotonic() + within_s
     while (now := time.monotonic()) < deadline:
         if condition():
             return True
-        threading.Event().wait(max(0.05, 4 * (time.monotonic() - now)))
+        took_s = time.monotonic() - now
+        threading.Event().wait(min(max(0.05, 4 * took_s), 2.0))
     return condition()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs import errors
 from orchestrator import cli
 
 
@@ -23,7 +24,7 @@ class Done:
 
 
 def call(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Done:
-    """Run a command in a folder, with no cluster up and no state of its own.
+    """Run a command in a folder as if it were the first on this machine, with no cluster up.
 
     `environment` holds further variables; an empty value takes one away.
     """
@@ -36,6 +37,7 @@ def call(folder: Path, *arguments: str, environment: Mapping[str, str] | None = 
             else:
                 patch.delenv(name, raising=False)
         patch.setattr(sys, "argv", ["winnow", *arguments])
+        patch.setattr(errors, "_named", set())  # secrets that other tests have named
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 cli.main()

@@ -79,7 +79,7 @@ class Proxy:
             return works and f"Pid: {self._processes[-1].pid}\n" in self.told("show info")
         return False
 
-    def begun_s(self) -> float:
+    def cpu_s(self) -> float:
         """CPU seconds that the process that was started last has used."""
         used = psutil.Process(self._processes[-1].pid).cpu_times()
         return float(used.user + used.system)

@@ -1,5 +1,6 @@
 """`winnow up` and `winnow down`: the local cluster."""
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -19,10 +20,10 @@ def up(simulate: Simulate = None, as_json: AsJson = False) -> None:
     """Start the local Ray cluster, with simulated accelerator nodes if asked, unless it is up."""
     wanted = parse_simulated(simulate)
     known = local.running()
-    is_up = known is not None and known.simulated == local.names(wanted)
+    is_up = known is not None and sorted(known.simulated) == sorted(local.names(wanted))
     cluster = known if known and is_up else local.start(wanted)
     if as_json:
-        print_json(cluster)
+        print_json({**asdict(cluster), "started": not is_up})
         return
     console = out()
     state = "is already up" if is_up else "is up"

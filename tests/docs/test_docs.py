@@ -88,15 +88,17 @@ def test_what_pages_tell_to_run_without_a_cluster_runs(clone: Path, tmp_path: Pa
 @pytest.mark.timeout(PAGES_S + 60)
 @needs_namespaces
 def test_what_pages_tell_to_run_on_a_cluster_runs(clone: Path, tmp_path: Path) -> None:
-    """Catches a guide that no longer does what it says: three of them train, one deploys."""
+    """Catches a guide whose commands fail on a real cluster: three of them train, one deploys."""
     check_pages([page for page in PAGES if needs_cluster(page)], clone, tmp_path)
 
 
 def check_pages(pages: list[Path], clone: Path, folder: Path) -> None:
-    """Run pages on a machine where nothing is up, each in a clone of its own, with one cluster."""
+    """Run each page in its own clone, on a machine where no cluster is up at first.
+
+    The page that starts and stops a cluster comes first, the others share the one that follows.
+    """
     parts = []
-    # the page that stops the cluster comes last
-    for page in sorted(filter(script, pages), key=lambda page: "winnow down" in script(page)):
+    for page in sorted(filter(script, pages), key=lambda page: "winnow down" not in script(page)):
         place = shutil.copytree(clone, folder / page.stem)
         name = f"echo 'page {name_of(page)}' >&2"
         parts.append(f"{name}\n(\nset -e\ncd {shlex.quote(str(place))}\n{script(page)}\n)")

@@ -177,7 +177,7 @@ def test_nodes_go_when_the_job_that_asked_for_them_is_killed(go: Go) -> None:
 @pytest.mark.e2e
 @needs_namespaces
 def test_replicas_that_find_no_room_bring_a_node(go: Go) -> None:
-    """Catches replicas that wait for ever: a node holds two of the three."""
+    """Catches replicas that never start because one node has room for only two of three."""
     done = go(SERVED, 2)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "deploy ✓" in done.stderr

@@ -359,10 +359,15 @@ def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_r
     url = deploy(version, **fields)
     first = fronts()
     assert len(first) == 2
-    answer = httpx.post(f"{url}/predict", json={"inputs": "a superb film"})
-    assert answer.json()["label"] == "positive"
-    other = httpx.get(f"{url}/nowhere")
-    assert answer.headers["x-request-id"][:8] != other.headers["x-request-id"][:8]
+    body = {"inputs": "a superb film"}
+    answers = [httpx.post(f"{url}/predict", json=body) for _ in range(8)]
+    assert {answer.json()["label"] for answer in answers} == {"positive"}
+    others = [httpx.get(f"{url}/nowhere") for _ in range(4)]
+    # a request's id begins with its process: fronts answer the one, the replica the other
+    by_fronts, by_replica = (
+        {r.headers["x-request-id"][:8] for r in rs} for rs in (answers, others)
+    )
+    assert not by_fronts & by_replica
     newer = variant(version, tmp_path / "newer", touched)
     with asked(url, 8) as results:
         assert eventually(lambda: len(results) > 1)
@@ -374,6 +379,7 @@ def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_r
         second = fronts()
         deploy(newer, **fields)
         assert eventually(lambda: len(fronts()) == 2 and not fronts() & second, within_s=60)
+        assert eventually(lambda: not any(map(psutil.pid_exists, second)), within_s=20)
     assert all(result.requests and result.error_rate == 0 for result in results)
     assert set(results[-1].versions) == {newer.id}
 

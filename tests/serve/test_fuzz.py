@@ -83,7 +83,7 @@ def test_answers_are_those_of_the_document(case: schemathesis.Case[Any], made: M
 @schema.parametrize()
 @examples(MANY)
 def test_many_answers_are_those_of_the_document(case: schemathesis.Case[Any], made: Made) -> None:
-    """Catches what a request has to be rare for, and memory that grows with each."""
+    """Catches faults that only rare requests show, and memory that grows with their number."""
     check(case, made)
 
 

@@ -331,15 +331,23 @@ def live(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
     framework._current.clear()
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        b'Content-Length: 15\r\n\r\n{"inputs": ',
+        b'Transfer-Encoding: chunked\r\n\r\nb\r\n{"inputs": \r\n',
+    ],
+    ids=["length", "chunked"],
+)
 def test_a_client_that_sends_its_body_too_slowly_is_told(
-    live: str, monkeypatch: pytest.MonkeyPatch
+    part: bytes, live: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
 
     place = httpx.URL(live)
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with socket.create_connection((place.host, place.port or 0), timeout=10) as talk:
-        talk.sendall(head + b'Content-Length: 15\r\n\r\n{"inputs": ')
+        talk.sendall(head + part)
         assert talk.recv(65536).startswith(b"HTTP/1.1 408 ")
 
 

@@ -43,9 +43,9 @@ SYNTAX = [
 
 @pytest.mark.parametrize(("text", "message"), SYNTAX)
 def test_text_that_is_no_plain_yaml_is_refused(text: str | bytes, message: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert message in problems_of(text)[0]
-    assert time.perf_counter() - begin < 1.0
+    assert time.process_time() - begin < 2.0
 
 
 FIELDS = [

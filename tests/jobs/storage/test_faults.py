@@ -27,7 +27,6 @@ TROUBLE = {
 }
 CLIENTS = 8
 few_and_many = pytest.mark.parametrize("count", [40, pytest.param(200, marks=pytest.mark.slow)])
-"""The many catch what two kinds of trouble in one operation bring, which few rarely meet."""
 
 
 @pytest.fixture
@@ -53,7 +52,10 @@ def made(folder: Path, number: int) -> Path:
 def test_folders_come_back_whole(
     count: int, bucket: str, faults: s3.Faults, tmp_path: Path
 ) -> None:
-    """Earns its time: every kind of trouble is met by real clients of a real server."""
+    """Earns its time: every kind of trouble is met by real clients of a real server.
+
+    The slow one catches what two kinds of trouble in one operation bring, which 40 rarely meet.
+    """
     objects = BucketObjects(bucket)
 
     def cycle(number: int) -> None:
@@ -72,7 +74,10 @@ def test_folders_come_back_whole(
 
 @few_and_many
 def test_moves_at_once_are_one_after_another(count: int, bucket: str, faults: s3.Faults) -> None:
-    """Earns its time: answers are lost on their way, and a move that is repeated counts once."""
+    """Earns its time: answers are lost on their way, and a move that is repeated counts once.
+
+    The slow one catches what two kinds of trouble in one operation bring, which 40 rarely meet.
+    """
     spans: list[tuple[float, float, Move]] = []
     lock = threading.Lock()
 

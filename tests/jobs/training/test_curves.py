@@ -100,7 +100,7 @@ def test_the_curve_is_that_of_a_plain_loop(
 ) -> None:
     """Accumulation, filler rows, widths and the guarded update change nothing.
 
-    The slow one catches what six layers with trained weights show and two drawn ones do not.
+    The slow one catches errors that grow with depth or with the scale of trained weights.
     """
     base = MINILM if weights == "real" else request.getfixturevalue("tiny_model")
     config = fifty_steps(reviews, base, optimizer=OptimizerSpec(lr=lr))
@@ -119,7 +119,7 @@ def test_the_curve_is_that_of_a_plain_loop(
 def test_lora_is_that_of_peft_by_hand(
     weights: str, lr: float, reviews: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The slow one catches what six layers with trained weights show and two drawn ones do not."""
+    """The slow one catches errors that grow with depth or with the scale of trained weights."""
     adapter = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0)
     base = MINILM if weights == "real" else request.getfixturevalue("tiny_model")
     spec = ModelSpec(base=base, dropout=0.0, adapter=adapter)

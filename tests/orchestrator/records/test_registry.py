@@ -20,7 +20,10 @@ FEW, MANY = (3, 4), (10, 5)
 def test_runs_at_once_leave_it_whole(
     size: tuple[int, int], kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The slow one catches rare orders: ten processes with five runs each."""
+    """The slow one catches orders of publishing that few processes never meet.
+
+    Ten processes publish five runs each.
+    """
     processes, each = size
     place = str(tmp_path / "storage" if kind == "folder" else request.getfixturevalue("bucket"))
     words = [sys.executable, "-m", running.__name__, place, str(tmp_path / "made")]
