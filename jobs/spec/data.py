@@ -7,32 +7,58 @@ from pydantic import Field
 
 from jobs.spec.base import Items, SpecModel
 
-FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".parquet": "parquet"}
-"""File ending to the reader of the `datasets` package; a tsv file is read with quoting off."""
+FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+"""Endings of files that rows are read from."""
+COMPRESSIONS = (".gz", ".zst")
+"""Endings that may follow."""
+FOLDERS = ("/", ".", "~")
+"""How the path of a folder begins; a hub id never does."""
 
 Column = Annotated[str, Field(min_length=1, max_length=256)]
+Location = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def format_of(path: str) -> str:
+    """The ending of a file that rows can be read from, in lower case; empty for any other name."""
+    name = PurePath(path.lower())
+    ending = PurePath(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix
+    return ending if ending in FORMATS else ""
 
 
 class SourceSpec(SpecModel):
-    """Where rows come from: a hub data set or a csv, tsv, jsonl or parquet file."""
+    """Where rows come from: files, a folder that `datasets` saved, or a data set of the hub."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Hub id, or a file ending in .csv, .tsv, .jsonl or .parquet: `s3://bucket/key`, or a path
-    relative to the job file."""
+    path: Location | Annotated[Items[Location], Field(min_length=1)]
+    """Hub id, a folder written by `save_to_disk`, or a file ending in .csv, .tsv, .jsonl, .ndjson,
+    .json or .parquet, perhaps followed by .gz or .zst: `s3://bucket/key`, or a path relative to the
+    job file, in which `*` stands for several files. A list of files is read in its order."""
     name: str | None = None
     """Configuration of a hub data set, such as `sst2` of `nyu-mll/glue`."""
     split: str = "train"
-    """Split of a hub data set; ignored for files, which hold one split each."""
+    """Split of a hub data set or a saved folder; ignored for files, which hold one split each."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path, or all of a list."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def shown(self) -> str:
+        """The paths in one line, for messages."""
+        return ", ".join(self.paths)
 
     @property
     def is_file(self) -> bool:
-        """Whether the path names a file, by its ending; hub ids have none."""
-        return PurePath(self.path).suffix.lower() in FILE_FORMATS
+        """Whether the paths name files, by their endings; hub ids and folders have none."""
+        return all(format_of(path) for path in self.paths)
 
     @property
     def is_local(self) -> bool:
-        """Whether the path names a file that is not in S3."""
-        return self.is_file and not self.path.startswith("s3://")
+        """Whether the paths name files or a folder of this machine."""
+        return all(
+            not path.startswith("s3://") and (format_of(path) or path.startswith(FOLDERS))
+            for path in self.paths
+        )
 
 
 class DataSpec(SpecModel):

@@ -88,3 +88,16 @@ def first_of(error: Exception) -> OSError:
     is_full = os.strerror(errno.ENOSPC) in str(error)
     number = errno.ENOSPC if is_full else errno.EIO
     return OSError(number, os.strerror(errno.ENOSPC) if is_full else first_line(error))
+
+
+def matching(path: str, folder: Path = Path()) -> list[Path]:
+    """Files and folders that a path names, or a pattern with `*`, `?` or `[`, sorted by name.
+
+    Relative ones start from `folder`.
+    """
+    place = folder.absolute() / Path(path).expanduser()
+    if place.exists():
+        return [place]
+    is_pattern = any(character in path for character in "*?[")
+    found = Path(place.anchor).glob(str(place.relative_to(place.anchor))) if is_pattern else ()
+    return sorted(found)

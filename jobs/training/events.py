@@ -20,6 +20,8 @@ class Started:
     """`captured`, or `eager: ` and why."""
     left_out: int = 0
     """Training rows without a response within the longest length."""
+    not_packed: str = ""
+    """Why rows that the job wants packed are single; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,7 @@ def _started(session: Session, first: int) -> Started:
         labels=corpus.label_names,
         mode=engine.mode,
         left_out=corpus.left_out,
+        not_packed=corpus.not_packed,
     )
 
 

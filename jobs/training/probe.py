@@ -107,8 +107,8 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     probed = functools.partial(
         Probed,
         candidate=request.candidate,
-        train_rows=len(group.corpus.train),
-        eval_rows=len(group.corpus.eval),
+        train_rows=len(session.corpus.train),
+        eval_rows=len(session.corpus.eval),
         environment=environment.describe(request.config.device),
     )
     least_s = _glimpse(session, mean_width(steps_of_width), _limit(request, group))

@@ -14,6 +14,7 @@ from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, copies, parallel, precision
+from jobs.training.packing_proof import packed_where_proven
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -53,15 +54,10 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model = base.load_model(config.model, corpus.label_names)
-    model = adapter.add_adapter(model, config.model)
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.enable_input_require_grads()  # frozen embeddings would cut the graph
+    model = _model(config, corpus, world)
+    if config.model.task == "causal-lm":
+        corpus = packed_where_proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
-    if not sharded:
-        copies.narrow_frozen(model, config.precision)  # before they take room on the device
-    model = model.to(world.device).train()
     spread = parallel.shard if sharded else parallel.replicate
     wrapped, weights = spread(model, config, world)
     layers = parallel.repeated_layers(wrapped)
@@ -87,6 +83,18 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )
     return Session(config, world, corpus, model, _store(corpus.eval, world), Engine(step))
+
+
+def _model(config: TrainingConfig, corpus: Corpus, world: World) -> Any:
+    """The bare model on its device, with its adapter."""
+    model = base.load_model(config.model, corpus.label_names)
+    model = adapter.add_adapter(model, config.model)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()  # frozen embeddings would cut the graph
+    if not parallel.is_sharded(config, world):
+        copies.narrow_frozen(model, config.precision)  # before they take room on the device
+    return model.to(world.device).train()
 
 
 def reseed(seed: int, world: World, step: int = 0) -> None:

@@ -99,13 +99,12 @@ def to_text(*documents: Document) -> str:
 
 def _check_places(spec: JobSpec, options: Options) -> None:
     """What a job keeps and reads must be where pods see it."""
-    places = {} if spec.storage.startswith(S3_SCHEME) else {"storage": spec.storage}
+    places = [] if spec.storage.startswith(S3_SCHEME) else [("storage", spec.storage)]
     for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if source.is_local:
-            places[f"data.{name}.path"] = source.path
+        places += [(f"data.{name}.path", path) for path in source.paths if source.is_local]
     if spec.model.base.startswith((".", "/", "~")):
-        places["model.base"] = spec.model.base
-    for field, place in places.items():
+        places.append(("model.base", spec.model.base))
+    for field, place in places:
         is_shared = options.claim and PurePosixPath(place).is_relative_to(pods.DATA)
         if not is_shared:
             raise InfeasibleError(

@@ -39,14 +39,22 @@ def with_params(spec: JobSpec, params: Params) -> JobSpec:
 
 
 def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
-    """A copy whose data files and model folder are absolute; they were relative to `folder`."""
-    params: dict[str, Scalar] = {}
+    """A copy in which paths of this machine are absolute; they were relative to `folder`."""
+
+    def absolute(path: str) -> str:
+        return str((folder / Path(path).expanduser()).resolve())
+
+    def is_here(path: str) -> bool:
+        return path.startswith((".", "~")) or (folder / path).exists()
+
+    values = spec.model_dump(mode="json", exclude_unset=True)
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if source.is_local:
-            params[f"data.{split}.path"] = str((folder / source.path).resolve())
-    if spec.model.base.startswith("."):
-        params["model.base"] = str((folder / spec.model.base).resolve())
-    return with_params(spec, params)
+        if source.is_local or all(map(is_here, source.paths)):
+            found = [absolute(path) for path in source.paths]
+            values["data"][split]["path"] = found[0] if isinstance(source.path, str) else found
+    if is_here(spec.model.base):
+        values["model"]["base"] = absolute(spec.model.base)
+    return JobSpec.model_validate(values)
 
 
 def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
+from jobs.spec.data import SourceSpec
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training.events import CheckpointRef
@@ -172,6 +173,10 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
         metrics="\n".join(rows),
         labels=f"Labels: {', '.join(labels)}. " if labels else "",
         max_length=spec.data.max_length,
-        train=Path(spec.data.train.path).name,
-        eval=Path(spec.data.eval.path).name,
+        train=_names(spec.data.train),
+        eval=_names(spec.data.eval),
     )
+
+
+def _names(source: SourceSpec) -> str:
+    return ", ".join(Path(path).name for path in source.paths)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.spec.data import SourceSpec
-from jobs.storage import manifest
+from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from orchestrator.decisions.plan import Candidate
@@ -74,13 +74,18 @@ def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
 
 
 def _identity(source: SourceSpec) -> str | None:
+    """Of files of this machine, cheaply: of large ones size and date; None for anything else."""
     if not source.is_local or not source.is_file:
         return None
-    path = Path(source.path)
     try:
-        details = path.stat()
-        if details.st_size > HASHED_BYTES:
-            return f"{details.st_size}/{details.st_mtime_ns}"
-        return manifest.sha256(path)
+        places = [place for path in source.paths for place in files.matching(path)]
+        return "/".join(_identity_of(place) for place in places) or None
     except OSError:
         return None
+
+
+def _identity_of(path: Path) -> str:
+    details = path.stat()
+    if details.st_size > HASHED_BYTES:
+        return f"{details.st_size}/{details.st_mtime_ns}"
+    return manifest.sha256(path)

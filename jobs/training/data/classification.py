@@ -1,5 +1,6 @@
 """Texts with labels, for text-classification."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.data import sources
 from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+
+INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +31,19 @@ def load_rows(source: SourceSpec, data: DataSpec) -> Rows:
     """Read all rows of a source; raises DataError when columns or values are not usable."""
     table = sources.read(source)
     sources.require_columns(table, (*data.text_columns, data.label), source)
-    columns = [_texts(table[name], name, source.path) for name in data.text_columns]
-    label_feature = table.features[data.label]
-    names = getattr(label_feature, "names", None)
-    raw = table[data.label]
-    labels = [names[i] for i in raw] if names else _labels(raw, data.label, source.path)
+    columns = [_texts(table.values(name), name, source.shown) for name in data.text_columns]
+    raw, names = table.values(data.label), table.class_names.get(data.label)
+    labels = _labels([_name_of(value, names) for value in raw] if names else raw, data, source)
     return Rows(
         texts=tuple(zip(*columns, strict=True)),
         labels=tuple(labels),
-        label_names=tuple(names) if names else _sorted_names(labels),
+        label_names=names or _sorted_names(labels),
     )
+
+
+def _name_of(number: int | None, names: Sequence[str]) -> object:
+    """The name of a class; what is no number of one is left for `_labels` to refuse."""
+    return names[number] if number is not None and 0 <= number < len(names) else None
 
 
 def encode(
@@ -89,18 +95,19 @@ def _checked_texts(values: Sequence[object], column: str, path: str) -> Iterator
         yield str(value)
 
 
-def _labels(values: Sequence[object], column: str, path: str) -> list[str]:
+def _labels(values: Sequence[object], data: DataSpec, source: SourceSpec) -> list[str]:
     for index, value in enumerate(values):
         if value is None or value == "" or isinstance(value, list | dict | float):
             raise DataError(
-                f"{path} row {index + 1}: column {column!r} holds {value!r};"
+                f"{source.shown} row {index + 1}: column {data.label!r} holds {value!r};"
                 " a label is an integer or a string"
             )
     return [str(value) for value in values]
 
 
 def _sorted_names(labels: Sequence[str]) -> tuple[str, ...]:
-    names = set(labels)
-    if all(name.lstrip("-").isdigit() for name in names):
-        return tuple(sorted(names, key=int))
-    return tuple(sorted(names))
+    """Names in the order of their numbers, if all are integers, else in that of their text."""
+    names = sorted(set(labels))
+    if all(INTEGER.fullmatch(name) for name in names):
+        names.sort(key=int)
+    return tuple(names)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from jobs.errors import DataError
 from jobs.spec.data import SourceSpec
 from jobs.training.config import TrainingConfig
-from jobs.training.data import cache, classification, encoding, language, packing, sources
+from jobs.training.data import cache, classification, encoding, language, sources
 from jobs.training.data.tokens import TokenSet
 from jobs.training.model import base
 
@@ -26,6 +26,8 @@ class Corpus:
     tokenizer: Any
     left_out: int = 0
     """Training rows without a response within the longest length."""
+    not_packed: str = ""
+    """Why rows that the job wants packed are single; empty otherwise."""
 
 
 SplitProgress = Callable[[str, int, int], None]
@@ -72,7 +74,7 @@ def _classification(config: TrainingConfig, named: _Tokenizer, progress: SplitPr
     train = cache.table(key(data.train), lambda: make("train", data.train))
     names = encoding.label_names(train)
     if len(names) < 2:
-        raise DataError(f"{data.train.path} has only the label {names[0]!r}; two are needed")
+        raise DataError(f"{data.train.shown} has only the label {names[0]!r}; two are needed")
     held_back = cache.table(key(data.eval), lambda: make("eval", data.eval))
     token_sets = [encoding.token_set(table, tokenizer) for table in (train, held_back)]
     return Corpus(token_sets[0], token_sets[1], names, tokenizer)
@@ -91,11 +93,8 @@ def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgres
         )
 
     train, held_back = load("train", data.train), load("eval", data.eval)
-    tokens = encoding.token_set(train, tokenizer)
-    if data.packing:
-        tokens = packing.pack(tokens, data.max_length)
-    left_out = language.left_out(train)
-    return Corpus(tokens, encoding.token_set(held_back, tokenizer), (), tokenizer, left_out)
+    tokens, held_back_tokens = (encoding.token_set(t, tokenizer) for t in (train, held_back))
+    return Corpus(tokens, held_back_tokens, (), tokenizer, language.left_out(train))
 
 
 def _key(config: TrainingConfig, source: SourceSpec, named: _Tokenizer) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.data import sources
 from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+from jobs.training.data.table import Table
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
 
 PLAIN_TEMPLATE = (
@@ -37,14 +38,13 @@ def encode(
     rows: list[Encoded] = []
     with parallel_tokenizers():
         for chunk in in_chunks(range(len(table)), progress):
-            part = table[chunk[0] : chunk[-1] + 1]
-            rows += _encode_chunk(part, table, source, data, tokenizer)
+            rows += _encode_chunk(table, chunk, source, data, tokenizer)
     length = data.max_length
     cut = [(ids[:length], mask[:length]) for ids, mask in rows]
     kept = [(ids, mask) for ids, mask in cut if any(mask[1:])]
     if not kept:
         raise DataError(
-            f"{source.path} has no row with a response within data.max_length {length}; raise it"
+            f"{source.shown} has no row with a response within data.max_length {length}; raise it"
         )
     columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
     made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
@@ -69,23 +69,28 @@ def prompts(source: SourceSpec, data: DataSpec, tokenizer: Any, count: int) -> l
     table = sources.read(source)
     rows = min(count, len(table))
     if data.messages is None:
-        return [_prompt_ids(str(text), tokenizer) for text in table[:rows][data.prompt]]
-    conversations = table[:rows][data.messages]
+        assert data.prompt is not None
+        return [_prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
+    conversations = table.values(data.messages, 0, rows)
     texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
     return [tokenizer(text, add_special_tokens=False)[INPUT_IDS] for text in texts]
 
 
 def _encode_chunk(
-    part: Any, table: Any, source: SourceSpec, data: DataSpec, tokenizer: Any
+    table: Table, chunk: Sequence[int], source: SourceSpec, data: DataSpec, tokenizer: Any
 ) -> list[Encoded]:
+    start, stop = chunk[0], chunk[-1] + 1
     if data.messages is not None:
         sources.require_columns(table, (data.messages,), source)
-        return _conversations(part[data.messages], tokenizer, source.path)
+        conversations = table.values(data.messages, start, stop)
+        return _conversations(conversations, tokenizer, source.shown)
     assert data.prompt is not None
     assert data.response is not None
     sources.require_columns(table, (data.prompt, data.response), source)
-    asked = [_text(value, data.prompt, source.path) for value in part[data.prompt]]
-    answered = [_text(value, data.response, source.path) for value in part[data.response]]
+    asked, answered = (
+        [_text(value, name, source.shown) for value in table.values(name, start, stop)]
+        for name in (data.prompt, data.response)
+    )
     return _pairs(asked, answered, tokenizer)
 
 

@@ -1,22 +1,19 @@
 """How long the longest training row is, cheaply enough to plan with."""
 
+import heapq
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
-
-from jobs.errors import ModelError
+from jobs.errors import DataError, ModelError
 from jobs.spec import JobSpec
+from jobs.storage import files
 from jobs.training.config import CHARACTERS_PER_TOKEN
+from jobs.training.data import sources
+from jobs.training.data.table import Table
 from jobs.training.model import location as model_location
 
-LARGEST_FILE = 256 * 2**20
-"""Bytes that planning reads at most; longer files are taken to hold rows of any length."""
+LARGEST_FILES = 256 * 2**20
+"""Bytes that planning reads at most; larger files are taken to hold rows of any length."""
 TOKENISED = 64
 """Rows with the most characters whose tokens are counted."""
 
@@ -29,40 +26,20 @@ def longest_row(spec: JobSpec) -> int | None:
     source = spec.data.train
     if spec.model.task != "text-classification" or not source.is_local or not source.is_file:
         return None
-    path = Path(source.path)
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        places = [place for path in source.paths for place in files.matching(path)]
+        if sum(place.stat().st_size for place in places) > LARGEST_FILES:
             return None
-        rows = _longest_texts(_read(path), spec.data.text_columns)
-    except (OSError, KeyError, pa.ArrowException):
+        rows = _longest_texts(sources.read(source), spec.data.text_columns)
+    except (OSError, KeyError, DataError):
         return None  # training will say what is wrong with the file
     count = _counter(spec.model.base)
     return min(spec.data.max_length, max(map(count, rows))) if rows else None
 
 
-def _read(path: Path) -> Any:
-    match path.suffix.lower():
-        case ".csv":
-            options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-            return pyarrow.csv.read_csv(path, parse_options=options)
-        case ".tsv":
-            options = pyarrow.csv.ParseOptions(delimiter="\t", quote_char=False)
-            return pyarrow.csv.read_csv(path, parse_options=options)
-        case ".parquet":
-            return pyarrow.parquet.read_table(path)
-        case _:
-            return pyarrow.json.read_json(path)
-
-
-def _longest_texts(table: Any, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
-    texts = [table.column(name).cast(pa.string()).fill_null("") for name in columns]
-    sizes = pa.compute.utf8_length(texts[0])
-    for column in texts[1:]:
-        sizes = pa.compute.add(sizes, pa.compute.utf8_length(column))
-    best = pa.compute.select_k_unstable(
-        pa.table({"size": sizes}), k=min(TOKENISED, len(sizes)), sort_keys=[("size", "descending")]
-    )
-    return list(zip(*(column.take(best).to_pylist() for column in texts), strict=True))
+def _longest_texts(table: Table, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
+    texts = [[str(value or "") for value in table.values(name)] for name in columns]
+    return heapq.nlargest(TOKENISED, zip(*texts, strict=True), key=lambda row: sum(map(len, row)))
 
 
 def _counter(base: str) -> Callable[[tuple[str, ...]], int]:

@@ -1,11 +1,11 @@
-"""Several short samples in one row, kept apart by their segment numbers."""
+"""Several short samples in one row, kept apart by positions that begin anew with each."""
 
 import bisect
 
 import numpy as np
 
 from jobs.training.data.batches import Indices
-from jobs.training.data.tokens import SEGMENT, TokenSet
+from jobs.training.data.tokens import POSITION_IDS, TokenSet
 
 
 def assign(lengths: Indices, capacity: int) -> list[list[int]]:
@@ -28,15 +28,14 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
 
 
 def pack(tokens: TokenSet, capacity: int) -> TokenSet:
-    """Rows of up to `capacity` tokens, with a `segment` column that numbers their samples."""
+    """Rows of up to `capacity` tokens, with a column of positions within their samples."""
     rows = assign(tokens.lengths, capacity)
     order = np.concatenate([np.asarray(row) for row in rows])
     lengths = tokens.lengths[order]
     index = np.repeat(tokens.offsets[order] - np.cumsum(lengths) + lengths, lengths)
     index += np.arange(len(index))
-    segments = np.concatenate([np.arange(len(row)) for row in rows])
     columns = {name: column[index] for name, column in tokens.columns.items()}
-    columns[SEGMENT] = np.repeat(segments, lengths).astype(np.int16)
+    columns[POSITION_IDS] = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
     sizes = [int(tokens.lengths[row].sum()) for row in rows]
     return TokenSet(
         columns,

@@ -1,78 +1,117 @@
-"""Reading rows from csv, tsv, jsonl and parquet files, local or in S3, and from the hub."""
+"""Finds the rows of a source: files here or in S3, a folder that `datasets` saved, or the hub."""
 
-import csv
 import hashlib
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import datasets
+import pyarrow as pa
 
 from jobs.errors import DataError, StorageError
-from jobs.spec.data import FILE_FORMATS, SourceSpec
-from jobs.storage import copies, manifest
+from jobs.spec.data import SourceSpec
+from jobs.storage import copies, files, manifest
 from jobs.storage.bucket import BucketObjects
+from jobs.training.data import readers, table
+from jobs.training.data.table import Table
 
 
-def read(source: SourceSpec) -> Any:
-    """A `datasets.Dataset` of all rows; raises DataError when the source is not usable."""
-    datasets.disable_progress_bars()
-    try:
-        if not source.is_file:
-            return datasets.load_dataset(source.path, source.name, split=source.split)
-        suffix = Path(source.path).suffix.lower()
-        options: dict[str, Any] = {}
-        if suffix in (".csv", ".tsv"):
-            options = {"keep_default_na": False}  # "None" and "NA" are words, not gaps
-        if suffix == ".tsv":
-            options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-        paths = {"train": str(local_file(source))}
-        table = datasets.load_dataset(
-            FILE_FORMATS[suffix], data_files=paths, split="train", **options
-        )
-    except FileNotFoundError:
-        raise DataError(f"{source.path} does not exist") from None
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
-        if "corresponds to no data" in reason:
-            raise DataError(f"{source.path} has no rows") from None
-        raise DataError(f"{source.path} cannot be read: {reason}") from None
-    if not len(table):
-        raise DataError(f"{source.path} has no rows")
-    return table
+def read(source: SourceSpec) -> Table:
+    """All rows of a source.
+
+    Raises:
+        DataError: if something is not there or cannot be read.
+        StorageError: if S3 may answer later.
+    """
+    if not source.is_file:
+        return _read_dataset(source)
+    parts = [(place, readers.read_file(place, name)) for place, name in _files(source)]
+    first = parts[0][1]
+    for place, part in parts:
+        if set(part.columns) != set(first.columns):
+            raise DataError(
+                f"{place.name} has the columns {', '.join(part.columns)}, and {parts[0][0].name}"
+                f" {', '.join(first.columns)}; files that are read together have the same"
+            )
+    return table.joined([part for _, part in parts])
 
 
 def identity(source: SourceSpec) -> str:
-    """What the rows are, for a cache key: a file's SHA-256, else the data set's fingerprint."""
-    if source.is_file:
-        try:
-            return manifest.sha256(local_file(source)) + Path(source.path).suffix.lower()
-        except OSError:
-            raise DataError(f"{source.path} does not exist") from None
-    return f"{source.path}/{source.name}/{source.split}/{read(source)._fingerprint}"
+    """What the rows are, for a cache key: the SHA-256 of files, else the data set's fingerprint."""
+    if not source.is_file:
+        return f"{source.shown}/{source.name}/{source.split}/{_dataset(source)._fingerprint}"
+    try:
+        found = [manifest.sha256(place) + place.suffix.lower() for place, _ in _files(source)]
+    except OSError:
+        raise DataError(f"{source.shown} does not exist") from None
+    return "/".join(found)
 
 
-def require_columns(table: Any, columns: tuple[str, ...], source: SourceSpec) -> None:
+def require_columns(rows: Table, columns: tuple[str, ...], source: SourceSpec) -> None:
     """Raise DataError when a column is not there."""
     for column in columns:
-        if column not in table.column_names:
-            known = ", ".join(table.column_names)
-            raise DataError(f"{source.path} has no column {column!r}; its columns are {known}")
+        if column not in rows.columns:
+            known = ", ".join(rows.columns)
+            raise DataError(f"{source.shown} has no column {column!r}; its columns are {known}")
 
 
-def local_file(source: SourceSpec) -> Path:
-    """The file on this machine; one in S3 is fetched once for each version of its content.
+def _files(source: SourceSpec) -> list[tuple[Path, str]]:
+    """Each file on this machine, and what its errors call it."""
+    found = []
+    for path in source.paths:
+        places = [_fetched(path)] if path.startswith("s3://") else files.matching(path)
+        if not places:
+            raise DataError(f"{path} does not exist")
+        found += [(place, path if len(places) == 1 else str(place)) for place in places]
+    return found
+
+
+def _read_dataset(source: SourceSpec) -> Table:
+    found = _dataset(source)
+    names = {
+        name: tuple(kind.names)
+        for name, kind in found.features.items()
+        if isinstance(kind, datasets.ClassLabel)
+    }
+    if not len(found):
+        raise DataError(f"{source.shown} has no rows")
+    try:
+        return table.of_arrow(found.with_format("arrow")[:], names)
+    except pa.ArrowException as error:
+        raise DataError(f"{source.shown} cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _dataset(source: SourceSpec) -> Any:
+    datasets.disable_progress_bars()
+    path = source.shown
+    try:
+        if not source.is_local:
+            return datasets.load_dataset(path, source.name, split=source.split)
+        found = datasets.load_from_disk(str(Path(path).expanduser()))
+    except FileNotFoundError as error:
+        reason = "does not exist" if not Path(path).expanduser().is_dir() else str(error)
+        raise DataError(f"{path} {reason.splitlines()[0]}") from None
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise DataError(f"{path} cannot be read: {reason}") from None
+    if isinstance(found, datasets.DatasetDict):
+        if source.split not in found:
+            raise DataError(f"{path} has no split {source.split!r}; it has {', '.join(found)}")
+        return found[source.split]
+    return found
+
+
+def _fetched(url: str) -> Path:
+    """A file from S3 on this machine, fetched once for each version of its content.
 
     Raises DataError, or StorageError where the server may answer again later.
     """
-    if not source.path.startswith("s3://"):
-        return Path(source.path)
-    place = urlsplit(source.path)
+    place = urlsplit(url)
     key = place.path.lstrip("/")
     try:
         bucket = BucketObjects(f"s3://{place.netloc}")
-        name = hashlib.sha256(f"{source.path}/{bucket.tag(key)}".encode()).hexdigest()[:32]
-        path = copies.fetched() / f"{name}{Path(key).suffix}"
+        name = hashlib.sha256(f"{url}/{bucket.tag(key)}".encode()).hexdigest()[:32]
+        path = copies.fetched() / f"{name}{''.join(Path(key).suffixes[-2:])}"
         with copies.holding(path):
             if not path.exists():
                 bucket.download(key, path)

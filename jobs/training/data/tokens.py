@@ -12,8 +12,9 @@ from jobs.training.data.batches import Indices
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
 """1 for tokens that the model is trained to predict, for causal-lm."""
-SEGMENT = "segment"
-"""Number of the sample within a packed row, from 0."""
+POSITION_IDS = "position_ids"
+"""Place of each token within its sample, for packed rows: where it does not grow by one, another
+sample begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,4 @@ class TokenStore:
         return {**batch, "attention_mask": valid.long(), "labels": self._labels[rows]}
 
     def _filler(self, name: str) -> int:
-        if name == SEGMENT:
-            return -1
         return self._pad_token_id if name == INPUT_IDS else 0

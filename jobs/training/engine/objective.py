@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from jobs.spec.model import Task
-from jobs.training.data.tokens import LOSS_MASK, SEGMENT
+from jobs.training.data.tokens import LOSS_MASK, POSITION_IDS
 
 Batch = dict[str, torch.Tensor]
 Objective = Callable[[Any, Batch, torch.Tensor], torch.Tensor]
@@ -45,18 +45,15 @@ def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor
 
 
 def attention_inputs(batch: Batch) -> Batch:
-    """Attention mask and positions; samples that share a row do not see each other."""
-    if SEGMENT not in batch:
-        return {"attention_mask": batch["attention_mask"]}
-    segment = batch[SEGMENT]
-    steps = torch.arange(segment.shape[1], device=segment.device)
-    same = segment[:, :, None] == segment[:, None, :]
-    visible = same & (steps[:, None] >= steps[None, :])
-    # the first token of each sample is where a run of equal segment numbers begins
-    begins = torch.ones_like(segment, dtype=torch.bool)
-    begins[:, 1:] = segment[:, 1:] != segment[:, :-1]
-    first = torch.where(begins, steps, 0).cummax(dim=1).values
-    return {"attention_mask": visible[:, None], "position_ids": steps - first}
+    """Attention mask, or the positions of packed rows.
+
+    From positions alone transformers masks samples from each other, within the windows and chunks
+    of models that have them; `packing_proof` shows whether the model does so. Filler tokens stand
+    at position 0, each a sample by itself.
+    """
+    if POSITION_IDS in batch:
+        return {"position_ids": batch[POSITION_IDS]}
+    return {"attention_mask": batch["attention_mask"]}
 
 
 OBJECTIVES: dict[Task, Objective] = {

@@ -92,9 +92,7 @@ def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) 
     alone = load_corpus(
         language_config(questions, tiny_llama, data=language_data(questions, packing=False))
     )
-    packed = load_corpus(
-        language_config(questions, tiny_llama, data=language_data(questions, max_length=128))
-    )
+    packed = packs.pack(alone.train, 128)
     model = base.load_model(ModelSpec(base=tiny_llama, task="causal-lm"), ()).eval()
 
     def response_losses(tokens: TokenSet) -> list[float]:
@@ -107,8 +105,8 @@ def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) 
                 found += losses[mask == 1].tolist()
         return sorted(found)
 
-    assert len(packed.train) < len(alone.train) / 2
-    assert response_losses(packed.train) == pytest.approx(response_losses(alone.train), abs=1e-4)
+    assert len(packed) < len(alone.train) / 2
+    assert response_losses(packed) == pytest.approx(response_losses(alone.train), abs=1e-4)
 
 
 @pytest.mark.parametrize("packing", ["packed", "single"])

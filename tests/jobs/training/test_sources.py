@@ -68,9 +68,9 @@ def test_rows_come_from_s3_and_are_fetched_again_when_they_change(
 ) -> None:
     source = SourceSpec(path="s3://data/rows/train.csv")
     bucket["/data/rows/train.csv"] = ROWS
-    assert sources.read(source)["text"][:] == ["fine", "bad"]
+    assert sources.read(source).values("text") == ["fine", "bad"]
     bucket["/data/rows/train.csv"] = ROWS + b"new,1\n"
-    assert sources.read(source)["text"][:] == ["fine", "bad", "new"]
+    assert sources.read(source).values("text") == ["fine", "bad", "new"]
 
 
 def test_an_object_that_is_not_there_is_named(bucket: dict[str, bytes]) -> None:

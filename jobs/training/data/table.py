@@ -1,0 +1,55 @@
+"""Rows of a source as they were written, before anything is tokenised."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+Column = Any
+"""Values of all rows: a list of text, lists and objects; of parquet and data sets a ChunkedArray."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Named columns of equal length."""
+
+    columns: Mapping[str, Column]
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of the classes of each column of type ClassLabel, in the order of their numbers."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def values(self, name: str, start: int = 0, stop: int | None = None) -> list[Any]:
+        """Plain values of a column, of all rows or of some; a missing one is None."""
+        column = self.columns[name]
+        part = column[start:stop]
+        return part if isinstance(part, list) else list(part.to_pylist())
+
+
+def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None = None) -> Table:
+    """An Arrow table; booleans become `true` and `false`, bytes the UTF-8 text that they hold.
+
+    Raises:
+        pyarrow.ArrowInvalid: if bytes are not UTF-8.
+    """
+    columns = {name: _plain(table[name]) for name in table.column_names}
+    return Table(columns, class_names or {})
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """The rows of tables that have the same columns, one after the other."""
+    if len(tables) == 1:
+        return tables[0]
+    names = tables[0].columns
+    columns = {n: [v for table in tables for v in table.values(n)] for n in names}
+    return Table(columns, tables[0].class_names)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _plain(column.cast(kind.value_type))
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return column.cast(pa.large_string()) if is_bytes or pa.types.is_boolean(kind) else column
