@@ -88,6 +88,10 @@ class CheckpointError(WinnowError):
     """A checkpoint or published version that is missing, torn or altered."""
 
 
+class PublishError(WinnowError):
+    """A trained model whose saved files do not score as it did in training."""
+
+
 class StorageError(WinnowError):
     """Storage that cannot be read or written."""
 

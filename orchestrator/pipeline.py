@@ -8,7 +8,7 @@ from cluster import discovery
 from cluster.inventory import Inventory
 from cluster.prices import read_book
 from cluster.telemetry import Sample, Teller
-from jobs.errors import InfeasibleError
+from jobs.errors import InfeasibleError, PublishError
 from jobs.spec import JobSpec
 from jobs.spec.resources import WaitSpec
 from jobs.training.checkpoint import Shelf
@@ -134,7 +134,15 @@ def _tell(teller: Teller, labels: Mapping[str, str], values: Mapping[str, float]
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
-    """Put the trained model into the registry."""
+    """Put the trained model into the registry.
+
+    Raises PublishError when the saved model does not score as it did in training.
+    """
+    if fit.proof and fit.proof.refusal:
+        raise PublishError(
+            f"the model is not published, because {fit.proof.refusal}; the checkpoint stays in"
+            f" {fit.checkpoint.path}"
+        )
     model = context.run.stage(
         "model",
         ModelVersion,

@@ -73,8 +73,8 @@ class FitWatch:
             self._notify(
                 Remark(f"{event.left_out} rows have no response within data.max_length: left out")
             )
-        if event.not_packed:
-            self._notify(Remark(f"rows are not packed: {event.not_packed}"))
+        for text in event.remarks:
+            self._notify(Remark(text))
 
     def _project(self, event: Stepped) -> None:
         """Look at the whole time again at a few shares of the steps, and warn when it is off."""

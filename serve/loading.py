@@ -8,13 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from jobs.spec.serve import EngineName
-from jobs.training.config import Device
 from serve.batcher import Batcher
 from serve.batches import Limits, block
 from serve.engines import captured_engine, choose
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.choose import GateRows, Maker
-from serve.engines.engine import Choice, Engine, Landing, softmax
+from serve.engines.choose import BLANK, GateRows, Maker
+from serve.engines.engine import Choice, Engine, Landing, OneByOne, softmax
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
 from serve.engines.rows import Row, Tokenizer
@@ -23,8 +22,6 @@ from serve.returning import NOTHING, Saving
 from serve.server import Server, ServerConfig
 from serve.version import fetched
 
-DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
-"""Padded tokens of a batch where no other was measured."""
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
 FULL_TRIALS = 5
@@ -46,7 +43,7 @@ def load(config: ServerConfig) -> Server:
     metrics = Metrics(version.name, version.id)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
     lengths = [len(row) for row in gate.rows]
-    saved = NOTHING if ahead else saving(engine, limits, lengths, version.max_length)
+    saved = NOTHING if ahead else saving(engine, limits, lengths, version.max_length, gate.pattern)
     batcher = Batcher(
         scored(engine), tokenizer, limits, metrics.on_batch, ahead=ahead, saving=saved
     )
@@ -65,10 +62,16 @@ def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> Non
     else:
         found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
     for rows, width in found:
-        engine.run([_row(width)] * rows)
+        engine.run([_row(gate.pattern, width)] * rows)
 
 
-def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int) -> Saving:
+def saving(
+    engine: Engine,
+    limits: Limits,
+    lengths: Sequence[int],
+    longest: int,
+    pattern: Row = BLANK,
+) -> Saving:
     """What one batch costs less than two of half as many: for a few inputs, and for a full batch.
 
     For a few it is what a batch costs whatever is in it, from the times of a small and a large one.
@@ -77,7 +80,7 @@ def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int)
     """
     width, least = min(FIXED_WIDTH, longest), dict[int, float]()
     for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
-        least[count] = min(least.get(count, math.inf), _seconds(engine, [width] * count))
+        least[count] = min(least.get(count, math.inf), _seconds(engine, pattern, [width] * count))
     row_s = (least[MANY_ROWS] - least[FEW_ROWS]) / (MANY_ROWS - FEW_ROWS)
     few_s = max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
     coming = itertools.cycle(min(length, longest) for length in lengths or USUAL_LENGTHS)
@@ -86,18 +89,22 @@ def saving(engine: Engine, limits: Limits, lengths: Sequence[int], longest: int)
         waiting = list(itertools.islice(coming, limits.batch_rows))
         whole = [waiting[index] for index in max(block(waiting, limits), key=len)]
         halves = whole[: len(whole) // 2], whole[len(whole) // 2 :]
-        parts_s = sum(_seconds(engine, half) for half in halves if half)
-        full_s.append(parts_s - _seconds(engine, whole))
+        parts_s = sum(_seconds(engine, pattern, half) for half in halves if half)
+        full_s.append(parts_s - _seconds(engine, pattern, whole))
     seconds = few_s, max(few_s, statistics.median(full_s))
     return Saving((MANY_ROWS * width, limits.batch_tokens), seconds)
 
 
-def _seconds(engine: Engine, lengths: Sequence[int]) -> float:
-    return choose.seconds(engine, [_row(length) for length in lengths])
+def _seconds(engine: Engine, pattern: Row, lengths: Sequence[int]) -> float:
+    return choose.seconds(engine, [_row(pattern, length) for length in lengths])
 
 
-def _row(length: int) -> Row:
-    return Row((0,) * length, (0,) * length)
+def _row(pattern: Row, length: int) -> Row:
+    """A row of another length with the ends of a real one: some models look for their tokens."""
+    inside = pattern.ids[1:-1] or pattern.ids
+    inner = itertools.islice(itertools.cycle(inside), max(0, length - 2))
+    ids = (pattern.ids[0], *inner, pattern.ids[-1])
+    return Row(ids[-length:], (0,) * length)
 
 
 def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
@@ -111,17 +118,21 @@ def scored(engine: Engine) -> Callable[[Sequence[Row]], Landing]:
 
 
 def prepare(config: ServerConfig, tokenizer: Tokenizer, gate: GateRows) -> tuple[Choice, Engine]:
-    """The engine to serve with, loaded: the one asked for, or the fastest that passes the gate."""
+    """The engine to serve with, loaded: the fastest of those that may and that pass the gate.
+
+    Raises DeployError when none does.
+    """
     version = config.version
     folder = Path(version.path)
     maker = Maker(folder, Path(version.exports), tokenizer, config.device, config.threads)
     names = engines_for(config)
-    if len(names) == 1 or not gate.rows:
+    if not gate.rows:  # nothing to prove an engine by
         engine = maker.make(names[0] if len(names) == 1 else choose.REFERENCE, gate)
-        tokens = choose.PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[config.device]
+        tokens = choose.PACKED_TOKENS if engine.is_packed else choose.DEFAULT_TOKENS[config.device]
         return Choice(engine.name, tokens, 0.0), engine
-    choice = choose.choose(maker, names, gate)
-    return choice, maker.make(choice.engine, gate)
+    choice = choose.choose(maker, names, gate, is_timed=len(names) > 1)
+    engine = maker.make(choice.engine, gate)
+    return choice, OneByOne(engine) if choice.is_one_by_one else engine
 
 
 def engines_for(config: ServerConfig) -> tuple[EngineName, ...]:

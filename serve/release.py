@@ -10,7 +10,7 @@ import httpx
 
 from jobs.errors import DeployError
 from jobs.spec.serve import GateRule, RolloutSpec, ServeSpec
-from jobs.training import gate
+from jobs.training import eval_sample
 from serve import edge, load, routing
 from serve.access import accepted_tokens
 from serve.engines.rows import Tokenizer
@@ -152,13 +152,15 @@ def _judge(old: Side, new: Side, headers: dict[str, str]) -> tuple[Quality | Non
 def _evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
     """Labels and texts of the rows that it was evaluated with; none of models of pairs.
 
-    Rows are kept as tokens, so texts are what these read as.
+    Of older versions rows are kept as tokens alone, so texts are what these read as.
     """
-    rows = gate.read(Path(version.path))
+    rows = eval_sample.read(Path(version.path))
     if not rows or version.is_pair:
         return [], []
-    tokenizer = Tokenizer(Path(version.path), version.max_length)
-    texts = tokenizer.texts([row.ids for row in rows])
+    texts = [text for row in rows for text in row.texts]
+    if not texts:
+        tokenizer = Tokenizer(Path(version.path), version.max_length)
+        texts = tokenizer.texts([row.ids for row in rows])
     return [version.labels[row.label] for row in rows], texts
 
 

@@ -45,14 +45,17 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[CheckpointRef] | None = None
 
-    def save(self, step: int, metrics: dict[str, float]) -> list[Saved]:
+    def save(
+        self, step: int, metrics: dict[str, float], scores: list[list[float]] | None = None
+    ) -> list[Saved]:
         """Copy the state after `step` steps and write it in the background; all workers call this.
 
-        Waits for the write before it, and returns what that finished.
+        `scores` are those of the evaluation rows that are kept beside the last one's model. Waits
+        for the write before it, and returns what that finished.
         """
         finished = self.finish()
         place = str(self._shelf.folder / f"step-{step:08d}")
-        snapshot = state.take(self._session, CheckpointRef(place, step, metrics))
+        snapshot = state.take(self._session, CheckpointRef(place, step, metrics), scores)
         if self._session.world.is_main:
             self._pending = self._writer.submit(_write, snapshot, self._session, self._shelf)
         return finished

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from jobs.spec.train import Precision
-from jobs.training import random_states
+from jobs.training import eval_sample, random_states
 from jobs.training.config import EVAL_BATCH, TrainingConfig
 from jobs.training.data import batches, language
 from jobs.training.data.batches import FILLER, Indices
@@ -46,6 +46,40 @@ def evaluate(
             return judge(session, number_format, limit)
     finally:
         session.model.train()
+
+
+@torch.no_grad()
+def sample_scores(session: Session, number_format: Precision) -> list[list[float]]:
+    """What `eval_sample` keeps of its rows: probabilities of classes, or the response's loss.
+
+    Every worker scores all of them, because sharded weights are gathered by all together.
+    """
+    rows = torch.from_numpy(eval_sample.chosen(session.corpus.eval))
+    lengths = session.corpus.eval.lengths
+    session.update.settle()
+    session.model.eval()
+    found: list[list[float]] = []
+    try:
+        with _uncompiled(session.config), random_states.kept(session.world.device):
+            for part in torch.split(rows, EVAL_BATCH[session.config.model.task]):
+                gathered = session.eval_store.gather(
+                    part.to(session.eval_store.place), int(lengths[part.numpy()].max())
+                )
+                batch = {name: each.to(session.world.device) for name, each in gathered.items()}
+                with autocast(number_format, session.world.device):
+                    found += _scores(session, batch)
+    finally:
+        session.model.train()
+    return found
+
+
+def _scores(session: Session, batch: Batch) -> list[list[float]]:
+    if session.config.model.task == "causal-lm":
+        losses, mask, _ = predict_tokens(session.model, batch)
+        means = (losses * mask).sum(dim=1) / mask.sum(dim=1)
+        return [[mean] for mean in means.tolist()]
+    probabilities: list[list[float]] = classify(session.model, batch).softmax(dim=-1).tolist()
+    return probabilities
 
 
 def _classification(
@@ -126,7 +160,9 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         own = everyone[world.rank]
         width = _width(everyone, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
-        index = torch.from_numpy(np.where(own == FILLER, 0, own)).to(session.eval_store.place)
+        # filler rows repeat one of the pass, which is as whole at its width as any other
+        filled = np.where(own == FILLER, everyone.max(), own)
+        index = torch.from_numpy(filled).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)
         yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 

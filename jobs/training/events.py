@@ -20,8 +20,8 @@ class Started:
     """`captured`, or `eager: ` and why."""
     left_out: int = 0
     """Training rows without a response within the longest length."""
-    not_packed: str = ""
-    """Why rows that the job wants packed are single; empty otherwise."""
+    remarks: tuple[str, ...] = ()
+    """What is done otherwise than the job or its base suggest, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,18 @@ class Saved:
 
     step: int
     path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """The saved model was scored in a process without our code."""
+
+    rows: int
+    difference: float
+    """The largest between a score there and in training."""
+    refusal: str
+    """Why the model must not be published; empty if its scores are those of training."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +233,7 @@ Event = (
     | Evaluated
     | Stopped
     | Saved
+    | Proven
     | Metered
     | Joined
     | Probed

@@ -11,11 +11,12 @@ import torch
 
 from jobs.errors import first_line
 from jobs.spec.quantities import Cadence
-from jobs.training import checkpoint, state
+from jobs.storage import manifest
+from jobs.training import checkpoint, publication, state
 from jobs.training.checkpoint import Checkpoints, Shelf
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import load_corpus
-from jobs.training.evaluate import evaluate, final_precision
+from jobs.training.evaluate import evaluate, final_precision, sample_scores
 from jobs.training.events import (
     CheckpointRef,
     Evaluated,
@@ -80,12 +81,15 @@ def train(
     report: Report,
     checkpoints: Shelf | Path | None = None,
     leave: Leave | None = None,
+    *,
+    proves: bool = False,
 ) -> CheckpointRef:
     """Train from the newest whole checkpoint in `checkpoints`, or from the start.
 
-    Only the main worker reports. All workers are given a `leave`, or none. Without a folder nothing
-    is saved, and the returned reference has an empty path. Running out of memory is reported by the
-    worker it happens to, and raised.
+    With `proves` the last checkpoint's model is scored again in a process without our code, and a
+    `Proven` says whether it may be published. Only the main worker reports. All workers are given a
+    `leave`, or none. Without a folder nothing is saved, and the returned reference has an empty
+    path. Running out of memory is reported by the worker it happens to, and raised.
     Raises DataError, ModelError, TrainingError, CheckpointError or StorageError.
     """
     shelf = Shelf(checkpoints) if isinstance(checkpoints, Path) else checkpoints
@@ -94,11 +98,15 @@ def train(
         tell(Joined())
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
-            return run(build_session(config, corpus, world), tell, shelf, leave)
+            trained = run(build_session(config, corpus, world), tell, shelf, leave)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
             raise
+        if proves and world.is_main and trained.path and trained.metrics:
+            folder = Path(trained.path) / manifest.MODEL_DIR
+            tell(publication.prove(folder, final_precision(config, world), config.device))
+        return trained
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -159,12 +167,12 @@ class _Loop:
             self._tell(engine.collect(ahead=self._ahead))
             now = time.monotonic()
             if step < total and self._must_leave(step):
-                self._save(step, {})
+                self._save(step, {}, is_last=False)
                 return metrics
             is_last = step == total or self._is_out_of_time(step, now)
             metrics = self._judge(step, is_due=judging.check(step, now), is_last=is_last)
             if saving.check(step, now) or is_last:
-                self._save(step, metrics)
+                self._save(step, metrics, is_last=is_last)
         return metrics
 
     def _is_out_of_time(self, step: int, now: float) -> bool:
@@ -191,10 +199,11 @@ class _Loop:
         self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
         return metrics
 
-    def _save(self, step: int, metrics: dict[str, float]) -> None:
+    def _save(self, step: int, metrics: dict[str, float], *, is_last: bool) -> None:
         self._tell(self._session.engine.collect())  # refuses weights after a bad loss
         if self._saver:
-            for event in self._saver.save(step, metrics):
+            scores = sample_scores(self._session, self._final) if is_last else None
+            for event in self._saver.save(step, metrics, scores):
                 self._report(event)
 
     def _tell(self, results: Sequence[Stepped]) -> None:
@@ -229,7 +238,7 @@ def _started(session: Session, first: int) -> Started:
         labels=corpus.label_names,
         mode=engine.mode,
         left_out=corpus.left_out,
-        not_packed=corpus.not_packed,
+        remarks=session.remarks,
     )
 
 

@@ -14,7 +14,7 @@ from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, copies, parallel, precision
-from jobs.training.packing_proof import packed_where_proven
+from jobs.training.proofs import proven
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -36,6 +36,8 @@ class Session:
     """The bare model with fp32 weights, which are saved."""
     eval_store: TokenStore
     engine: Engine
+    remarks: tuple[str, ...] = ()
+    """What is done otherwise than the job or its base suggest, and why."""
 
     @property
     def update(self) -> Update:
@@ -54,9 +56,8 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model = _model(config, corpus, world)
-    if config.model.task == "causal-lm":
-        corpus = packed_where_proven(corpus, model, config, world)
+    model, of_head = _model(config, corpus, world)
+    corpus, of_rows = proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
     spread = parallel.shard if sharded else parallel.replicate
     wrapped, weights = spread(model, config, world)
@@ -82,19 +83,27 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )
-    return Session(config, world, corpus, model, _store(corpus.eval, world), Engine(step))
+    return Session(
+        config=config,
+        world=world,
+        corpus=corpus,
+        model=model,
+        eval_store=_store(corpus.eval, world),
+        engine=Engine(step),
+        remarks=tuple(filter(None, (of_head, of_rows))),
+    )
 
 
-def _model(config: TrainingConfig, corpus: Corpus, world: World) -> Any:
-    """The bare model on its device, with its adapter."""
-    model = base.load_model(config.model, corpus.label_names)
-    model = adapter.add_adapter(model, config.model)
+def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
+    """The bare model on its device, with its adapter, and what became of its base's head."""
+    loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
+    model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()  # frozen embeddings would cut the graph
     if not parallel.is_sharded(config, world):
         copies.narrow_frozen(model, config.precision)  # before they take room on the device
-    return model.to(world.device).train()
+    return model.to(world.device).train(), loaded.remark
 
 
 def reseed(seed: int, world: World, step: int = 0) -> None:

@@ -3,13 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from jobs.storage import manifest
-from jobs.training import gate, random_states
+from jobs.training import eval_sample, random_states
+from jobs.training.data import classification
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
@@ -38,9 +40,18 @@ class Snapshot:
     optimizer: Tensors
     random: Tensors
     scalars: dict[str, float]
+    scores: list[list[float]] | None = None
+    """Of the evaluation rows that are kept beside a model to be published; None for others."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether training ends with it, so that its model may be published."""
+        return self.scores is not None
 
 
-def take(session: Session, reference: CheckpointRef) -> Snapshot:
+def take(
+    session: Session, reference: CheckpointRef, scores: list[list[float]] | None = None
+) -> Snapshot:
     """Every worker gives its part of sharded tensors and its random state."""
     update, keeps = session.update, session.world.is_main
     update.settle()
@@ -64,7 +75,7 @@ def take(session: Session, reference: CheckpointRef) -> Snapshot:
     }
     if session.world.device.type == "cuda":
         torch.cuda.synchronize()
-    return Snapshot(reference, weights, optimizer, random, scalars)
+    return Snapshot(reference, weights, optimizer, random, scalars, scores)
 
 
 def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
@@ -98,8 +109,8 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
     weights = {name: tensor.contiguous() for name, tensor in snapshot.weights.items()}
     model = session.model
     if adapter.has_adapter(model):
-        lora, is_last = session.config.model.adapter, _is_last(snapshot, session)
-        if lora is not None and lora.merge and is_last:
+        lora = session.config.model.adapter
+        if lora is not None and lora.merge and snapshot.is_last:
             _write_merged(snapshot, session, folder)
             folder = folder.with_name(ADAPTER_DIR)
             folder.mkdir()
@@ -111,20 +122,30 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
             model.generation_config.save_pretrained(folder)
         name = "model.safetensors"
     safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
-    _write_beside(session, folder)
-
-
-def _is_last(snapshot: Snapshot, session: Session) -> bool:
-    return snapshot.reference.step == session.schedule.total_steps
+    _write_beside(snapshot, session, folder)
 
 
 def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     """The base model again, in fp32, with the adapter's update added to its weights."""
     spec = session.config.model
-    model = adapter.add_adapter(base.load_model(spec, session.corpus.label_names), spec)
+    corpus = session.corpus
+    loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer)
+    model = adapter.add_adapter(loaded, spec)
     adapter.load_adapter_state(model, snapshot.weights)
+    _untie(model)
     model.merge_and_unload().save_pretrained(folder)
-    _write_beside(session, folder)
+    _write_beside(snapshot, session, folder)
+
+
+def _untie(model: Any) -> None:
+    """Give an adapted output layer a weight of its own, or merging would change the embedding."""
+    embedding = model.get_input_embeddings().weight
+    for module in model.modules():
+        layer = getattr(module, "base_layer", None)
+        if isinstance(layer, torch.nn.Linear) and layer.weight is embedding:
+            layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
+            for config in (model.config, model.config.get_text_config()):
+                config.tie_word_embeddings = False
 
 
 def _saved_weights(session: Session) -> Tensors:
@@ -212,8 +233,12 @@ def _restore_random(session: Session, step: int, saved: Tensors) -> None:
     random_states.write(own, world.device)
 
 
-def _write_beside(session: Session, folder: Path) -> None:
-    """What an endpoint needs beside the weights."""
-    session.corpus.tokenizer.save_pretrained(folder)
-    if session.config.model.task == "text-classification":
-        gate.write(session.corpus.eval, folder)
+def _write_beside(snapshot: Snapshot, session: Session, folder: Path) -> None:
+    """The tokenizer, and evaluation rows with their scores."""
+    corpus, config = session.corpus, session.config
+    corpus.tokenizer.save_pretrained(folder)
+    if snapshot.scores is not None:
+        is_text = config.model.task == "text-classification"
+        texts = classification.load_rows(config.data.eval, config.data).texts if is_text else ()
+        rows = eval_sample.rows_of(corpus.eval, snapshot.scores, texts)
+        eval_sample.write(rows, folder)

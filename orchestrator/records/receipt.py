@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cluster.memory import MemoryEstimate
 from cluster.placement import Placement
-from jobs.training.events import CheckpointRef, Metered
+from jobs.training.events import CheckpointRef, Metered, Proven
 from orchestrator.decisions.predict import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
 
@@ -25,7 +25,7 @@ class FitResult:
     labels: tuple[str, ...]
     steps: int
     duration_s: float
-    """Wall time of this attempt, start of the worker group included."""
+    """Wall time of this attempt, start of the worker group included, the proof left out."""
     resumed_from: int
     """Optimizer steps that an earlier attempt had done."""
     losses: tuple[tuple[int, float], ...]
@@ -40,6 +40,8 @@ class FitResult:
     """The step after which its budget was used up; None when it went on to the end."""
     projections: tuple[Projection, ...] = ()
     """What the whole time looked like on the way."""
+    proof: Proven | None = None
+    """That its saved model scores as it did in training; None for what an older release trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Receipt:
     projections: tuple[Projection, ...] = ()
     stopped_at: int | None = None
     """The step after which the budget was used up."""
+    proof: Proven | None = None
+    """That the published model scores as it did in training, and how long that took."""
     disturbances: tuple[str, ...] = ()
     """Why the actual time may not be that of a quiet machine."""
 
@@ -105,6 +109,7 @@ class Receipt:
 def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: float) -> Receipt:
     """Compare a winner's prediction with the fit that followed."""
     placement: Placement = winner.candidate.placement
+    paid_s = fit.duration_s + (fit.proof.seconds if fit.proof else 0.0)
     prediction = winner.prediction
     return Receipt(
         run=run_id,
@@ -112,7 +117,7 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         predicted_time_s=prediction.time_s if prediction else None,
         actual_time_s=fit.duration_s,
         predicted_cost_usd=prediction.cost_usd if prediction else None,
-        actual_cost_usd=_cost(placement, fit.duration_s),
+        actual_cost_usd=_cost(placement, paid_s),
         sweep_time_s=sweep_time_s,
         metrics=fit.checkpoint.metrics,
         simulated=placement.simulated,
@@ -124,6 +129,7 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         probed_memory_gib=prediction.peak_memory_gib if prediction else None,
         projections=fit.projections,
         stopped_at=fit.stopped_at,
+        proof=fit.proof,
         disturbances=disturbances(fit.speed),
     )
 

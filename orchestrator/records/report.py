@@ -108,6 +108,11 @@ def receipt_text(receipt: Receipt) -> str:
         inside = "inside" if receipt.is_within_interval else "outside"
         lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
     lines += _memory_lines(receipt)
+    if receipt.proof:
+        lines.append(
+            f"proof     published model scores {receipt.proof.rows} evaluation rows as in training,"
+            f" up to {receipt.proof.difference:.1g} ({show_time(receipt.proof.seconds)})"
+        )
     lines += [f"{'':10}disturbed: {text}" for text in receipt.disturbances]
     if receipt.sweep_time_s:
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}")

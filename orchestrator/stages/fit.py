@@ -14,7 +14,16 @@ from jobs.spec.train import RetrySpec
 from jobs.training import checkpoint
 from jobs.training.checkpoint import Shelf
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, Left, Metered, Started, Stepped, Stopped
+from jobs.training.events import (
+    Evaluated,
+    Event,
+    Left,
+    Metered,
+    Proven,
+    Started,
+    Stepped,
+    Stopped,
+)
 from jobs.training.loop import Leave, Report, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
@@ -57,6 +66,7 @@ class _Gathered:
     started: Started | None = None
     speed: Metered | None = None
     stopped_at: int | None = None
+    proof: Proven | None = None
     has_left: bool = False
     """Whether the last attempt left before its end, as it was asked to."""
     losses: dict[int, float] = field(default_factory=dict)
@@ -75,6 +85,8 @@ class _Gathered:
                 self.speed = event
             case Stopped():
                 self.stopped_at = event.step
+            case Proven():
+                self.proof = event
             case Left():
                 self.has_left = True
 
@@ -153,7 +165,7 @@ def _attempt(
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:
     """Train in one worker of the group."""
-    train(payload.config, report, payload.checkpoints, leave)
+    train(payload.config, report, payload.checkpoints, leave, proves=True)
 
 
 def _result(
@@ -168,7 +180,8 @@ def _result(
         labels=started.labels,
         steps=started.total_steps,
         stopped_at=gathered.stopped_at,
-        duration_s=duration_s,
+        duration_s=duration_s - (gathered.proof.seconds if gathered.proof else 0.0),
+        proof=gathered.proof,
         resumed_from=started.first_step,
         losses=tuple(gathered.losses.items()),
         evaluations=tuple(gathered.evaluations.items()),

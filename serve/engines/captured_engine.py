@@ -46,7 +46,7 @@ class CapturedEngine:
         dtype = AUTOCAST.get(precision, torch.float32)
         self._device = torch.device(DEVICE, torch.cuda.current_device())
         self._model = load_classifier(folder).to(self._device, dtype)
-        self._padding = Padding(tokenizer.pad_id)
+        self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
         self._graphs: dict[Shape, _Captured] = {}
         # of one size for good: torch aborted the process when graphs were dropped to make it larger

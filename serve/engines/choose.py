@@ -13,13 +13,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError, first_line
 from jobs.spec.serve import EngineName
-from jobs.training import environment
-from jobs.training import gate as gate_rows
+from jobs.training import environment, eval_sample
 from jobs.training.config import Device
 from serve.batches import BLOCK_BATCHES, Limits, block
 from serve.engines import onnx_engine, openvino_engine, openvino_graph
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import Choice, Engine, Logits, Trial, softmax
+from serve.engines.engine import Choice, Engine, Logits, OneByOne, Trial, softmax
 from serve.engines.rows import Row, Tokenizer
 from serve.engines.torch_engine import TorchEngine
 from serve.tuning import Curve
@@ -29,6 +28,8 @@ ACCURACY_DROP, AGREEMENT = 0.005, 0.99
 """Most accuracy that an engine may lose, and least share of labels that must stay the same."""
 INVARIANCE = 0.02
 """Most that the score of a row may change with the rows beside it."""
+TIE = 0.05
+"""A row may get another label if none of its scores changes by more than this."""
 TOGETHER, ALONE = 32, 48
 """Rows that are judged at once, and how many are judged once more by themselves."""
 HOPELESS = 0.6
@@ -42,6 +43,8 @@ PACKED_TOKENS = 512
 """Tokens of a batch of an engine that packs. With half as many it is 2 to 5 % slower; with half as
 many again 4 to 5 % faster for longer texts, no faster for short ones, and all wait longer. Measured
 in benchmarks/LOG.md."""
+DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
+"""Padded tokens of a batch where no other was measured."""
 WAITING: dict[Device, int] = {"cpu": 32, "cuda": 512}
 """Texts that wait while a budget is timed."""
 WARM_S, TIMED_S = 0.2, 0.4
@@ -60,6 +63,8 @@ REFERENCE: EngineName = "torch-fp32"
 
 
 CHOICE = TypeAdapter(Choice)
+BLANK = Row((0, 0), ())
+"""Stands for a row of a version that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,13 @@ class GateRows:
 
     rows: tuple[Row, ...]
     labels: tuple[int, ...]
+    scores: Logits | None = None
+    """Probabilities of training, [rows, labels]; None of versions published without."""
+
+    @property
+    def pattern(self) -> Row:
+        """The longest row, of which others are made: some models look for its last token."""
+        return max(self.rows, key=len, default=BLANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +130,43 @@ class Maker:
         return target
 
 
-def choose(maker: Maker, names: Sequence[EngineName], gate: GateRows) -> Choice:
+def choose(
+    maker: Maker, names: Sequence[EngineName], gate: GateRows, *, is_timed: bool = True
+) -> Choice:
     """Try engines in order and take the fastest that passes the gate; remembered for the machine.
 
-    An engine that cannot be made here is refused with the reason. Torch in fp32 always passes.
+    An engine that cannot be made here is refused with the reason. Where every one fails, torch in
+    fp32 runs rows one by one, if that gives the scores of training. Without `is_timed` the first
+    that passes is taken.
+
+    Raises:
+        DeployError: if no engine gives the scores of training, not even for rows by themselves.
     """
     remembered = _remembered(maker, names)
     if remembered:
         return remembered
-    reference = maker.make(REFERENCE, gate)
-    judge = Judge(gate, scores(reference, gate.rows, TOGETHER))
+    judge = Judge(gate, expected_scores(maker, gate))
     trials: list[Trial] = []
     for name in names:
         best = max((trial.texts_per_s for trial in trials if not trial.refusal), default=0.0)
-        trials.append(_try(maker, name, judge, reference, best))
+        trials.append(_try(maker, name, judge, best, is_timed=is_timed))
     allowed = [trial for trial in trials if not trial.refusal]
-    if not allowed:
-        allowed = [measure(judge.trial(reference), reference, gate, maker.device)]
+    is_one_by_one = not allowed
+    if is_one_by_one:
+        allowed = [_try_one_by_one(maker, judge, trials)]
     chosen = max(allowed, key=lambda trial: trial.texts_per_s)
-    choice = Choice(chosen.engine, chosen.batch_tokens, chosen.texts_per_s, tuple(trials))
+    choice = Choice(
+        chosen.engine, chosen.batch_tokens, chosen.texts_per_s, tuple(trials), is_one_by_one
+    )
     _remember(maker, names, choice)
     return choice
+
+
+def expected_scores(maker: Maker, gate: GateRows) -> Logits:
+    """Probabilities that engines answer to: of training, else of torch in fp32."""
+    if gate.scores is not None:
+        return gate.scores
+    return scores(maker.make(REFERENCE, gate), gate.rows, TOGETHER)
 
 
 def curves(
@@ -150,12 +178,11 @@ def curves(
     """
     if not gate.rows:
         raise DeployError(f"{maker.model} has no evaluation rows beside it to time engines with")
-    reference = maker.make(REFERENCE, gate)
-    judge = Judge(gate, scores(reference, gate.rows, TOGETHER))
+    judge = Judge(gate, expected_scores(maker, gate))
     found = []
     for name in names:
         try:
-            engine = reference if name == REFERENCE else maker.make(name, gate)
+            engine = maker.make(name, gate)
             refusal = judge.trial(engine).refusal
         except Exception as error:  # noqa: BLE001 - libraries refuse in many ways
             refusal = f"cannot be made: {first_line(error)}"
@@ -182,26 +209,41 @@ def seconds(engine: Engine, batch: Sequence[Row]) -> float:
 
 
 def _try(
-    maker: Maker, name: EngineName, judge: "Judge", reference: Engine, best_texts_per_s: float
+    maker: Maker, name: EngineName, judge: "Judge", best_texts_per_s: float, *, is_timed: bool
 ) -> Trial:
     try:
-        engine = reference if name == REFERENCE else maker.make(name, judge.gate)
+        engine = maker.make(name, judge.gate)
         trial = judge.trial(engine)
     except Exception as error:  # noqa: BLE001 - libraries refuse models and machines in many ways
         reason = first_line(error)
         return Trial(name, refusal=f"cannot be made: {reason}")
     if trial.refusal or trial.texts_per_s < HOPELESS * best_texts_per_s:
         return trial
+    if not is_timed:
+        tokens = PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[maker.device]
+        return replace(trial, batch_tokens=tokens)
     return measure(trial, engine, judge.gate, maker.device)
+
+
+def _try_one_by_one(maker: Maker, judge: "Judge", trials: Sequence[Trial]) -> Trial:
+    """Torch in fp32, a row at a time; raises DeployError if even that scores otherwise."""
+    trial = judge.trial(OneByOne(maker.make(REFERENCE, judge.gate)))
+    if trial.refusal:
+        reasons = "; ".join(f"{each.engine}: {each.refusal}" for each in (*trials, trial))
+        raise DeployError(
+            f"{maker.model.name} is not served, because no engine gives its evaluation rows the"
+            f" scores of training ({reasons})"
+        )
+    return replace(trial, batch_tokens=DEFAULT_TOKENS[maker.device])
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """The gate: labels as the reference's, accuracy kept, scores that neighbours do not change."""
+    """The gate: labels as expected, accuracy kept, scores that neighbours do not change."""
 
     gate: GateRows
     reference: Logits
-    """Probabilities as [rows, labels]."""
+    """Expected probabilities as [rows, labels]."""
 
     def trial(self, engine: Engine) -> Trial:
         """What the gate says of an engine."""
@@ -211,17 +253,18 @@ class Judge:
         together = scores(engine, rows, TOGETHER)
         spent_s = time.perf_counter() - begin
         alone = scores(engine, rows[:ALONE], 1)
-        labels = self.reference.argmax(axis=1)
-        agreement = float((together.argmax(axis=1) == labels).mean())
+        is_same = together.argmax(axis=1) == self.reference.argmax(axis=1)
+        is_tie = np.abs(together - self.reference).max(axis=1) <= TIE
+        agreement = float((is_same | is_tie).mean())
         accuracy, before = self._accuracy(together), self._accuracy(self.reference)
         spread = float(np.abs(alone - together[: len(alone)]).max())
         refusal = ""
         if not np.isfinite(together).all():
             refusal = "its scores are not numbers"
         elif agreement < AGREEMENT:
-            refusal = f"it gives {1 - agreement:.1%} of the rows another label than {REFERENCE}"
+            refusal = f"it gives {1 - agreement:.1%} of the rows another label than training"
         elif before - accuracy > ACCURACY_DROP:
-            refusal = f"its accuracy is {accuracy:.4f}, and {before:.4f} with {REFERENCE}"
+            refusal = f"its accuracy is {accuracy:.4f}, and {before:.4f} in training"
         elif spread > INVARIANCE:
             refusal = f"the score of a text changes by {spread:.3f} with the texts beside it"
         return Trial(
@@ -287,9 +330,12 @@ def _rate(engine: Engine, rows: Sequence[Row], limits: Limits, waiting: int) -> 
 
 def read_gate(folder: Path) -> GateRows:
     """The rows saved beside a model; none where it was saved without."""
-    found = gate_rows.read(folder)
+    found = eval_sample.read(folder)
+    kept = [row.scores for row in found if row.scores]
     return GateRows(
-        tuple(Row(row.ids, row.types) for row in found), tuple(row.label for row in found)
+        tuple(Row(row.ids, row.types) for row in found),
+        tuple(row.label for row in found),
+        np.array(kept, dtype=np.float32) if kept else None,
     )
 
 

@@ -40,6 +40,25 @@ class Engine(Protocol):
         ...
 
 
+class OneByOne:
+    """Runs each row by itself, for a model whose scores change with the rows beside it."""
+
+    is_packed = False
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self._engine = engine
+
+    def launch(self, rows: Sequence[Row]) -> Landing:
+        """Compute all rows when the logits are asked for."""
+        return lambda: self.run(rows)
+
+    def run(self, rows: Sequence[Row]) -> Logits:
+        """Logits as [rows, labels]."""
+        found: Logits = np.concatenate([self._engine.run([row]) for row in rows])
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """How one engine did."""
@@ -67,3 +86,5 @@ class Choice:
     batch_tokens: int
     texts_per_s: float
     trials: tuple[Trial, ...] = ()
+    is_one_by_one: bool = False
+    """Whether rows are run by themselves, because every engine fails in batches."""

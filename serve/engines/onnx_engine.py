@@ -36,7 +36,7 @@ class OnnxEngine:
             str(graph), options, providers=["CPUExecutionProvider"]
         )
         self._names = [port.name for port in self._session.get_inputs()]
-        self._padding = Padding(tokenizer.pad_id)
+        self._padding = Padding.of(tokenizer)
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Logits as [rows, labels]."""

@@ -139,7 +139,7 @@ def names_of(graph: Any) -> set[str]:
 
 def padded_inputs(names: set[str], tokenizer: Tokenizer) -> Inputs:
     """What makes inputs of padded rows, as far as a graph has them."""
-    padding = Padding(tokenizer.pad_id, WIDTHS)
+    padding = Padding.of(tokenizer, WIDTHS)
     return functools.partial(named, padding, names=[name for name in NAMES if name in names])
 
 

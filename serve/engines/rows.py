@@ -43,9 +43,10 @@ class Tokenizer:
 
         loaded = transformers.AutoTokenizer.from_pretrained(folder)
         self.pad_id = int(loaded.pad_token_id or 0)
+        self.pads_left = loaded.padding_side == "left"
         self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
         self._fast = loaded.backend_tokenizer
-        self._fast.enable_truncation(max_length)
+        self._fast.enable_truncation(max_length, direction=loaded.truncation_side)
         self._fast.no_padding()
         self._has_lone_types = any(self._fast.encode("a").type_ids)
         self._plain = Plain.of(self._fast)
@@ -126,6 +127,13 @@ class Padding:
     pad_id: int
     multiple: int = 1
     """Widths are multiples of it."""
+    on_left: bool = False
+    """Whether padding stands before a row."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, multiple: int = 1) -> "Padding":
+        """As the model was trained with."""
+        return cls(tokenizer.pad_id, multiple, tokenizer.pads_left)
 
     def apply(self, rows: Sequence[Row]) -> tuple[Matrix, Matrix, Matrix]:
         """Ids, attention mask and token types as [rows, width]."""
@@ -143,7 +151,11 @@ class Padding:
         ids[:], types[:] = self.pad_id, 0
         lengths = np.ones(len(mask), dtype=np.int64)
         lengths[: len(rows)] = [len(row) for row in rows]
-        np.less(np.arange(mask.shape[1]), lengths[:, None], out=mask)
+        places = np.arange(mask.shape[1])
+        if self.on_left:
+            np.greater_equal(places, mask.shape[1] - lengths[:, None], out=mask)
+        else:
+            np.less(places, lengths[:, None], out=mask)
         inside = mask[: len(rows)].astype(bool)
         ids[: len(rows)][inside] = np.fromiter(
             itertools.chain.from_iterable(row.ids for row in rows), np.int64

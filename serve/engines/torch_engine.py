@@ -52,7 +52,7 @@ class TorchEngine:
             torch.set_num_threads(threads)
         self._device, self._precision = torch.device(device), precision
         self._model = load_classifier(folder).to(self._device)
-        self._padding = Padding(tokenizer.pad_id)
+        self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
 
     def run(self, rows: Sequence[Row]) -> Logits:

@@ -28,7 +28,7 @@ from jobs.spec.model import ModelSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
-from jobs.training import gate
+from jobs.training import eval_sample
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
 from serve import load, surface
@@ -94,7 +94,7 @@ def variant(
 
 def mistaking(version: ModelVersion) -> Callable[[Any], Any]:
     """Take one word for its opposite, which gives a tenth of the rows the other label."""
-    rows = gate.read(Path(version.path))
+    rows = eval_sample.read(Path(version.path))
     of_label = [Counter(id for r in rows if r.label == label for id in r.ids) for label in (0, 1)]
     only = [(count, id) for id, count in of_label[0].items() if id not in of_label[1]]
     count, word = min(only, key=lambda found: abs(found[0] - len(rows) / 10))

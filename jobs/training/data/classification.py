@@ -13,7 +13,8 @@ from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.data import sources
 from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
 
-INTEGER = re.compile(r"-?[0-9]{1,18}")
+INTEGER, NUMBER = re.compile(r"-?[0-9]{1,18}"), re.compile(r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
+"""Labels that are all numbers, some with a fraction, are values to predict and not classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,10 @@ def _checked_texts(values: Sequence[object], column: str, path: str) -> Iterator
 
 
 def _labels(values: Sequence[object], data: DataSpec, source: SourceSpec) -> list[str]:
+    are_numbers = all(NUMBER.fullmatch(str(value)) for value in values)
     for index, value in enumerate(values):
-        if value is None or value == "" or isinstance(value, list | dict | float):
+        is_fraction = are_numbers and not INTEGER.fullmatch(str(value))
+        if value is None or value == "" or isinstance(value, list | dict | float) or is_fraction:
             raise DataError(
                 f"{source.shown} row {index + 1}: column {data.label!r} holds {value!r};"
                 " a label is an integer or a string"

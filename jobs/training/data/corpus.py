@@ -26,8 +26,6 @@ class Corpus:
     tokenizer: Any
     left_out: int = 0
     """Training rows without a response within the longest length."""
-    not_packed: str = ""
-    """Why rows that the job wants packed are single; empty otherwise."""
 
 
 SplitProgress = Callable[[str, int, int], None]
@@ -39,6 +37,8 @@ def load_corpus(config: TrainingConfig, progress: SplitProgress | None = None) -
     tokenizer = base.load_tokenizer(config.model.base)
     language.prepare(tokenizer, config.data)
     load = _causal_lm if config.model.task == "causal-lm" else _classification
+    if config.model.task == "text-classification":
+        base.settle(tokenizer, model_max_length=config.data.max_length)
     words = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template)
     # taken before first use, which leaves its own settings in the tokenizer
     digest = hashlib.sha256(words.encode()).hexdigest()

@@ -69,6 +69,4 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
             array = table[name].combine_chunks()
             offsets = array.offsets.to_numpy()
             columns[name] = array.values.to_numpy()
-    pad = tokenizer.pad_token_id
-    labels = table["labels"].to_numpy()
-    return TokenSet(columns, offsets, labels, tokenizer.eos_token_id or 0 if pad is None else pad)
+    return TokenSet(columns, offsets, table["labels"].to_numpy(), tokenizer.pad_token_id)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 Column = Any
-"""Values of all rows: a list of text, lists and objects; of parquet and data sets a ChunkedArray."""
+"""Values of all rows: text, lists and objects in a list, or what Arrow holds in a ChunkedArray."""
 
 
 @dataclass(frozen=True, slots=True)

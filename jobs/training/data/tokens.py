@@ -1,7 +1,7 @@
 """Tokenised rows: laid end to end in memory, and gathered into padded batches on the device."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ class TokenSet:
     labels: Indices
     """(rows,): class numbers; zeros for causal-lm."""
     pad_token_id: int
+    pads_left: bool = False
+    """Whether rows are filled up before their first token, and not after their last."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,6 +48,17 @@ class TokenSet:
         trained: Indices = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
         return trained
 
+    def taken(self, rows: Sequence[int]) -> "TokenSet":
+        """Some of the rows."""
+        places = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
+        index = np.concatenate(places)
+        return replace(
+            self,
+            columns={name: column[index] for name, column in self.columns.items()},
+            offsets=np.cumsum([0, *map(len, places)]),
+            labels=self.labels[np.asarray(rows)],
+        )
+
     @property
     def size_bytes(self) -> int:
         """Memory of all columns."""
@@ -61,7 +74,7 @@ class TokenStore:
         self._columns = {n: torch.tensor(c, device=place) for n, c in tokens.columns.items()}
         self._offsets = torch.tensor(tokens.offsets, device=place)
         self._labels = torch.tensor(tokens.labels, device=place)
-        self._pad_token_id = tokens.pad_token_id
+        self._pad_token_id, self._pads_left = tokens.pad_token_id, tokens.pads_left
 
     def gather(self, rows: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
         """Rows padded to `width`: tensors of (rows, width), and `labels` of (rows,).
@@ -69,10 +82,13 @@ class TokenStore:
         `attention_mask` is 1 for tokens and 0 for padding.
         """
         start = self._offsets[rows]
+        lengths = (self._offsets[rows + 1] - start)[:, None]
         steps = torch.arange(width, device=self.place)
-        valid = steps < (self._offsets[rows + 1] - start)[:, None]
+        if self._pads_left:
+            steps = steps - (width - lengths)
+        valid = (steps >= 0) & (steps < lengths)
         last = self._columns[INPUT_IDS].shape[0] - 1
-        index = (start[:, None] + steps).clamp(max=last)
+        index = (start[:, None] + steps).clamp(min=0, max=last)
         batch = {
             name: torch.where(valid, column[index].long(), self._filler(name))
             for name, column in self._columns.items()

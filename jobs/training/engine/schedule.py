@@ -50,6 +50,7 @@ class Schedule:
         self._pass = torch.zeros(1, dtype=torch.int64, device=device)
         self._epoch = -1
         self._own: Indices = np.zeros((0, 0, 0), np.int64)
+        self._filled: Indices = np.zeros((0, 0, 0), np.int64)
         self.host_step = 0
         """The next step as far as the host has launched them, but for replays of a capture."""
         self._width_of: Indices = np.zeros(0, np.int64)
@@ -110,8 +111,9 @@ class Schedule:
 
     def on_host(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The same of a step of the epoch that is loaded, in host memory."""
-        own = torch.from_numpy(self._own[step % self.steps_per_epoch])
-        return own.clamp(min=0), (own != FILLER).float()
+        place = step % self.steps_per_epoch
+        is_real = torch.from_numpy(self._own[place] != FILLER)
+        return torch.from_numpy(self._filled[place]), is_real.float()
 
     def is_loaded(self, step: int) -> bool:
         """Whether a step belongs to the epoch that is loaded."""
@@ -142,7 +144,10 @@ class Schedule:
         )
         self._own = own
         real = all_rows != FILLER
-        self._rows.copy_(torch.from_numpy(np.where(own == FILLER, 0, own)))
+        # filler rows repeat one of their batch, which is as whole at its width as any other
+        some = all_rows.max(axis=1)[:, None, None]
+        self._filled = np.where(own == FILLER, some, own)
+        self._rows.copy_(torch.from_numpy(self._filled))
         self._weights.copy_(torch.from_numpy((own != FILLER).astype(np.float32)))
         totals = np.where(real, self._targets[all_rows], 0).sum(axis=1)
         self._totals.copy_(torch.from_numpy(np.maximum(totals, 1)))

@@ -1,75 +1,199 @@
-"""The base model and its tokenizer, loaded for the task."""
+"""Loads the base model and its tokenizer for a task, and makes the two agree with each other."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import transformers
 
-from jobs.errors import ModelError
+from jobs.errors import ModelError, first_line
 from jobs.spec.model import ModelSpec
 from jobs.training.model import location
 
-DROPOUT_FIELDS = (
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "dropout",
-    "attention_dropout",
-    "seq_classif_dropout",
-    "embd_pdrop",
-    "resid_pdrop",
-    "attn_pdrop",
+UNLOADABLE = (
+    *(OSError, ValueError, RuntimeError, KeyError),
+    *(AttributeError, TypeError, ImportError, IndexError),
 )
-"""Names under which the configurations of transformers keep their dropout probabilities."""
+"""What transformers raises for a model or tokenizer that it cannot load."""
+CLASSIFIER = "ForSequenceClassification"
+"""How the names of classes end that hold a classifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A base model for its task, in fp32 on the CPU."""
+
+    model: Any
+    fresh: tuple[str, ...] = ()
+    """Modules that the base lacks, whose weights are drawn from torch's current random state."""
+    remark: str = ""
+    """What became of the head of a base that is a classifier itself; empty for others."""
 
 
 def load_tokenizer(base: str) -> Any:
-    """The fast tokenizer that belongs to the model."""
+    """The fast tokenizer that belongs to the model, with a token to pad with.
+
+    Raises:
+        ModelError: if there is none, or only one in Python.
+    """
     transformers.utils.logging.set_verbosity_error()
     place = location.locate(base)
     try:
-        return transformers.AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    except UNLOADABLE as error:
         raise ModelError(_unloadable("tokenizer", base, error)) from None
+    if not getattr(tokenizer, "is_fast", False):
+        raise ModelError(
+            f"the tokenizer of {base} is written in Python, which endpoints cannot run; choose a"
+            " base with a tokenizer.json"
+        )
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"{base} holds no tokenizer: save the one that the model was trained with beside it, as"
+            " tokenizer.json"
+        )
+    if tokenizer.pad_token is None:
+        known = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+        settle(tokenizer, pad_token=known or tokenizer.convert_ids_to_tokens(0))
+    return tokenizer
 
 
-def load_model(spec: ModelSpec, label_names: Sequence[str]) -> Any:
-    """The base model for the task, in fp32 on the CPU; a classifier's head is fresh.
+def settle(tokenizer: Any, **settings: Any) -> None:
+    """Set attributes of a tokenizer so that they are saved with it."""
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+        tokenizer.init_kwargs[name] = value
 
-    The head is drawn from torch's current random state. Only safetensors are read and no code from
-    the model's repository is run.
+
+def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = None) -> LoadedModel:
+    """Load the base model for the task.
+
+    Weights that the base lacks, such as a classifier's head, are drawn from torch's current random
+    state. A base that is a classifier for the same labels keeps its head, in the order of
+    `label_names`; one for other labels gets a fresh output layer. Only safetensors are read, and no
+    code from the model's repository is run.
+
+    Raises:
+        ModelError: if the base cannot be loaded, or its weights do not fit its configuration.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     place = location.locate(spec.base)
+    auto = transformers.AutoModelForSequenceClassification
+    if spec.task == "causal-lm":
+        auto = transformers.AutoModelForCausalLM
     try:
-        config = _configure(place, spec, label_names)
-        auto = transformers.AutoModelForSequenceClassification
-        if spec.task == "causal-lm":
-            auto = transformers.AutoModelForCausalLM
-        model = auto.from_pretrained(place, config=config, use_safetensors=True, dtype="float32")
-    except (OSError, ValueError) as error:
+        own = transformers.AutoConfig.from_pretrained(place)
+        config = _configured(own, spec, label_names, tokenizer)
+        model, info = auto.from_pretrained(
+            place,
+            config=config,
+            use_safetensors=True,
+            dtype="float32",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except UNLOADABLE as error:
         raise ModelError(_unloadable("model", spec.base, error)) from None
+    head = _label_dimensions(auto, config) if spec.task == "text-classification" else {}
+    mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
+    for name in mismatched.keys() - head.keys():
+        _, saved, wanted = mismatched[name]
+        raise ModelError(
+            f"{spec.base}: the saved weight {name} is {tuple(saved)} and its configuration wants"
+            f" {tuple(wanted)}"
+        )
+    lacking = {*info["missing_keys"], *mismatched}
+    remark = ""
+    if any(name.endswith(CLASSIFIER) for name in own.architectures or ()):
+        remark = _settle_head(model, head, lacking, own, label_names)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
-    return model
-
-
-def _configure(place: Path | str, spec: ModelSpec, label_names: Sequence[str]) -> Any:
-    labels: dict[str, Any] = {}
-    if spec.task == "text-classification":
-        labels = {
-            "num_labels": len(label_names),
-            "id2label": dict(enumerate(label_names)),
-            "label2id": {name: index for index, name in enumerate(label_names)},
-        }
-    config = transformers.AutoConfig.from_pretrained(place, **labels)
     if spec.dropout is not None:
-        for name in DROPOUT_FIELDS:
-            if hasattr(config, name):
-                setattr(config, name, spec.dropout)
+        _set_dropout(model, spec.base, spec.dropout)
+    fresh = sorted({name.rpartition(".")[0] for name in lacking})
+    return LoadedModel(model, tuple(fresh), remark)
+
+
+def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer: Any) -> Any:
+    config = copy.deepcopy(own)
+    parts = {id(part): part for part in (config, config.get_text_config())}.values()
+    if spec.task == "text-classification":
+        config.num_labels = len(label_names)
+        config.id2label = dict(enumerate(label_names))
+        config.label2id = {name: index for index, name in enumerate(label_names)}
+    for part in parts:
+        if tokenizer is not None:
+            part.pad_token_id = tokenizer.pad_token_id
+        if spec.dropout is not None:
+            for name in dropout_fields(part):
+                setattr(part, name, spec.dropout)
     return config
 
 
+def dropout_fields(config: Any) -> list[str]:
+    """Names under which a configuration keeps probabilities of dropout, layer drop left out."""
+    return [
+        name
+        for name, value in vars(config).items()
+        if ("drop" in name and "layer" not in name)
+        and (value is None or isinstance(value, int | float))
+        and not isinstance(value, bool)
+    ]
+
+
+def _set_dropout(model: Any, base: str, probability: float) -> None:
+    """Give every dropout layer the probability, also where no field of a configuration reaches."""
+    layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    for layer in layers:
+        layer.p = probability
+    if not layers and not dropout_fields(model.config.get_text_config()):
+        raise ModelError(f"model.dropout: {base} has no dropout; remove the field")
+
+
+def _label_dimensions(auto: Any, config: Any) -> dict[str, int]:
+    """Parameters whose size depends on the number of labels, and along which dimension."""
+    wider = copy.deepcopy(config)
+    wider.num_labels = config.num_labels + 1
+    with torch.device("meta"):
+        one, other = (dict(auto.from_config(c).named_parameters()) for c in (config, wider))
+    return {
+        name: next(i for i, size in enumerate(weight.shape) if size != other[name].shape[i])
+        for name, weight in one.items()
+        if weight.shape != other[name].shape
+    }
+
+
+def _settle_head(
+    model: Any,
+    head: Mapping[str, int],
+    lacking: set[str],
+    own: Any,
+    label_names: Sequence[str],
+) -> str:
+    """Put the output layer of a trained classifier in the order of the labels, or draw it anew."""
+    before = [str(own.id2label[index]) for index in sorted(own.id2label)]
+    kept = {name: dimension for name, dimension in head.items() if name not in lacking}
+    if sorted(before) == sorted(label_names):
+        order = torch.tensor([before.index(name) for name in label_names])
+        for name, dimension in kept.items():
+            weight = model.get_parameter(name)
+            weight.data = weight.data.index_select(dimension, order)
+        return "the base is a classifier for the same labels, so its head is kept"
+    std = getattr(own, "initializer_range", None) or 0.02
+    for name in kept:
+        weight = model.get_parameter(name)
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=std)
+        else:
+            torch.nn.init.zeros_(weight)
+    lacking |= kept.keys()
+    shown = ", ".join(before[:5]) + (", …" if len(before) > 5 else "")
+    return f"the base is a classifier for other labels ({shown}), so its output layer is drawn anew"
+
+
 def _unloadable(what: str, base: str, error: Exception) -> str:
-    return f"the {what} of {base} cannot be loaded: {str(error).splitlines()[0]}"
+    return f"the {what} of {base} cannot be loaded: {first_line(error)}"

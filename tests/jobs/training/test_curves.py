@@ -66,7 +66,7 @@ def same_batches(config: TrainingConfig, corpus: Corpus) -> Iterator[dict[str, t
 def seeded_model(config: TrainingConfig, corpus: Corpus) -> torch.nn.Module:
     """The model with the head that the engine draws."""
     torch.manual_seed(config.seed)
-    return base.load_model(config.model, corpus.label_names)
+    return base.load_model(config.model, corpus.label_names).model
 
 
 def plain_losses(config: TrainingConfig, model: torch.nn.Module, corpus: Corpus) -> list[float]:

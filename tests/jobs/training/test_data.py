@@ -62,7 +62,7 @@ def test_integer_labels_are_ordered_as_numbers(tmp_path: Path) -> None:
     [
         ("sentence,label\na,1\n", "has no column 'text'; its columns are sentence, label"),
         ("text,label\n", "has no rows"),
-        ("text,label\na,0.5\nb,1.5\n", "row 1: column 'label' holds 0.5"),
+        ("text,label\na,0.5\nb,1.5\n", "row 1: column 'label' holds '0.5'"),
         ("text,label\na,\n", "row 1: column 'label' holds"),
     ],
 )

@@ -93,7 +93,7 @@ def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) 
         language_config(questions, tiny_llama, data=language_data(questions, packing=False))
     )
     packed = packs.pack(alone.train, 128)
-    model = base.load_model(ModelSpec(base=tiny_llama, task="causal-lm"), ()).eval()
+    model = base.load_model(ModelSpec(base=tiny_llama, task="causal-lm"), ()).model.eval()
 
     def response_losses(tokens: TokenSet) -> list[float]:
         store = TokenStore(tokens, torch.device("cpu"))

@@ -27,8 +27,8 @@ def test_a_model_from_s3_is_the_one_from_the_folder(base: str, tiny_model: str) 
     folder = location.locate(base, has_weights=False)
     assert isinstance(folder, Path)
     assert not list(folder.glob("*.safetensors"))  # planning needs none
-    mine = load_model(ModelSpec(base=base), ("a", "b")).state_dict()
-    theirs = load_model(ModelSpec(base=tiny_model), ("a", "b")).state_dict()
+    mine = load_model(ModelSpec(base=base), ("a", "b")).model.state_dict()
+    theirs = load_model(ModelSpec(base=tiny_model), ("a", "b")).model.state_dict()
     kept = [name for name in mine if "classifier" not in name]
     assert all(mine[name].equal(theirs[name]) for name in kept)
     assert load_tokenizer(base)("fine").input_ids == load_tokenizer(tiny_model)("fine").input_ids

@@ -1,0 +1,85 @@
+"""Evaluation rows beside a saved model, with the scores that it had in training.
+
+Whoever loads the model must get the same scores: publishing proves it, and endpoints choose what
+runs the model by them.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jobs.training.data.batches import Indices
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
+
+FILE = "gate.jsonl"
+ROWS = 256
+"""Rows that are kept, spread evenly over the evaluation split."""
+TYPES = "token_type_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One tokenised row, what is right for it, and what the model made of it."""
+
+    ids: Sequence[int]
+    types: Sequence[int]
+    """0 in the first text, 1 in the second."""
+    label: int
+    """Number of its class; 0 for causal-lm."""
+    texts: Sequence[str] = ()
+    """As they were written, one or a pair; empty for causal-lm."""
+    scores: Sequence[float] = ()
+    """Probability of each class, or the mean loss of the response for causal-lm."""
+    trained: Sequence[int] = ()
+    """1 for tokens of the response, for causal-lm."""
+
+
+def chosen(tokens: TokenSet) -> Indices:
+    """Numbers of the evaluation rows that are kept."""
+    return np.unique(np.linspace(0, len(tokens) - 1, min(ROWS, len(tokens)), dtype=np.int64))
+
+
+def rows_of(
+    tokens: TokenSet, scores: Sequence[Sequence[float]], texts: Sequence[Sequence[str]]
+) -> list[SampleRow]:
+    """The rows that are kept, with a score for each, and the texts of all rows if there are any."""
+    return [
+        _row(tokens, int(index), found, texts[index] if texts else ())
+        for index, found in zip(chosen(tokens), scores, strict=True)
+    ]
+
+
+def write(rows: Sequence[SampleRow], folder: Path) -> None:
+    """Write rows into a model's folder."""
+    lines = [json.dumps(asdict(row)) for row in rows]
+    (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read(folder: Path) -> tuple[SampleRow, ...]:
+    """The rows beside a model; none where it was saved without."""
+    try:
+        text = (folder / FILE).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ()
+    return tuple(SampleRow(**json.loads(line)) for line in text.splitlines())
+
+
+def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[str]) -> SampleRow:
+    part = slice(int(tokens.offsets[index]), int(tokens.offsets[index + 1]))
+
+    def column(name: str) -> list[int]:
+        found: list[int] = tokens.columns[name][part].tolist()
+        return found
+
+    ids = column(INPUT_IDS)
+    return SampleRow(
+        ids=ids,
+        types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
+        label=int(tokens.labels[index]),
+        texts=tuple(texts),
+        scores=tuple(scores),
+        trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
+    )

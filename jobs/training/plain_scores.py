@@ -1,0 +1,87 @@
+"""Scores the evaluation rows beside a model with transformers and peft alone.
+
+Run by its path, in a process of its own: it imports nothing of this project, and so stands for
+anybody who loads the folder. Arguments: the folder, and the device. Prints JSON: the scores of each
+row by itself and in a padded batch, and how many texts become other tokens than in training.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+BATCH = 8
+IGNORED = -100
+"""Label of tokens without a loss."""
+Rows = list[dict[str, Any]]
+Scores = list[list[float]]
+
+
+def load(folder: Path, classes: int) -> tuple[Any, Any]:
+    """The model as its card loads it, and its tokenizer."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    if (folder / "adapter_config.json").exists():
+        import peft
+
+        if classes > 1:
+            kind = peft.AutoPeftModelForSequenceClassification
+            return kind.from_pretrained(folder, num_labels=classes), tokenizer
+        return peft.AutoPeftModelForCausalLM.from_pretrained(folder), tokenizer
+    auto = transformers.AutoModelForCausalLM
+    if classes > 1:
+        auto = transformers.AutoModelForSequenceClassification
+    return auto.from_pretrained(folder), tokenizer
+
+
+def classify(model: Any, tokenizer: Any, rows: Rows) -> Scores:
+    """Probabilities of each class from the texts, as a pipeline makes them."""
+    first = [row["texts"][0] for row in rows]
+    second = [row["texts"][1] for row in rows] if len(rows[0]["texts"]) == 2 else None
+    inputs = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
+    logits = model(**inputs.to(model.device)).logits
+    found: Scores = logits.float().softmax(dim=-1).tolist()
+    return found
+
+
+def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
+    """Mean loss of each response."""
+    padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
+    ids, mask = padded["input_ids"].to(model.device), padded["attention_mask"].to(model.device)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
+    labels = torch.full_like(ids, IGNORED)
+    for row, target, real in zip(rows, labels, mask.bool(), strict=True):
+        trained = torch.tensor(row["trained"], device=ids.device, dtype=torch.bool)
+        tokens = torch.tensor(row["ids"], device=ids.device)
+        target[real] = torch.where(trained, tokens, IGNORED)
+    found = []
+    for row_logits, target in zip(logits, labels, strict=True):
+        found.append([torch.nn.functional.cross_entropy(row_logits[:-1], target[1:]).item()])
+    return found
+
+
+def scores_of(folder: Path, device: str) -> dict[str, Any]:
+    """What all rows score in both ways, as the arguments of `publication.Plain`."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    classes = len(rows[0]["scores"])
+    model, tokenizer = load(folder, classes)
+    model = model.float().to(device).eval()
+    score = classify if classes > 1 else losses
+    retokenised = 0
+    if classes > 1:
+        found = [tokenizer(*row["texts"], truncation=True)["input_ids"] for row in rows]
+        retokenised = sum(ids != row["ids"] for ids, row in zip(found, rows, strict=True))
+    with torch.inference_mode():
+        alone = [scores for row in rows for scores in score(model, tokenizer, [row])]
+        batches = [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
+        together = [scores for batch in batches for scores in score(model, tokenizer, batch)]
+    return {"alone": alone, "together": together, "retokenised": retokenised}
+
+
+if __name__ == "__main__":
+    json.dump(scores_of(Path(sys.argv[1]), sys.argv[2]), sys.stdout)
