@@ -572,7 +572,7 @@ FAULTS = [
     Fault(
         name="orchestrator-ties-not-broken-by-quality",
         path="orchestrator/decisions/select.py",
-        old="    return first, quality, cost, time",
+        old="    return first, quality, loss, cost, time",
         new="    return first, cost, time",
         wrong="Of trials on the cheapest candidate, which all tie in cost and time, the first one wins instead of the one that learnt best.",
         past=False,

@@ -117,6 +117,7 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
         model.peft_config["default"].save_pretrained(folder)
         name = "adapter_model.safetensors"
     else:
+        _settle_generation(model, session)
         model.config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
@@ -133,8 +134,18 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     model = adapter.add_adapter(loaded, spec)
     adapter.load_adapter_state(model, snapshot.weights)
     _untie(model)
-    model.merge_and_unload().save_pretrained(folder)
+    merged = model.merge_and_unload()
+    _settle_generation(merged, session)
+    merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
+
+
+def _settle_generation(model: Any, session: Session) -> None:
+    """Let whoever generates stop where answers ended in training."""
+    ends = session.corpus.end_tokens
+    if ends and model.can_generate():
+        model.generation_config.eos_token_id = list(ends)
+        model.generation_config.pad_token_id = session.corpus.tokenizer.pad_token_id
 
 
 def _untie(model: Any) -> None:

@@ -15,7 +15,9 @@ from orchestrator.decisions.search import TrialResult
 
 Z95 = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""
-TIE_BREAK = "ties by the judged metric, then cost, then time"
+DIVERGED = 10.0
+"""How many times the best trial's loss, or 1, the loss of a trial is that has diverged."""
+TIE_BREAK = "ties by the judged metric, then its loss, then cost, then time"
 """How equals are told apart."""
 
 
@@ -29,6 +31,8 @@ class Option:
     cost_usd: float | None
     quality: float | None
     """The judged metric of the trial, reached within its shorter budget."""
+    loss: float | None = None
+    """On the evaluation rows, of the same trial."""
     breaks: tuple[str, ...] = ()
     """Limits that it breaks."""
     may_break: tuple[str, ...] = ()
@@ -170,7 +174,7 @@ def _options(
     eval_rows: int,
 ) -> list[Option]:
     """Each predicted candidate with each trial of its precision, which is part of learning."""
-    done = [trial for trial in trials if not trial.failure and trial.metrics]
+    done = _converged([trial for trial in trials if not trial.failure and trial.metrics])
     if not done:
         return [_option(spec, prediction, {}, {}, eval_rows) for prediction in predictions]
     return [
@@ -180,6 +184,18 @@ def _options(
         if plan.candidate(prediction.candidate).precision
         == plan.candidate(trial.candidate).precision
     ]
+
+
+def _converged(trials: Sequence[TrialResult]) -> list[TrialResult]:
+    """Trials whose loss stayed in bounds; all of them if none did."""
+    losses = [trial.metrics.get("loss", 0.0) for trial in trials]
+    best = min(filter(math.isfinite, losses), default=math.inf)
+    kept = [
+        trial
+        for trial, loss in zip(trials, losses, strict=True)
+        if loss <= DIVERGED * max(1.0, best)
+    ]
+    return kept or list(trials)
 
 
 def _option(
@@ -204,6 +220,7 @@ def _option(
         time_s=prediction.time_s.mean,
         cost_usd=cost,
         quality=metrics.get(search.judged_metric(spec)),
+        loss=metrics.get("loss"),
         breaks=broken_limits(spec, known),
         may_break=(*broken_limits(spec, low), *broken_limits(spec, high)),
     )
@@ -244,11 +261,12 @@ def _point(option: Option) -> tuple[float, float, float]:
 
 def _rank(spec: JobSpec, option: Option, *, by_quality: bool) -> tuple[float, ...]:
     cost, time, quality = _point(option)
+    loss = math.inf if option.loss is None else option.loss
     objective = spec.sweep.objective if spec.sweep else None
     if by_quality or (objective and objective.maximize):
-        return quality, cost, time
+        return quality, loss, cost, time
     first = time if objective and objective.minimize == "time" else cost
-    return first, quality, cost, time
+    return first, quality, loss, cost, time
 
 
 def _objective(spec: JobSpec) -> str:

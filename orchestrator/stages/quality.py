@@ -31,6 +31,8 @@ ROUNDS = 3
 ASHA_REDUCTION = 3
 """One trial in three goes on at each rung."""
 
+BELOW_ANY = -1e9
+"""What a failed trial reports: less than any metric, some of which may be negative."""
 GRACE_EVALUATIONS = 2
 """Evaluations that every trial gets: during warm-up of the learning rate all look alike."""
 
@@ -201,7 +203,7 @@ def _drive(
     try:
         _train(work, config["params"], spec, candidate, budget, storage)
     except Exception as error:  # noqa: BLE001 - told to the sweep, which goes on
-        worst = {"step": budget.steps, search.judged_metric(spec): 0.0}
+        worst = {"step": budget.steps, search.judged_metric(spec): BELOW_ANY}
         ray.tune.report({**worst, "failure": first_line(error), "cause": causes.of_worker(error)})
 
 

@@ -24,6 +24,8 @@ class Corpus:
     label_names: tuple[str, ...]
     """Empty for causal-lm."""
     tokenizer: Any
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end an answer; empty for classifiers."""
     left_out: int = 0
     """Training rows without a response within the longest length."""
 
@@ -94,7 +96,8 @@ def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgres
 
     train, held_back = load("train", data.train), load("eval", data.eval)
     tokens, held_back_tokens = (encoding.token_set(t, tokenizer) for t in (train, held_back))
-    return Corpus(tokens, held_back_tokens, (), tokenizer, language.left_out(train))
+    ends = language.end_tokens(data.train, data, tokenizer)
+    return Corpus(tokens, held_back_tokens, (), tokenizer, ends, language.left_out(train))
 
 
 def _key(config: TrainingConfig, source: SourceSpec, named: _Tokenizer) -> dict[str, Any]:

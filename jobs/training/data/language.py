@@ -1,6 +1,7 @@
 """Prompts with responses, and conversations, for causal-lm: the loss is on responses alone."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jinja2
@@ -18,9 +19,10 @@ PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}"
     "{{ message['role'] }}: {{ message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""How a conversation is written for a tokenizer that brings no chat template of its own."""
+"""How a conversation is written for a tokenizer that brings no chat template of its own. A prompt
+ends before the space, which belongs to the first word of the answer."""
 
 Encoded = tuple[list[int], list[int]]
 """Token ids, and 1 for those that are trained."""
@@ -118,13 +120,52 @@ def _conversations(conversations: Sequence[Any], tokenizer: Any, path: str) -> l
         texts.append(text)
         spans.append(_answers(conversation, text, tokenizer, path))
     encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    prompts = [text[:low] for text, found in zip(texts, spans, strict=True) for low, _ in found]
+    of_prompts = iter(tokenizer(prompts, add_special_tokens=False)[INPUT_IDS])
     rows = []
-    for ids, places, answers in zip(
-        encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
+    for text, ids, places, answers in zip(
+        texts, encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
     ):
-        mask = [int(any(low <= begin < high for low, high in answers)) for begin, _ in places]
-        rows.append((ids, mask))
+        # an endpoint writes on from the tokens of the prompt alone: training sees the same ones
+        if all(ids[: len(prompt)] == prompt for prompt in _next(of_prompts, len(answers))):
+            mask = [int(any(low <= begin < high for low, high in answers)) for begin, _ in places]
+            rows.append((ids, mask))
+        else:
+            rows.append(_in_pieces(text, answers, tokenizer))
     return rows
+
+
+def _next(items: Iterator[list[int]], count: int) -> list[list[int]]:
+    return list(itertools.islice(items, count))
+
+
+def _in_pieces(text: str, answers: Sequence[tuple[int, int]], tokenizer: Any) -> Encoded:
+    """A conversation whose prompts are tokenised apart from the answers that follow."""
+    starts = [0, *(low for low, _ in answers), len(text)]
+    ends = [0, *(high for _, high in answers)]
+    ids, mask = list[int](), list[int]()
+    for (start, stop), end in zip(itertools.pairwise(starts), ends, strict=True):
+        piece = text[start:stop]
+        found = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
+        ids += found[INPUT_IDS]
+        mask += [int(start + begin < end) for begin, _ in found["offset_mapping"]]
+    return ids, mask
+
+
+def end_tokens(source: SourceSpec, data: DataSpec, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end an answer: of the tokenizer, and the special one that its template writes."""
+    known = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    if data.messages is None:
+        return tuple(known)
+    (conversation,) = sources.read(source).values(data.messages, 0, 1)
+    last = max(i for i, message in enumerate(conversation) if message["role"] == "assistant")
+    content = conversation[last]["content"].strip()
+    after = _write(conversation[: last + 1], tokenizer).rpartition(content)[2]
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    for token in tokenizer(after, add_special_tokens=False)[INPUT_IDS]:
+        if token in special:
+            return tuple(dict.fromkeys((*known, token)))
+    return tuple(known)
 
 
 def _answers(
@@ -160,7 +201,7 @@ def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) ->
                 list(conversation), tokenize=False, add_generation_prompt=ask
             )
         )
-    except (jinja2.TemplateError, TypeError) as error:
+    except (jinja2.TemplateError, TypeError, ValueError, IndexError, KeyError) as error:
         raise DataError(f"the chat template refuses a conversation: {error}") from None
 
 

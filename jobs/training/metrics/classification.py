@@ -24,13 +24,17 @@ def accuracy(confusion: Confusion) -> float:
 
 
 def f1(confusion: Confusion) -> float:
-    """F1 of class 1 for two classes, else the unweighted mean over classes."""
+    """F1 of class 1 for two classes, else the unweighted mean over classes.
+
+    As in scikit-learn, the mean leaves out classes that no row has and none was given.
+    """
     right = np.diag(confusion).astype(float)
     wanted_and_given = confusion.sum(axis=0) + confusion.sum(axis=1)
     scores = np.divide(
         2 * right, wanted_and_given, out=np.zeros_like(right), where=wanted_and_given > 0
     )
-    return float(scores[1] if len(scores) == 2 else scores.mean())
+    occurs = wanted_and_given > 0
+    return float(scores[1] if len(scores) == 2 else scores[occurs].mean() if occurs.any() else 0.0)
 
 
 def mcc(confusion: Confusion) -> float:

@@ -1,15 +1,19 @@
 """Language models: what is learnt, what is packed, and what samples cannot see of each other."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from jobs.errors import DataError
+from jobs.spec.data import DataSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import EvalSpec, OptimizerSpec
+from jobs.training.data import language
 from jobs.training.data import packing as packs
 from jobs.training.data.corpus import load_corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -17,6 +21,7 @@ from jobs.training.engine.objective import predict_tokens
 from jobs.training.events import Evaluated, Event, Started
 from jobs.training.loop import train
 from jobs.training.model import base
+from tests import tiny
 from tests.builders import language_config, language_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -42,11 +47,81 @@ def test_only_what_the_assistant_says_is_learnt(questions: Path, tiny_llama: str
     )
     corpus = load_corpus(language_config(questions, tiny_llama, data=data))
     texts = {trained_text(corpus.train, row, corpus.tokenizer) for row in range(96)}
-    assert texts == {" Yes, it is.</s>", " No, it is not.</s>"}
+    # each content begins with a space, and so does what the template puts before it
+    assert texts == {"  Yes, it is.</s>", "  No, it is not.</s>"}
     whole = corpus.tokenizer.decode(corpus.train.columns["input_ids"][: corpus.train.offsets[1]])
     assert whole.startswith("<s>")
     assert "user: Is a " in whole
     assert "\nassistant: " in whole
+
+
+MARKED = (
+    "{% for message in messages %}{{ '<s>' + message['role'] + '\n' }}"
+    "{{ message['content'] + '<mask>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}"
+)
+MERGING = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}</s>"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""Its prompt ends in a space, which belongs to the first word of the answer in a whole text."""
+
+
+def chatting(folder: Path, template: str | None) -> str:
+    """A Llama whose tokenizer has a chat template."""
+    base = tiny.save(folder / "llama", "llama", transformers.AutoModelForCausalLM)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(base)
+    return base
+
+
+def messages_data(questions: Path) -> DataSpec:
+    return language_data(
+        questions, prompt=None, response=None, messages="messages", packing=False, max_length=128
+    )
+
+
+@pytest.mark.parametrize("template", [None, MARKED, MERGING], ids=["plain", "marked", "merging"])
+def test_a_served_prompt_ends_in_the_tokens_that_training_saw(
+    template: str | None, questions: Path, tmp_path: Path
+) -> None:
+    """And all that follows is learnt, from the first word of the answer on."""
+    data = messages_data(questions)
+    corpus = load_corpus(language_config(questions, chatting(tmp_path, template), data=data))
+    prompts = language.prompts(data.train, data, corpus.tokenizer, 8)
+    for row, prompt in enumerate(prompts):
+        place = slice(corpus.train.offsets[row], corpus.train.offsets[row + 1])
+        ids = corpus.train.columns["input_ids"][place].tolist()
+        mask = corpus.train.columns["loss_mask"][place].tolist()
+        assert ids[: len(prompt)] == prompt
+        assert mask == [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+        assert " it is" in corpus.tokenizer.decode(ids[len(prompt) :])
+
+
+def test_a_published_model_stops_where_its_template_ends_a_turn(
+    questions: Path, tmp_path: Path
+) -> None:
+    base = chatting(tmp_path, MARKED)
+    config = language_config(questions, base, data=messages_data(questions))
+    reference = train(config, lambda _: None, tmp_path / "checkpoints")
+    folder = Path(reference.path) / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
+    assert ends == tokenizer.convert_tokens_to_ids(["</s>", "<mask>"])
+
+
+def test_a_template_that_cannot_begin_with_the_assistant_is_told(
+    tmp_path: Path, questions: Path
+) -> None:
+    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
+    base = chatting(tmp_path, strict + MARKED)
+    rows = [{"messages": [{"role": "assistant", "content": "Hello"}]}] * 4
+    for name in ("train", "eval"):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match="the chat template refuses a conversation: user first"):
+        load_corpus(language_config(tmp_path, base, data=messages_data(tmp_path)))
 
 
 def test_a_conversation_without_an_answer_is_refused(tmp_path: Path, tiny_llama: str) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sklearn.metrics
 
 from jobs.spec.train import LrScheduleSpec
 from jobs.training.engine.learning_rate import rate_at
@@ -46,3 +47,15 @@ def test_learning_rate_rises_then_follows_its_shape(
     schedule: LrScheduleSpec, step: int, rate: float
 ) -> None:
     assert rate_at(step, 10, 1.0, schedule) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_f1_is_that_of_scikit_learn_where_classes_are_absent(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    true, given = draw.choice([0, 2, 3], 40), draw.choice([0, 2], 40)
+    table = np.zeros((5, 5), np.int64)
+    np.add.at(table, (true, given), 1)
+    expected = sklearn.metrics.f1_score(true, given, average="macro")
+    assert metrics.f1(table) == pytest.approx(expected)
+    perfect = np.diag([3, 0, 4, 0, 0])
+    assert metrics.f1(perfect) == 1.0

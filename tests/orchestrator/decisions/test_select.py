@@ -1,5 +1,8 @@
 """Joining speed and quality, and choosing among what keeps the limits."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from cluster.inventory import Inventory, Node
@@ -14,6 +17,7 @@ SPACE = {
     "train.precision": ["fp16", "fp32"],
     "train.optimizer.lr": [1e-5, 1e-4],
 }
+LR = "train.optimizer.lr"
 CHEAP, FAST = "T4:1/16/fp16", "T4:2/16/fp16"
 PREDICTIONS = (
     prediction(CHEAP, time_s=100, cost_usd=1.0),
@@ -46,6 +50,26 @@ def test_the_objective_decides_among_what_keeps_the_limits(
     spec, plan = case(**objective)
     found = select.select(spec, plan, PREDICTIONS, TRIALS)
     assert (found.candidate.id, found.params["train.optimizer.lr"]) == winner
+
+
+@pytest.mark.parametrize("objective", [{"minimize": "cost"}, {"maximize": "accuracy"}])
+def test_a_tie_goes_to_the_lower_loss_and_never_to_a_diverged_trial(
+    objective: dict[str, object],
+) -> None:
+    spec, plan = case(**objective)
+
+    def chosen(*losses: float) -> float:
+        trials = [
+            replace(trial(CHEAP, 10.0**-place, 0.9), metrics={"accuracy": 0.9, "loss": loss})
+            for place, loss in enumerate(losses)
+        ]
+        return losses[-int(math.log10(select.select(spec, plan, PREDICTIONS, trials).params[LR]))]
+
+    assert chosen(0.5, 0.3, 0.4) == 0.3
+    assert chosen(3450.0, 0.5) == 0.5
+    better = replace(trial(CHEAP, 1e-2, 0.95), metrics={"accuracy": 0.95, "loss": 3450.0})
+    found = select.select(spec, plan, PREDICTIONS, (*TRIALS, better))
+    assert found.params[LR] == 1e-4
 
 
 def test_limits_on_time_and_cost_that_nothing_keeps_end_the_run() -> None:
