@@ -16,7 +16,7 @@ import transformers
 from jobs.spec.serve import EngineName
 from serve.engines import choose, openvino_engine, packing
 from serve.engines.choose import PACKED_TOKENS, GateRows, Judge, Maker
-from serve.engines.engine import Choice, Engine, Logits, Shape, Trial
+from serve.engines.engine import Choice, Engine, Logits, OneByOne, Shape, Trial
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
 from serve.engines.rows import Padding, Row, Tokenizer
@@ -459,3 +459,25 @@ def test_an_engine_that_cannot_be_made_is_told_and_left_out(
     found: Choice = choose.choose(broken, ("onnx-fp32", "torch-fp32"), gate)
     assert found.engine == "torch-fp32"
     assert found.trials[0].refusal.startswith("cannot be made: ")
+
+
+class Drifting(Maker):
+    """Makes engines whose scores change with the rows of a batch."""
+
+    def make(self, name: EngineName, gate: GateRows) -> Engine:
+        """The same for every name."""
+        return Fake(drift=0.05)
+
+
+def test_rows_are_run_by_themselves_where_batches_change_their_scores(
+    maker: Maker, tmp_path: Path
+) -> None:
+    drifting = Drifting(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
+    alone = choose.scores(Fake(drift=0.05), GATE.rows, 1)
+    gate = GateRows(GATE.rows, GATE.labels, alone)
+    choice = choose.choose(drifting, ("onnx-fp32", "torch-fp32"), gate)
+    assert choice.is_one_by_one
+    assert all("changes by" in trial.refusal for trial in choice.trials)
+    assert choose.choose(drifting, ("onnx-fp32", "torch-fp32"), gate) == choice  # remembered
+    engine = OneByOne(drifting.make(choice.engine, gate))
+    assert choose.scores(engine, gate.rows, 32) == pytest.approx(alone)

@@ -1,0 +1,84 @@
+"""Engines answer to the scores of training, whatever the architecture; else nothing is served."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+
+from jobs.errors import DeployError
+from jobs.spec.model import ModelSpec
+from jobs.spec.serve import EngineName
+from jobs.spec.train import OptimizerSpec
+from jobs.training import eval_sample
+from jobs.training.loop import train
+from serve.engines import choose
+from serve.engines.choose import Maker
+from serve.engines.rows import Tokenizer
+from tests import tiny
+from tests.builders import training_config
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+EXACT: tuple[EngineName, ...] = ("openvino-fp32", "onnx-fp32", "torch-fp32")
+Publish = Callable[[str], Maker]
+
+
+@pytest.fixture(scope="module")
+def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publish:
+    """Trains a tiny model of an architecture; what makes its engines."""
+    known: dict[str, Maker] = {}
+
+    def make(kind: str) -> Maker:
+        if kind not in known:
+            folder = tmp_path_factory.mktemp(kind)
+            base = tiny.save(folder / "base", kind, transformers.AutoModel)
+            config = training_config(
+                reviews,
+                base,
+                model=ModelSpec(base=base),
+                epochs=4.0,
+                optimizer=OptimizerSpec(lr=1e-2),
+            )
+            reference = train(config, lambda _: None, folder / "checkpoints")
+            model = Path(reference.path) / "model"
+            known[kind] = Maker(model, folder / "exports", Tokenizer(model, 32), "cpu", 1)
+        return known[kind]
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["xlnet", "t5", "bart", "gpt2", "roberta"])
+def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publish) -> None:
+    maker = published(kind)
+    gate = choose.read_gate(maker.model)
+    assert gate.scores is not None
+    choice = choose.choose(maker, EXACT, gate, is_timed=False)
+    allowed = [trial.engine for trial in choice.trials if not trial.refusal]
+    assert "torch-fp32" in allowed
+    for name in allowed:
+        engine = maker.make(name, gate)
+        for batch in (1, 7, 50):
+            assert choose.scores(engine, gate.rows, batch) == pytest.approx(gate.scores, abs=1e-3)
+    texts = [tuple(row.texts) for row in eval_sample.read(maker.model)]
+    assert [list(row.ids) for row in maker.tokenizer.rows(texts)] == [r.ids for r in gate.rows]
+
+
+def exchanged(maker: Maker, folder: Path) -> Maker:
+    """The same model with the rows of its output layer in another order."""
+    model = shutil.copytree(maker.model, folder / "model")
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(model)
+    weight = loaded.classifier.out_proj.weight.data
+    weight.copy_(weight.flip(0))
+    loaded.save_pretrained(model)
+    return Maker(model, folder / "exports", maker.tokenizer, "cpu", 1)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_version_that_no_engine_scores_as_training_did_is_not_served(
+    name: EngineName, published: Publish, tmp_path: Path
+) -> None:
+    """A planted fault: the classes are exchanged. Also where one engine alone is asked for."""
+    maker = exchanged(published("roberta"), tmp_path)
+    with pytest.raises(DeployError, match="no engine gives its evaluation rows the scores of"):
+        choose.choose(maker, (name,), choose.read_gate(maker.model), is_timed=False)
