@@ -24,3 +24,5 @@ class Context:
     clock: Clock = time.monotonic
     began: float = field(default_factory=time.monotonic)
     """By the clock, for the budget."""
+    accepts_changes: bool = False
+    """Whether training goes on from a checkpoint of other data."""

@@ -11,6 +11,7 @@ import yaml
 from cluster import catalogue
 from jobs.loader import loads
 from jobs.loader.files import files_exist
+from jobs.loader.rows import rows_suit_the_job
 from jobs.spec import JobSpec
 from orchestrator.cli.options import load_job
 from orchestrator.cli.plan import planned
@@ -143,7 +144,7 @@ def _spec(job: Job, settings: Sequence[str]) -> JobSpec:
     if not isinstance(job, Mapping):
         return load_job(Path(job), list(settings))
     here = Path.cwd()
-    rules = (catalogue.accelerator_rules, files_exist(here))
+    rules = (catalogue.accelerator_rules, files_exist(here), rows_suit_the_job(here))
     text = yaml.safe_dump(dict(job))
     return with_absolute_paths(loads(text, "job", settings=settings, extra_rules=rules), here)
 

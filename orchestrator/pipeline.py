@@ -205,7 +205,11 @@ def write_report(
 
 def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     config = training_config(context.spec, winner.candidate.execution, winner.params)
-    config = replace(config, stop_after_s=_stop_after_s(context, winner, spent_usd))
+    config = replace(
+        config,
+        stop_after_s=_stop_after_s(context, winner, spent_usd),
+        accepts_changes=context.accepts_changes,
+    )
     folder = context.run.folder / "fit"
     folder.mkdir(parents=True, exist_ok=True)
     context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))

@@ -53,6 +53,8 @@ class TrainingConfig:
     """Whether steps may be captured as CUDA graphs."""
     stop_after_s: float | None = None
     """Seconds of training after which it stops, judged and saved; None to train to the end."""
+    accepts_changes: bool = False
+    """Whether it goes on from a checkpoint that was trained on other rows."""
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, for the share of it that is used."""
 

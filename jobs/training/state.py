@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from jobs.errors import TrainingError
 from jobs.storage import manifest
 from jobs.training import eval_sample, random_states
 from jobs.training.data import classification
@@ -25,6 +26,8 @@ OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
 )
 ADAPTER_DIR = "adapter"
 """Beside a merged model: the adapter alone, to resume from."""
+ROWS = "rows"
+"""Key of the digest of the rows, beside the scalars."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps for each weight."""
 
@@ -83,12 +86,24 @@ def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
     _write_model(snapshot, session, folder / manifest.MODEL_DIR)
     safetensors.torch.save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
     safetensors.torch.save_file(snapshot.random, folder / RANDOM_FILE)
-    (folder / SCALARS_FILE).write_text(json.dumps(snapshot.scalars), encoding="utf-8")
+    scalars = {**snapshot.scalars, ROWS: session.corpus.digest}
+    (folder / SCALARS_FILE).write_text(json.dumps(scalars), encoding="utf-8")
 
 
 def restore(session: Session, reference: CheckpointRef) -> None:
-    """Load weights, optimizer, loss scale and random states; the files were verified before."""
+    """Load weights, optimizer, loss scale and random states; the files were verified before.
+
+    Raises:
+        TrainingError: if the checkpoint was trained on other rows, which the job does not accept.
+    """
     folder = Path(reference.path)
+    scalars = json.loads((folder / SCALARS_FILE).read_text(encoding="utf-8"))
+    is_same = scalars.get(ROWS, session.corpus.digest) == session.corpus.digest
+    if not is_same and not session.config.accepts_changes:
+        raise TrainingError(
+            f"the checkpoint of step {reference.step} was trained on other rows than the job names"
+            " now; start a new run, or go on with --accept-changes"
+        )
     _load_weights(session, folder / manifest.MODEL_DIR)
     moments = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update = session.update
@@ -97,7 +112,6 @@ def restore(session: Session, reference: CheckpointRef) -> None:
         for name in MOMENTS:
             found = moments[f"{weight.name}.{name}"]
             state[name].copy_(found if name == "step" else _own_part(weight, found, session))
-    scalars = json.loads((folder / SCALARS_FILE).read_text(encoding="utf-8"))
     update.loss_scale.fill_(scalars["loss_scale"])
     update.good_steps.fill_(scalars["good_steps"])
     _restore_random(session, reference.step, safetensors.torch.load_file(folder / RANDOM_FILE))

@@ -17,6 +17,7 @@ from cluster import catalogue
 from jobs.errors import JobFileError, Problem
 from jobs.loader import load
 from jobs.loader.files import files_exist
+from jobs.loader.rows import rows_suit_the_job
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import S3_SCHEME, Storage, open_storage
@@ -54,9 +55,10 @@ def load_job(path: Path, settings: list[str] | None, *, is_elsewhere: bool = Fal
     """
     if is_elsewhere:
         return load(path, settings=settings or (), extra_rules=(catalogue.accelerator_rules,))
-    rules = (catalogue.accelerator_rules, files_exist(path.parent))
+    folder = path.parent
+    rules = (catalogue.accelerator_rules, files_exist(folder), rows_suit_the_job(folder))
     spec = load(path, settings=settings or (), extra_rules=rules)
-    return with_absolute_paths(spec, path.parent)
+    return with_absolute_paths(spec, folder)
 
 
 def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[JobSpec, ServeSpec]:

@@ -4,7 +4,6 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,6 @@ import typer
 from cluster import session
 from jobs.errors import WinnowError
 from jobs.spec import JobSpec
-from jobs.storage.storage import Storage
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -30,13 +28,19 @@ from orchestrator.cli.options import (
 from orchestrator.console import Console
 from orchestrator.interruption import Terminated, interrupt
 from orchestrator.notices import Remark
-from orchestrator.records import lease, runs
+from orchestrator.records import inputs, lease, runs
 
 if TYPE_CHECKING:
     from orchestrator.context import Context
     from orchestrator.pipeline import Outcome
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this job.")]
+AcceptChanges = Annotated[
+    bool,
+    typer.Option(
+        "--accept-changes", help="With --resume: go on with changed data, base model or code."
+    ),
+]
 OrNew = Annotated[
     bool, typer.Option("--or-new", help="With --resume: start a run where there is none.")
 ]
@@ -47,6 +51,7 @@ def run(
     settings: Settings = None,
     resume: Resume = False,
     or_new: OrNew = False,
+    accept_changes: AcceptChanges = False,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
@@ -58,6 +63,7 @@ def run(
         job,
         resume=resume,
         or_new=or_new,
+        accept_changes=accept_changes,
         address=address,
         insecure_local=insecure_local,
         quiet=as_json,
@@ -72,6 +78,7 @@ def sweep(
     job: JobFile,
     settings: Settings = None,
     resume: Resume = False,
+    accept_changes: AcceptChanges = False,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
@@ -79,7 +86,13 @@ def sweep(
     """Probe and try candidates, choose a winner, and stop before training it in full."""
     spec = load_job(job, settings)
     with started(
-        spec, job, resume=resume, address=address, insecure_local=insecure_local, quiet=as_json
+        spec,
+        job,
+        resume=resume,
+        accept_changes=accept_changes,
+        address=address,
+        insecure_local=insecure_local,
+        quiet=as_json,
     ) as context:
         from orchestrator import pipeline
         from orchestrator import sweep as sweeping
@@ -97,6 +110,7 @@ def train(
     job: JobFile,
     settings: Settings = None,
     resume: Resume = False,
+    accept_changes: AcceptChanges = False,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
@@ -104,7 +118,13 @@ def train(
     """Train and publish as the train section says, without a sweep and without an endpoint."""
     spec = load_job(job, settings).model_copy(update={"sweep": None, "serve": None})
     with started(
-        spec, job, resume=resume, address=address, insecure_local=insecure_local, quiet=as_json
+        spec,
+        job,
+        resume=resume,
+        accept_changes=accept_changes,
+        address=address,
+        insecure_local=insecure_local,
+        quiet=as_json,
     ) as context:
         from orchestrator import pipeline
 
@@ -119,6 +139,7 @@ def started(
     *,
     resume: bool,
     or_new: bool = False,
+    accept_changes: bool = False,
     address: str | None,
     insecure_local: bool,
     quiet: bool,
@@ -137,7 +158,10 @@ def started(
             storage.objects, key, f"job {spec.name}", lambda text: console(Remark(text))
         ) as owned,
     ):
-        run = replace(_find_or_create(storage, spec, resume, or_new), check=owned.check)
+        found = inputs.find_or_create(
+            storage, spec, resume=resume, or_new=or_new, accepts_changes=accept_changes
+        )
+        run = replace(found, check=owned.check)
         run.note("owned", epoch=str(owned.epoch))
         console(Remark(f"run {run.id} in {run.url}"))
         with (
@@ -148,7 +172,9 @@ def started(
 
             signal.signal(signal.SIGTERM, interrupt)  # ray.init replaces handlers
             console(Remark(f"cluster {cluster.address}"))
-            yield Context(spec, run, storage, console, cluster.serve_port)
+            yield Context(
+                spec, run, storage, console, cluster.serve_port, accepts_changes=accept_changes
+            )
 
 
 @contextlib.contextmanager
@@ -166,12 +192,6 @@ def _journaled(run: runs.Run, job: Path, console: Console) -> Iterator[None]:
         with contextlib.suppress(WinnowError):
             run.note("failed", error=str(error))
         raise
-
-
-def _find_or_create(storage: Storage, spec: JobSpec, resume: bool, or_new: bool) -> runs.Run:
-    if resume and (not or_new or runs.newest_of(storage, spec)):
-        return runs.resume(storage, spec)
-    return runs.create(storage, spec, datetime.now(UTC))
 
 
 def show(outcome: "Outcome") -> None:

@@ -1,5 +1,6 @@
 """`winnow submit`: the same run through Ray's job API."""
 
+import hashlib
 import os
 import sys
 import time
@@ -10,6 +11,7 @@ import typer
 
 from cluster import access, local
 from jobs.errors import ClusterError
+from jobs.spec import JobSpec
 from orchestrator.cli.options import (
     AsJson,
     InsecureLocal,
@@ -19,7 +21,7 @@ from orchestrator.cli.options import (
     print_json,
     quiet_libraries,
 )
-from orchestrator.records import runs
+from orchestrator.records import inputs, runs
 
 STOP_WAIT_S = 120
 """How long a stopped job may take to end cleanly."""
@@ -37,9 +39,9 @@ def submit(
     wait: Annotated[bool, typer.Option(help="Show the log until the job ends.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Send the job and its folder to a Ray cluster; the same job is never sent twice."""
+    """Send the job and its folder to a Ray cluster; the same job and data are never sent twice."""
     spec = load_job(job, None)
-    identity = f"{spec.name}-{runs.digest(spec)[:12]}"
+    identity = submission_id(spec)
     client = _client(address, insecure_local=insecure_local)
     state = _state(client, identity)
     if state in ("FAILED", "STOPPED"):
@@ -54,6 +56,12 @@ def submit(
         out().print(f"job {identity}: {state}")
     if state in ("FAILED", "STOPPED"):
         raise ClusterError(f"job {identity} ended as {state}; its log says why")
+
+
+def submission_id(spec: JobSpec) -> str:
+    """The same for the same job with the same data, base model and code."""
+    job = f"{runs.digest(spec)} {inputs.digest(inputs.inputs_of(spec))}"
+    return f"{spec.name}-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
 
 
 def _client(address: str | None, *, insecure_local: bool) -> Any:

@@ -1,6 +1,7 @@
 """Both splits of a job, tokenised once for each machine and content."""
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ class Corpus:
     tokenizer: Any
     end_tokens: tuple[int, ...] = ()
     """Tokens that end an answer; empty for classifiers."""
+    digest: str = ""
+    """Of the rows as they are tokenised: other rows, settings or tokenizer give another."""
     left_out: int = 0
     """Training rows without a response within the longest length."""
 
@@ -79,16 +82,22 @@ def _classification(config: TrainingConfig, named: _Tokenizer, progress: SplitPr
         raise DataError(f"{data.train.shown} has only the label {names[0]!r}; two are needed")
     held_back = cache.table(key(data.eval), lambda: make("eval", data.eval))
     token_sets = [encoding.token_set(table, tokenizer) for table in (train, held_back)]
-    return Corpus(token_sets[0], token_sets[1], names, tokenizer)
+    digest = _digest(key(data.train), key(data.eval))
+    return Corpus(token_sets[0], token_sets[1], names, tokenizer, digest=digest)
 
 
 def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgress) -> Corpus:
     data, tokenizer = config.data, named.itself
 
+    columns = {"prompt": data.prompt, "response": data.response, "messages": data.messages}
+    keys = {
+        split: {**_key(config, source, named), **columns}
+        for split, source in (("train", data.train), ("eval", data.eval))
+    }
+
     def load(split: str, source: SourceSpec) -> pa.Table:
-        columns = {"prompt": data.prompt, "response": data.response, "messages": data.messages}
         return cache.table(
-            {**_key(config, source, named), **columns},
+            keys[split],
             lambda: language.encode(
                 source, data, tokenizer, lambda done, total: progress(split, done, total)
             ),
@@ -97,7 +106,15 @@ def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgres
     train, held_back = load("train", data.train), load("eval", data.eval)
     tokens, held_back_tokens = (encoding.token_set(t, tokenizer) for t in (train, held_back))
     ends = language.end_tokens(data.train, data, tokenizer)
-    return Corpus(tokens, held_back_tokens, (), tokenizer, ends, language.left_out(train))
+    return Corpus(
+        train=tokens,
+        eval=held_back_tokens,
+        label_names=(),
+        tokenizer=tokenizer,
+        end_tokens=ends,
+        digest=_digest(*keys.values()),
+        left_out=language.left_out(train),
+    )
 
 
 def _key(config: TrainingConfig, source: SourceSpec, named: _Tokenizer) -> dict[str, Any]:
@@ -107,6 +124,10 @@ def _key(config: TrainingConfig, source: SourceSpec, named: _Tokenizer) -> dict[
         "tokenizer": named.digest,
         "max_length": config.data.max_length,
     }
+
+
+def _digest(*keys: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
 
 
 def _silent(split: str, done: int, total: int) -> None:

@@ -8,7 +8,7 @@ from jobs.errors import DataError, ModelError
 from jobs.spec import JobSpec
 from jobs.storage import files
 from jobs.training.config import CHARACTERS_PER_TOKEN
-from jobs.training.data import sources
+from jobs.training.data import readers, table
 from jobs.training.data.table import Table
 from jobs.training.model import location as model_location
 
@@ -28,9 +28,10 @@ def longest_row(spec: JobSpec) -> int | None:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]
-        if sum(place.stat().st_size for place in places) > LARGEST_FILES:
+        if not places or sum(place.stat().st_size for place in places) > LARGEST_FILES:
             return None
-        rows = _longest_texts(sources.read(source), spec.data.text_columns)
+        parts = [readers.read_file(place, place.name) for place in places]
+        rows = _longest_texts(table.joined(parts), spec.data.text_columns)
     except (OSError, KeyError, DataError):
         return None  # training will say what is wrong with the file
     count = _counter(spec.model.base)

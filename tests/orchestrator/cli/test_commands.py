@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with a job, its data and an inventory."""
     (tmp_path / "job.yaml").write_text(MINIMAL, encoding="utf-8")
     for name in ("train.csv", "eval.csv"):
-        (tmp_path / name).write_text("text,label\na,0\n", encoding="utf-8")
+        (tmp_path / name).write_text("text,label\na,0\nb,1\n", encoding="utf-8")
     nodes = {"nodes": [{"id": "a", "sku": "T4", "devices": 2}]}
     (tmp_path / "nodes.json").write_text(json.dumps(nodes), encoding="utf-8")
     return tmp_path

@@ -1,0 +1,144 @@
+"""A rule that reads local files: their columns, texts and labels are what the job says."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.errors import DataError, ModelError
+from jobs.spec import JobSpec
+from jobs.spec.data import SourceSpec
+from jobs.spec.rules import Rule, Violation
+from jobs.storage import files
+from jobs.training.model import location
+
+if TYPE_CHECKING:
+    from jobs.training.data.table import Table
+
+LARGEST_FILES = 32 * 2**20
+"""Bytes of a split that are read; what larger ones hold is found out by training."""
+FEW_ROWS = 1000
+"""Rows at the beginning whose texts are looked at."""
+RARELY = 0.5
+"""Share of different labels among all rows from which they are no classes."""
+MANY = 50
+"""Different labels from which that is asked."""
+OFFSET_TYPES = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "mpnet", "ibert")
+"""Model types whose first position comes after that of the padding token."""
+LEARNT_TYPES = (*OFFSET_TYPES, "bert", "distilbert", "electra", "albert", "gpt2", "opt", "bart")
+"""Model types that have an embedding for each position, and take no more tokens."""
+
+
+def rows_suit_the_job(folder: Path) -> Rule:
+    """A rule that reads the job's local files; paths are relative to the job file's folder."""
+
+    def check(spec: JobSpec) -> Iterator[Violation]:
+        splits = (("train", spec.data.train), ("eval", spec.data.eval))
+        found: dict[str, Table] = {}
+        for split, source in splits:
+            try:
+                rows = _read(source, folder)
+            except DataError as error:
+                yield Violation(("data", split, "path"), str(error))
+                continue
+            if rows is not None:
+                found[split] = rows
+                yield from _columns_are_there(spec, source, rows)
+        yield from _labels_match(spec, found)
+        yield from _length_fits(spec, folder)
+
+    return check
+
+
+def _read(source: SourceSpec, folder: Path) -> "Table | None":
+    """All rows of a split; None where they are elsewhere, not there, or too many."""
+    from jobs.training.data import readers, table  # 0.4 s that other commands need not pay
+
+    if not source.is_local or not source.is_file:
+        return None
+    places = [place for path in source.paths for place in files.matching(path, folder)]
+    if not places or sum(place.stat().st_size for place in places) > LARGEST_FILES:
+        return None
+    return table.joined([readers.read_file(place, place.name) for place in places])
+
+
+def _columns_are_there(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iterator[Violation]:
+    data = spec.data
+    wanted = [("text", name) for name in data.text_columns]
+    if spec.model.task == "text-classification":
+        wanted.append(("label", data.label))
+    of_answers = (("prompt", data.prompt), ("response", data.response), ("messages", data.messages))
+    wanted += [(field, name) for field, name in of_answers if name is not None]
+    for field, name in wanted:
+        if name not in rows.columns:
+            known = ", ".join(rows.columns)
+            message = f"{source.shown} has no column {name!r}; its columns are {known}"
+            yield Violation(("data", field), message)
+        elif field != "label":
+            yield from _texts_are_texts(field, name, source, rows.values(name, 0, FEW_ROWS))
+
+
+def _texts_are_texts(
+    field: str, name: str, source: SourceSpec, values: Sequence[object]
+) -> Iterator[Violation]:
+    """Conversations are lists, all other columns text."""
+    for row, value in enumerate(values, 1):
+        is_list = isinstance(value, list)
+        if value is None or is_list != (field == "messages") or isinstance(value, dict):
+            wanted = "a list of messages" if field == "messages" else "text"
+            message = f"{source.shown} row {row}: column {name!r} holds {value!r:.60}, not {wanted}"
+            yield Violation(("data", field), message)
+            return
+
+
+def _labels_match(spec: JobSpec, found: dict[str, "Table"]) -> Iterator[Violation]:
+    name = spec.data.label
+    if spec.model.task != "text-classification":
+        return
+    counts = {
+        split: Counter(str(value) for value in rows.values(name) if value is not None)
+        for split, rows in found.items()
+        if name in rows.columns
+    }
+    train, held_back = counts.get("train"), counts.get("eval")
+    if train and len(train) == 1:
+        message = (
+            f"{spec.data.train.shown} has only the label {next(iter(train))!r}; two are needed"
+        )
+        yield Violation(("data", "label"), message)
+    elif train and len(train) > max(MANY, RARELY * train.total()):
+        message = (
+            f"{len(train)} different labels in {train.total()} rows of {spec.data.train.shown} are"
+            " no classes; name a column with few different values"
+        )
+        yield Violation(("data", "label"), message)
+    elif train and held_back and (unknown := sorted(held_back.keys() - train.keys())):
+        known = ", ".join(sorted(train)[:10])
+        message = (
+            f"{spec.data.eval.shown} has the label {unknown[0]!r} ({held_back[unknown[0]]} rows),"
+            f" which is not among the training labels ({known})"
+        )
+        yield Violation(("data", "label"), message)
+
+
+def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
+    base = spec.model.base
+    here = folder / Path(base).expanduser()
+    try:
+        place = here if here.is_dir() else location.locate(base, has_weights=False)
+        config = location.read_config(place) if isinstance(place, Path) else {}
+    except (ModelError, OSError):
+        return  # told by the rule for the base
+    room = _positions(config)
+    if room and spec.data.max_length > room:
+        message = f"{spec.data.max_length} is more than the {room} tokens that {base} takes"
+        yield Violation(("data", "max_length"), f"{message}; write {room} or less")
+
+
+def _positions(config: dict[str, object]) -> int:
+    """Tokens that a configuration has learnt positions for; 0 where that is not known."""
+    kind, most = config.get("model_type"), config.get("max_position_embeddings")
+    if kind not in LEARNT_TYPES or not isinstance(most, int):
+        return 0
+    pad = config.get("pad_token_id", 1)
+    return most - (int(pad) + 1 if kind in OFFSET_TYPES and isinstance(pad, int) else 0)

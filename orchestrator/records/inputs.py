@@ -1,0 +1,158 @@
+"""What a run learns from beside its job file, known by content: data, base model and code."""
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jobs.errors import ModelError, RunError, StorageError
+from jobs.spec import JobSpec
+from jobs.spec.data import SourceSpec
+from jobs.storage import files, manifest
+from jobs.storage.bucket import BucketObjects
+from jobs.storage.storage import S3_SCHEME, Storage
+from jobs.training.model import location
+from orchestrator.records import runs
+from orchestrator.records.runs import Run
+
+FILE = "inputs.json"
+"""In a run's folder."""
+WHOLE = 256 * 2**20
+"""Bytes of a file up to which all of it is hashed; of larger ones size, beginning and end."""
+ENDS = 2**20
+NOTHING = "not there"
+
+Inputs = Mapping[str, str]
+"""Field of the job, or `code`, to a digest."""
+
+
+def inputs_of(spec: JobSpec) -> Inputs:
+    """Digests of what the job names; a hub id stands for itself."""
+    return {
+        "data.train": _of_source(spec.data.train),
+        "data.eval": _of_source(spec.data.eval),
+        "model.base": _of_base(spec.model.base),
+        "code": _of_code(),
+    }
+
+
+def digest(inputs: Inputs) -> str:
+    """Hex digest of all."""
+    return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
+
+
+def find_or_create(
+    storage: Storage,
+    spec: JobSpec,
+    *,
+    resume: bool = False,
+    or_new: bool = False,
+    accepts_changes: bool = False,
+) -> Run:
+    """The newest run of a job to go on with, or a new one.
+
+    With `or_new` a run that began with other inputs is left alone, and a new one is made.
+
+    Raises:
+        RunError: if there is no run to resume, or its inputs changed and that is not accepted.
+    """
+    now = inputs_of(spec)
+    newest = runs.newest_of(storage, spec) if resume else None
+    is_other = newest is not None and bool(changed(newest, now)) and not accepts_changes
+    if resume and not (or_new and (newest is None or is_other)):
+        run = runs.resume(storage, spec)
+        _check(run, now, accepts_changes=accepts_changes)
+        return run
+    run = runs.create(storage, spec, datetime.now(UTC))
+    _keep(run, now)
+    return run
+
+
+def changed(run: Run, inputs: Inputs) -> tuple[str, ...]:
+    """What is another than when the run began; nothing for runs of older releases."""
+    kept = run.kept(FILE)
+    before = json.loads(kept) if kept else {}
+    return tuple(name for name, value in before.items() if inputs.get(name) != value)
+
+
+def _keep(run: Run, inputs: Inputs) -> None:
+    run.keep(FILE, json.dumps(dict(inputs), indent=2).encode())
+
+
+def _check(run: Run, inputs: Inputs, *, accepts_changes: bool) -> None:
+    """Refuse to go on with other inputs than a run began with, or write down that it does."""
+    names = changed(run, inputs)
+    if not names:
+        return
+    what = " and ".join(names)
+    if not accepts_changes:
+        raise RunError(
+            f"{what} changed since run {run.id} began, so its results do not go together with what"
+            " would follow; leave --resume out for a new run, or add --accept-changes"
+        )
+    run.note("accepted", changes=", ".join(names))
+    _keep(run, inputs)
+
+
+def _of_source(source: SourceSpec) -> str:
+    return _joined(_of_path(path) for path in source.paths) + f"/{source.name}/{source.split}"
+
+
+def _of_base(base: str) -> str:
+    if base.startswith(S3_SCHEME):
+        return _of_bucket(base, "")
+    try:
+        place = location.locate(base, has_weights=False)
+    except ModelError:
+        return NOTHING
+    return _of_folder(place) if isinstance(place, Path) else place
+
+
+def _of_path(path: str) -> str:
+    if path.startswith(S3_SCHEME):
+        bucket, _, key = path.removeprefix(S3_SCHEME).partition("/")
+        return _of_bucket(f"{S3_SCHEME}{bucket}", key)
+    found = files.matching(path)
+    if not found:
+        return path if not path.startswith(("/", ".", "~")) else NOTHING
+    return _joined(_of_folder(place) if place.is_dir() else _of_file(place) for place in found)
+
+
+def _of_bucket(url: str, key: str) -> str:
+    try:
+        objects = BucketObjects(url)
+        if key:
+            return str(objects.tag(key))
+        entries = sorted(objects.entries(""), key=lambda entry: entry.key)
+        return _joined(f"{entry.key} {entry.size} {entry.modified}" for entry in entries)
+    except StorageError:
+        return NOTHING
+
+
+def _of_folder(folder: Path) -> str:
+    places = sorted(path for path in folder.rglob("*") if path.is_file())
+    return _joined(f"{path.relative_to(folder)} {_of_file(path)}" for path in places)
+
+
+def _of_file(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= WHOLE:
+        return manifest.sha256(path)
+    with path.open("rb") as handle:
+        begin = handle.read(ENDS)
+        handle.seek(-ENDS, 2)
+        ends = begin + handle.read(ENDS)
+    return f"{size}/{hashlib.sha256(ends).hexdigest()}"
+
+
+@functools.cache
+def _of_code() -> str:
+    """Of the modules that training is made of."""
+    folder = Path(location.__file__).parents[1]
+    return _joined(f"{p.relative_to(folder)} {_of_file(p)}" for p in sorted(folder.rglob("*.py")))
+
+
+def _joined(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

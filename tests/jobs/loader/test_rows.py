@@ -1,0 +1,99 @@
+"""Local files are read before anything is spent: columns, texts, labels and lengths."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import JobFileError
+from jobs.loader import loads
+from jobs.loader.rows import rows_suit_the_job
+
+JOB = """\
+version: 1
+name: reviews
+model: {base: base}
+data:
+  train: {path: train.csv}
+  eval: {path: eval.csv}
+  text: text
+  label: label
+  max_length: 64
+"""
+TRAIN = "text,label\ngood,yes\nbad,no\nfine,yes\n"
+EVAL = "text,label\nwell,yes\nill,no\n"
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Problems:
+    """What is wrong with a job whose files hold these texts."""
+
+    def found(
+        job: str = JOB, train: str = TRAIN, held_back: str = EVAL, config: str = ""
+    ) -> list[str]:
+        (tmp_path / "train.csv").write_text(train, encoding="utf-8")
+        (tmp_path / "eval.csv").write_text(held_back, encoding="utf-8")
+        (tmp_path / "base").mkdir(exist_ok=True)
+        if config:
+            (tmp_path / "base/config.json").write_text(config, encoding="utf-8")
+        try:
+            loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
+        except JobFileError as error:
+            return [str(problem) for problem in error.problems]
+        return []
+
+    return found
+
+
+def test_a_job_whose_files_suit_it_has_no_problem(problems: Problems) -> None:
+    assert problems() == []
+    assert problems(config='{"model_type": "bert", "max_position_embeddings": 64}') == []
+
+
+ROBERTA = '{"model_type": "roberta", "max_position_embeddings": 65, "pad_token_id": 1}'
+MANY = "text,label\n" + "".join(f"a,{number}\n" for number in range(200))
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("train", "words,label\na,1\n", "job.yaml:7:9: data.text: train.csv has no column 'text'"),
+        ("train", "text,class\na,1\n", "job.yaml:8:10: data.label: train.csv has no column"),
+        ("train", "text,label\na,1\nb,1\n", "train.csv has only the label '1'; two are needed"),
+        ("held_back", "text,label\nb,maybe\n", "eval.csv has the label 'maybe' (1 rows), which"),
+        ("train", MANY, "200 different labels in 200 rows of train.csv are no classes"),
+        ("train", "text,label\na\n", "job.yaml:5:17: data.train.path: train.csv line 2 has 1"),
+        ("config", ROBERTA, "job.yaml:9:15: data.max_length: 64 is more than the 63 tokens that"),
+    ],
+)
+def test_what_does_not_suit_is_told_at_its_place(
+    field: str, text: str, message: str, problems: Problems
+) -> None:
+    found = problems(**{field: text})
+    assert any(message in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"p": "x", "r": ["y"]}', "train.jsonl row 1: column 'r' holds ['y'], not text"),
+        ('{"p": "x"}', "data.response: train.jsonl has no column 'r'; its columns are p"),
+    ],
+)
+def test_rows_of_a_language_model_are_looked_at_too(row: str, message: str, tmp_path: Path) -> None:
+    for name in ("train", "eval"):
+        (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
+    job = """\
+version: 1
+name: answers
+model: {base: gpt2, task: causal-lm}
+data:
+  train: {path: train.jsonl}
+  eval: {path: eval.jsonl}
+  prompt: p
+  response: r
+"""
+    with pytest.raises(JobFileError) as caught:
+        loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
+    assert message in str(caught.value)
