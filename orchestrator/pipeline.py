@@ -62,7 +62,13 @@ def run(context: Context) -> Outcome:
         receipt = context.run.stage(
             "receipt",
             Receipt,
-            lambda: receipts.write_receipt(context.run.id, found.winner, fit, found.duration_s),
+            lambda: receipts.write_receipt(
+                context.run.id,
+                found.winner,
+                fit,
+                found.duration_s,
+                found.cost_usd if found.winner.candidate.placement.price_usd_per_hour else None,
+            ),
         )
         page = write_report(context, plan, found, fit, receipt)
         check_limits(context.spec, found.winner, receipt)
@@ -222,7 +228,8 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     def remark(text: str) -> None:
         context.notify(Remark(text))
 
-    with tracking.track(context.spec, context.run.id, place, remark) as tracks:
+    trained = select.winning_job(context.spec, winner)
+    with tracking.track(trained, context.run.id, place, remark) as tracks:
 
         def take(event: Event) -> None:
             watch.show(event)

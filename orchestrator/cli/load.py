@@ -65,6 +65,9 @@ def load(
 def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> list[str]:
     """What the endpoint does not keep, in words."""
     broken = []
+    if result.requests and result.failed == result.requests:
+        statuses = ", ".join(sorted(result.statuses))
+        broken.append(f"all {result.requests:,} requests failed (status {statuses})")
     if p95 is not None:
         limit_ms, found = parse_duration(p95).total_seconds() * 1000, result.latency_ms.get("p95")
         if found is None or found > limit_ms:

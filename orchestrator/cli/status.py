@@ -14,6 +14,8 @@ from orchestrator.cli.options import (
 from orchestrator.records import runs
 
 SHOWN_RUNS = 10
+ENDS = ("completed", "failed", "interrupted")
+"""Events of a run's journal after which nothing follows but a resumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class RunStatus:
     """How far a run has come."""
 
     id: str
-    last_event: str
+    state: str
+    """`completed`, `failed` or `interrupted`, or `not ended`."""
     finished: tuple[str, ...]
 
 
@@ -53,7 +56,7 @@ def status(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) ->
         console.print(f"endpoint {name}: {state}")
     for run in newest:
         console.print(
-            f"run {run.id}: {run.last_event}; finished {', '.join(run.finished) or 'nothing'}"
+            f"run {run.id}: {run.state}; stages done: {', '.join(run.finished) or 'none'}"
         )
 
 
@@ -67,4 +70,4 @@ def _applications() -> dict[str, str]:
 def _run_status(run: runs.Run) -> RunStatus:
     notes = run.notes
     last = notes[-1]["event"] if notes else "created"
-    return RunStatus(run.id, last, run.finished)
+    return RunStatus(run.id, last if last in ENDS else "not ended", run.finished)

@@ -75,6 +75,8 @@ class Receipt:
     projections: tuple[Projection, ...] = ()
     stopped_at: int | None = None
     """The step after which the budget was used up."""
+    sweep_cost_usd: float | None = None
+    """Of probes, starts and trials; None where no price is known."""
     proof: Proven | None = None
     """That the published model scores as it did in training, and how long that took."""
     disturbances: tuple[str, ...] = ()
@@ -106,7 +108,13 @@ class Receipt:
         return self.speed.peak_memory_gib if self.speed else None
 
 
-def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: float) -> Receipt:
+def write_receipt(
+    run_id: str,
+    winner: Winner,
+    fit: FitResult,
+    sweep_time_s: float,
+    sweep_cost_usd: float | None = None,
+) -> Receipt:
     """Compare a winner's prediction with the fit that followed."""
     placement: Placement = winner.candidate.placement
     paid_s = fit.duration_s + (fit.proof.seconds if fit.proof else 0.0)
@@ -129,6 +137,7 @@ def write_receipt(run_id: str, winner: Winner, fit: FitResult, sweep_time_s: flo
         probed_memory_gib=prediction.peak_memory_gib if prediction else None,
         projections=fit.projections,
         stopped_at=fit.stopped_at,
+        sweep_cost_usd=sweep_cost_usd,
         proof=fit.proof,
         disturbances=disturbances(fit.speed),
     )

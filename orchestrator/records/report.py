@@ -115,7 +115,9 @@ def receipt_text(receipt: Receipt) -> str:
         )
     lines += [f"{'':10}disturbed: {text}" for text in receipt.disturbances]
     if receipt.sweep_time_s:
-        lines.append(f"sweep     {show_time(receipt.sweep_time_s)}")
+        cost = receipt.sweep_cost_usd
+        paid = "" if cost is None else f", {show_cost(cost)}"
+        lines.append(f"sweep     {show_time(receipt.sweep_time_s)}{paid}")
     if receipt.speed is not None:
         lines.append(f"speed     {speed_text(receipt.speed)}")
     scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from jobs.errors import RunError
 from jobs.spec import JobSpec
@@ -15,13 +15,17 @@ MLFLOW_BATCH = 500
 """Metrics that are sent at once; the server takes up to 1,000."""
 
 
+Outcome = Literal["FINISHED", "FAILED", "KILLED"]
+"""How a run ended, in MLflow's words."""
+
+
 class Tracker(Protocol):
     """Takes numbers of a step."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Record named numbers of an optimizer step."""
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome) -> None:
         """Flush everything."""
 
 
@@ -57,17 +61,24 @@ def track(
 ) -> Iterator[Tracking]:
     """Trackers of a run: TensorBoard files in `folder`, MLflow as the job says.
 
+    `spec` is the job as it is trained, with the winner's parameters.
+
     `on_loss` is told when a tracking server stops taking metrics. Raises RunError when it takes
     none from the start.
     """
     trackers: list[Tracker] = [TensorBoard(folder)]
     if spec.tracking and spec.tracking.mlflow:
         trackers.append(Mlflow(spec.tracking.mlflow.uri, spec, run, on_loss))
+    outcome: Outcome = "KILLED"
     try:
         yield Tracking(trackers)
+        outcome = "FINISHED"
+    except Exception:
+        outcome = "FAILED"
+        raise
     finally:
         for tracker in trackers:
-            tracker.close()
+            tracker.close(outcome)
 
 
 class TensorBoard:
@@ -83,7 +94,7 @@ class TensorBoard:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def close(self, _: Outcome) -> None:
         """Flush the file."""
         self._writer.close()
 
@@ -121,10 +132,10 @@ class Mlflow:
         if len(self._held) >= MLFLOW_BATCH:
             self._send()
 
-    def close(self) -> None:
+    def close(self, outcome: Outcome) -> None:
         """Send the rest and mark the run as ended."""
         self._send()
-        self._try(lambda: self._client.set_terminated(self._run))
+        self._try(lambda: self._client.set_terminated(self._run, outcome))
 
     def _send(self) -> None:
         held, self._held = self._held, []

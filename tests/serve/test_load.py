@@ -150,3 +150,8 @@ def test_the_sentences_are_many_and_of_different_lengths() -> None:
     assert len(lengths) >= 50
     assert min(lengths) <= 3
     assert max(lengths) >= 20
+
+
+def test_a_load_whose_every_request_failed_is_no_success() -> None:
+    lost = result(statuses={"404": 1130}, requests=1130)
+    assert broken_promises(lost, None, None) == ["all 1,130 requests failed (status 404)"]

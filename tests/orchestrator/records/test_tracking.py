@@ -6,6 +6,7 @@ import pytest
 
 from jobs.errors import RunError
 from jobs.training.events import Evaluated, Event, Stepped
+from orchestrator.interruption import Terminated
 from orchestrator.records import tracking
 from tests.builders import job
 
@@ -57,6 +58,27 @@ def test_mlflow_holds_losses_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.data.metrics["train/loss"] == pytest.approx(0.6)
     assert run.data.metrics["eval/accuracy"] == pytest.approx(0.9)
     assert run.data.params["epochs"] == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RunError("gone"), "FAILED"), (Terminated(), "KILLED")]
+)
+def test_mlflow_knows_how_a_run_ended(
+    error: BaseException, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    spec = job(tracking__mlflow__uri=uri)
+    with (
+        pytest.raises(type(error)),
+        tracking.track(spec, "run-1", tmp_path / "tensorboard", lambda _: None),
+    ):
+        raise error
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("reviews").experiment_id])
+    assert run.info.status == status
 
 
 def test_a_tracking_server_that_is_not_there_is_an_error(
