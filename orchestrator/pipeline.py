@@ -93,7 +93,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     secrets_of(context.spec)  # what is missing is told before anything is done
     inventory = discovery.discover()
     spec = context.spec
-    plan = make_plan(spec, inventory, shape_of(spec.model.base), longest_row(spec), read_book())
+    shape = shape_of(spec.model.base, spec.model.task)
+    plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
     if context.spec.serve:
         deployment.serving_nodes(context.spec.serve, inventory)
     context.run.write("inventory", inventory)

@@ -41,7 +41,7 @@ def plan(
 def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple[Plan, Inventory]:
     """What a run would try on the nodes of a file, else of a running cluster; and those nodes."""
     nodes = read_inventory(inventory) if inventory else live_inventory(address)
-    shape, longest = shape_of(spec.model.base), longest_row(spec)
+    shape, longest = shape_of(spec.model.base, spec.model.task), longest_row(spec)
     return make_plan(spec, nodes, shape, longest, read_book()), nodes
 
 

@@ -26,7 +26,11 @@ def render(
     """Print the job with all defaults, and each placement's decisions for `auto`."""
     spec = load_job(job, settings)
     nodes = known_inventory(inventory)
-    plan = make_plan(spec, nodes, shape_of(spec.model.base), longest_row(spec)) if nodes else None
+    plan = (
+        make_plan(spec, nodes, shape_of(spec.model.base, spec.model.task), longest_row(spec))
+        if nodes
+        else None
+    )
     reasons = {c.id: c.reason for c in plan.candidates if c.reason} if plan else {}
     values = spec.model_dump(mode="json", exclude_none=True)
     if as_json:

@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
+import transformers
 
 from jobs.errors import ModelError
-from jobs.spec.model import ModelSpec
+from jobs.spec.model import ModelSpec, Task
 from jobs.storage.bucket import BucketObjects
 from jobs.training.model import location
 from jobs.training.model.base import load_model, load_tokenizer
 from jobs.training.model.shape import shape_of
+from tests import tiny
 
 
 @pytest.fixture
@@ -52,3 +54,31 @@ def test_a_folder_without_a_model_is_refused(bucket: str) -> None:
         location.locate(f"{bucket}/nothing")
     with pytest.raises(ModelError, match="cannot be listed"):
         location.locate("s3://no-such-bucket-here/x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("bert", "text-classification"),
+        ("albert", "text-classification"),
+        ("t5", "text-classification"),
+        ("xlnet", "text-classification"),
+        ("bart", "text-classification"),
+        ("llama", "causal-lm"),
+        ("gpt2", "causal-lm"),
+        ("gemma2", "causal-lm"),
+        ("mixtral", "causal-lm"),
+        ("qwen2_moe", "causal-lm"),
+        ("bloom", "causal-lm"),
+    ],
+)
+def test_weights_are_counted_without_loading_them(kind: str, task: Task, tmp_path: Path) -> None:
+    auto = transformers.AutoModelForSequenceClassification
+    if task == "causal-lm":
+        auto = transformers.AutoModelForCausalLM
+    base = tiny.save(tmp_path / kind, kind, auto)
+    model = auto.from_pretrained(base)
+    true = sum(parameter.numel() for parameter in model.parameters())
+    shape = shape_of(base, task)
+    assert shape is not None
+    assert shape.parameters == pytest.approx(true, rel=0.005)
