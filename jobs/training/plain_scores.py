@@ -28,7 +28,8 @@ def load(folder: Path, classes: int) -> tuple[Any, Any]:
 
         if classes > 1:
             kind = peft.AutoPeftModelForSequenceClassification
-            return kind.from_pretrained(folder, num_labels=classes), tokenizer
+            settings = {"num_labels": classes, "pad_token_id": tokenizer.pad_token_id}
+            return kind.from_pretrained(folder, **settings), tokenizer
         return peft.AutoPeftModelForCausalLM.from_pretrained(folder), tokenizer
     auto = transformers.AutoModelForCausalLM
     if classes > 1:

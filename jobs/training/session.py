@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from jobs.errors import ModelError
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -99,7 +100,12 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
     model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        try:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        except ValueError:
+            raise ModelError(
+                f"train.gradient_checkpointing: {config.model.base} does not support it; remove it"
+            ) from None
         model.enable_input_require_grads()  # frozen embeddings would cut the graph
     if not parallel.is_sharded(config, world):
         copies.narrow_frozen(model, config.precision)  # before they take room on the device

@@ -162,7 +162,14 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
     )
     if is_adapter:
         loader = AUTO_CLASSES[task]
-        usage = f'from peft import {loader}\nmodel = {loader}.from_pretrained("this/folder")'
+        settings = (
+            f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id" if labels else ""
+        )
+        usage = (
+            f"from peft import {loader}\nfrom transformers import AutoTokenizer\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("this/folder")\n'
+            f'model = {loader}.from_pretrained("this/folder"{settings})'
+        )
     return CARD.format(
         base=spec.model.base,
         library="peft" if is_adapter else "transformers",

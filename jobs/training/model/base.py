@@ -190,7 +190,7 @@ def _settle_head(
             torch.nn.init.normal_(weight, std=std)
         else:
             torch.nn.init.zeros_(weight)
-    lacking |= kept.keys()
+    lacking.update(kept)
     shown = ", ".join(before[:5]) + (", …" if len(before) > 5 else "")
     return f"the base is a classifier for other labels ({shown}), so its output layer is drawn anew"
 
