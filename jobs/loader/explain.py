@@ -42,6 +42,37 @@ PATTERNS = {
 """Sentence for the fields whose pattern would tell a reader little."""
 
 
+MOST_PLACES = 2
+"""Fields of one name that a hint lists; more would tell a reader little."""
+OTHER_TRAINERS = {
+    **dict.fromkeys(("lr", "learning_rate", "lr_rate"), "train.optimizer.lr"),
+    **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs"), "train.epochs"),
+    **dict.fromkeys(("bf16", "fp16", "tf32"), "train.precision: bf16, fp16, tf32 or auto"),
+    **dict.fromkeys(
+        ("per_device_train_batch_size", "micro_batch", "batch_size"),
+        "train.global_batch_size, the samples of a step over all workers",
+    ),
+    "gradient_accumulation_steps": (
+        "train.global_batch_size, which passes are accumulated for as needed"
+    ),
+    **dict.fromkeys(("lora_r", "lora_rank"), "model.adapter.r"),
+    "lora_alpha": "model.adapter.alpha",
+    "lora_dropout": "model.adapter.dropout",
+    "lora_target_modules": "model.adapter.target_modules",
+    **dict.fromkeys(("weight_decay", "wd"), "train.optimizer.weight_decay"),
+    "max_grad_norm": "train.optimizer.max_grad_norm",
+    **dict.fromkeys(("max_seq_length", "sequence_len", "cutoff_len"), "data.max_length"),
+    **dict.fromkeys(("model_name_or_path", "base_model"), "model.base"),
+    **dict.fromkeys(("gpus", "gpu", "accelerators"), "resources.any_of: [{accelerators: T4:1}]"),
+    **dict.fromkeys(("eval_steps", "evaluation_strategy"), "train.eval.every, such as 100steps"),
+    **dict.fromkeys(("save_steps", "save_strategy"), "train.checkpoint.every, such as 100steps"),
+    **dict.fromkeys(("warmup_ratio", "warmup_steps"), "train.lr_schedule.warmup_ratio"),
+    "sample_packing": "data.packing",
+    "output_dir": "storage",
+}
+"""Words of the Trainer, Axolotl, LLaMA-Factory and SkyPilot, and the field that means the same."""
+
+
 def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]:
     """Turn pydantic's errors into problems, one for each place in the file."""
     by_path: dict[Path, list[ErrorDetails]] = {}
@@ -71,6 +102,15 @@ def written_path(error: ErrorDetails, document: Document) -> Path:
     return path
 
 
+def elsewhere(word: str) -> str:
+    """A clause that names the field for a word of another trainer, or for one that stands elsewhere."""
+    key = word.lower().replace("-", "_")
+    if key in OTHER_TRAINERS:
+        return f"; write {OTHER_TRAINERS[key]}"
+    places = [path for path in all_field_paths() if path.rpartition(".")[2] == key and "." in path]
+    return f"; it stands at {' or '.join(places)}" if 0 < len(places) <= MOST_PLACES else ""
+
+
 def nearest(word: object, known: Iterable[str]) -> str:
     """A `; did you mean` clause for a near miss, else nothing."""
     match = difflib.get_close_matches(str(word).lower(), list(known), n=1, cutoff=0.6)
@@ -81,7 +121,8 @@ def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Prob
     first = errors[0]
     if first["type"] == "extra_forbidden":
         known = field_names(path[:-1])
-        hint = nearest(path[-1], known) or f"; known here: {', '.join(known)}"
+        hint = elsewhere(str(path[-1])) or nearest(path[-1], known)
+        hint = hint or f"; known here: {', '.join(known)}"
         return document.problem(path, f"unknown key{hint}", key=True)
     if dotted(path) in PATTERNS and first["type"] == "string_pattern_mismatch":
         return document.problem(path, f"{_shown(first['input'])} {PATTERNS[dotted(path)]}")

@@ -1,6 +1,7 @@
 """Reading good job files: YAML's traps, overrides, files on disk, the schema."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from jobs.errors import JobFileError
-from jobs.loader import load, loads
+from jobs.loader import explain, load, loads
 from jobs.loader.files import files_exist
 from jobs.loader.schema import reference_text, schema_text
 from jobs.loader.source import read_scalar
@@ -115,3 +116,9 @@ def test_shipped_jobs_load_and_match_the_schema(path: Path) -> None:
     spec = load(path)
     jsonschema.validate(spec.model_dump(mode="json", exclude_unset=True), json.loads(schema_text()))
     assert yaml.safe_load(path.read_text(encoding="utf-8"))["name"] == spec.name
+
+
+def test_words_of_other_trainers_lead_to_fields_that_exist() -> None:
+    paths = explain.all_field_paths()
+    for hint in explain.OTHER_TRAINERS.values():
+        assert re.match(r"[a-z_.]+[a-z]", hint)[0] in paths  # type: ignore[index]
