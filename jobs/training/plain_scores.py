@@ -28,7 +28,11 @@ def load(folder: Path, classes: int) -> tuple[Any, Any]:
 
         if classes > 1:
             kind = peft.AutoPeftModelForSequenceClassification
-            settings = {"num_labels": classes, "pad_token_id": tokenizer.pad_token_id}
+            settings = {
+                "num_labels": classes,
+                "pad_token_id": tokenizer.pad_token_id,
+                "ignore_mismatched_sizes": True,  # the base may be a classifier of other labels
+            }
             return kind.from_pretrained(folder, **settings), tokenizer
         return peft.AutoPeftModelForCausalLM.from_pretrained(folder), tokenizer
     auto = transformers.AutoModelForCausalLM
