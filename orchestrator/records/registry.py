@@ -162,9 +162,11 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
     )
     if is_adapter:
         loader = AUTO_CLASSES[task]
-        settings = (
-            f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id" if labels else ""
+        of_labels = (
+            f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id,"
+            " ignore_mismatched_sizes=True"
         )
+        settings = of_labels if labels else ""
         usage = (
             f"from peft import {loader}\nfrom transformers import AutoTokenizer\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("this/folder")\n'
