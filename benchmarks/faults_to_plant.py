@@ -59,7 +59,7 @@ FAULTS = [
     ),
     Fault(
         name="jobs-onednn-out-of-memory-unknown",
-        path="jobs/training/loop.py",
+        path="jobs/training/memory.py",
         old=(
             '    "could not create a primitive",'
             "  # oneDNN, which says no more when its buffers do not fit\n"

@@ -15,7 +15,7 @@ from jobs.training.checkpoint import Shelf
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from orchestrator import availability, sweep
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
@@ -111,7 +111,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
 def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitResult:
     """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
 
-    `spent_usd`: what of the budget's cost is gone.
+    `spent_usd`: what of the budget's cost is gone. Raises PublishError when the saved model does
+    not score as it did in training.
     """
     return context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
 
@@ -141,15 +142,7 @@ def _tell(teller: Teller, labels: Mapping[str, str], values: Mapping[str, float]
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
-    """Put the trained model into the registry.
-
-    Raises PublishError when the saved model does not score as it did in training.
-    """
-    if fit.proof and fit.proof.refusal:
-        raise PublishError(
-            f"the model is not published, because {fit.proof.refusal}; the checkpoint stays in"
-            f" {fit.checkpoint.path}"
-        )
+    """Put the trained model into the registry."""
     model = context.run.stage(
         "model",
         ModelVersion,
@@ -250,6 +243,11 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         )
         shelf = _shelf(context.run)
         result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)
+    if result.proof and result.proof.refusal:  # not recorded: a resumed run proves it again
+        raise PublishError(
+            f"the model is not published, because {result.proof.refusal}; the checkpoint stays in"
+            f" {result.checkpoint.path}, and --resume tries again"
+        )
     if context.storage.is_bucket:
         for path in place.glob("*"):
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())

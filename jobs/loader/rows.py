@@ -10,6 +10,7 @@ from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
 from jobs.spec.rules import Rule, Violation
 from jobs.storage import files
+from jobs.storage.storage import S3_SCHEME
 from jobs.training.model import location
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ LARGEST_FILES = 32 * 2**20
 """Bytes of a split that are read; what larger ones hold is found out by training."""
 FEW_ROWS = 1000
 """Rows at the beginning whose texts are looked at."""
-RARELY = 0.5
-"""Share of different labels among all rows from which they are no classes."""
-MANY = 50
-"""Different labels from which that is asked."""
+MANY, RARELY = 50, 0.5
+"""A label column is refused if it has more different values than MANY, and than this share of the
+rows."""
 OFFSET_TYPES = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "mpnet", "ibert")
 """Model types whose first position comes after that of the padding token."""
 LEARNT_TYPES = (*OFFSET_TYPES, "bert", "distilbert", "electra", "albert", "gpt2", "opt", "bart")
@@ -52,14 +52,12 @@ def rows_suit_the_job(folder: Path) -> Rule:
 
 def _read(source: SourceSpec, folder: Path) -> "Table | None":
     """All rows of a split; None where they are elsewhere, not there, or too many."""
-    from jobs.training.data import readers, table  # 0.4 s that other commands need not pay
+    from jobs.training.data import readers  # 0.4 s that other commands need not pay
 
     if not source.is_local or not source.is_file:
         return None
     places = [place for path in source.paths for place in files.matching(path, folder)]
-    if not places or sum(place.stat().st_size for place in places) > LARGEST_FILES:
-        return None
-    return table.joined([readers.read_file(place, place.name) for place in places])
+    return readers.read_files(places, LARGEST_FILES)
 
 
 def _columns_are_there(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iterator[Violation]:
@@ -123,6 +121,8 @@ def _labels_match(spec: JobSpec, found: dict[str, "Table"]) -> Iterator[Violatio
 
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
     base = spec.model.base
+    if base.startswith(S3_SCHEME):
+        return  # looked up when it is needed
     here = folder / Path(base).expanduser()
     try:
         place = here if here.is_dir() else location.locate(base, has_weights=False)

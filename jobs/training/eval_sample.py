@@ -9,14 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
-from jobs.training.data.batches import Indices
+from jobs.training.data import encoding
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
 
 FILE = "gate.jsonl"
-ROWS = 256
-"""Rows that are kept, spread evenly over the evaluation split."""
 TYPES = "token_type_ids"
 
 
@@ -37,18 +33,14 @@ class SampleRow:
     """1 for tokens of the response, for causal-lm."""
 
 
-def chosen(tokens: TokenSet) -> Indices:
-    """Numbers of the evaluation rows that are kept."""
-    return np.unique(np.linspace(0, len(tokens) - 1, min(ROWS, len(tokens)), dtype=np.int64))
-
-
 def rows_of(
     tokens: TokenSet, scores: Sequence[Sequence[float]], texts: Sequence[Sequence[str]]
 ) -> list[SampleRow]:
-    """The rows that are kept, with a score for each, and the texts of all rows if there are any."""
+    """The rows that are kept, with a score for each, and a text or pair if there are any."""
+    numbers = encoding.sample(len(tokens)).tolist()
     return [
-        _row(tokens, int(index), found, texts[index] if texts else ())
-        for index, found in zip(chosen(tokens), scores, strict=True)
+        _row(tokens, index, found, written)
+        for index, found, written in zip(numbers, scores, texts or [()] * len(numbers), strict=True)
     ]
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from jobs.spec.train import Precision
-from jobs.training import eval_sample, random_states
+from jobs.training import random_states
 from jobs.training.config import EVAL_BATCH, TrainingConfig
-from jobs.training.data import batches, language
+from jobs.training.data import batches, encoding, language
 from jobs.training.data.batches import FILLER, Indices
 from jobs.training.engine.objective import Batch, classify, predict_tokens
 from jobs.training.metrics import classification
@@ -50,11 +50,11 @@ def evaluate(
 
 @torch.no_grad()
 def sample_scores(session: Session, number_format: Precision) -> list[list[float]]:
-    """What `eval_sample` keeps of its rows: probabilities of classes, or the response's loss.
+    """Scores of the sampled evaluation rows: probabilities of classes, or the response's loss.
 
     Every worker scores all of them, because sharded weights are gathered by all together.
     """
-    rows = torch.from_numpy(eval_sample.chosen(session.corpus.eval))
+    rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
     session.update.settle()
     session.model.eval()
@@ -160,7 +160,8 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         own = everyone[world.rank]
         width = _width(everyone, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
-        # filler rows repeat one of the pass, which is as whole at its width as any other
+        # filler repeats a real row of its batch: another may be cut at this width, and some models
+        # fail without a row's last token
         filled = np.where(own == FILLER, everyone.max(), own)
         index = torch.from_numpy(filled).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)

@@ -85,6 +85,13 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Proving:
+    """The saved model is being scored in a process without our code."""
+
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Proven:
     """The saved model was scored in a process without our code."""
 
@@ -233,6 +240,7 @@ Event = (
     | Evaluated
     | Stopped
     | Saved
+    | Proving
     | Proven
     | Metered
     | Joined

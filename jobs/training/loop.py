@@ -1,6 +1,7 @@
 """The training loop: step, judge, save, report. Runs alone, under torchrun or under Ray Train."""
 
 import dataclasses
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from jobs.training.events import (
     Stopped,
     Tokenised,
 )
+from jobs.training.memory import is_out_of_memory
 from jobs.training.meter import Meter
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
@@ -38,13 +40,6 @@ from jobs.training.world import World, join
 Report = Callable[[Event], None]
 Leave = Callable[[], bool]
 """Whether to save and end; the main worker's answer counts."""
-
-HOST_OUT_OF_MEMORY = (
-    "can't allocate memory",  # torch's allocator
-    "Cannot allocate memory",  # the operating system, when weights are mapped
-    "could not create a primitive",  # oneDNN, which says no more when its buffers do not fit
-)
-"""What a RuntimeError says when the host's memory did not suffice."""
 
 
 @dataclass(slots=True)
@@ -104,15 +99,19 @@ def train(
                 report(OutOfMemory("", first_line(error)))
             raise
         if proves and world.is_main and trained.path and trained.metrics:
-            folder = Path(trained.path) / manifest.MODEL_DIR
-            tell(publication.prove(folder, final_precision(config, world), config.device))
+            _prove(Path(trained.path), config, world, tell)
         return trained
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device's memory, or the host's, did not suffice."""
-    is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_named or any(words in str(error) for words in HOST_OUT_OF_MEMORY)
+def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Report) -> None:
+    """Tell whether a checkpoint's model may be published."""
+    gc.collect()
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # the other process needs room for the model
+    precision = final_precision(config, world)
+    found = publication.prove(checkpoint / manifest.MODEL_DIR, precision, config.device, report)
+    if found:
+        report(found)
 
 
 def run(

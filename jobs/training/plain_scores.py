@@ -1,8 +1,9 @@
 """Scores the evaluation rows beside a model with transformers and peft alone.
 
 Run by its path, in a process of its own: it imports nothing of this project, and so stands for
-anybody who loads the folder. Arguments: the folder, and the device. Prints JSON: the scores of each
-row by itself and in a padded batch, and how many texts become other tokens than in training.
+anybody who loads the folder. Arguments: the folder, and the device. Prints JSON: the scores of the
+first rows by themselves and of all in padded batches, and how many texts become other tokens than
+in training.
 """
 
 import json
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 import transformers
 
-BATCH = 8
+BATCH, ALONE = 8, 48
+"""Rows of a padded batch, and how many rows are scored by themselves too."""
 IGNORED = -100
 """Label of tokens without a loss."""
 Rows = list[dict[str, Any]]
@@ -82,7 +84,7 @@ def scores_of(folder: Path, device: str) -> dict[str, Any]:
         found = [tokenizer(*row["texts"], truncation=True)["input_ids"] for row in rows]
         retokenised = sum(ids != row["ids"] for ids, row in zip(found, rows, strict=True))
     with torch.inference_mode():
-        alone = [scores for row in rows for scores in score(model, tokenizer, [row])]
+        alone = [scores for row in rows[:ALONE] for scores in score(model, tokenizer, [row])]
         batches = [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
         together = [scores for batch in batches for scores in score(model, tokenizer, batch)]
     return {"alone": alone, "together": together, "retokenised": retokenised}

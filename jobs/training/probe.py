@@ -18,7 +18,8 @@ from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
 from jobs.training.events import Joined, OutOfMemory, Overheads, Probed
-from jobs.training.loop import Report, is_out_of_memory
+from jobs.training.loop import Report
+from jobs.training.memory import is_out_of_memory
 from jobs.training.meter import Meter
 from jobs.training.probe_timing import ProbeTiming
 from jobs.training.session import Session, build_session

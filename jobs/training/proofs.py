@@ -18,6 +18,7 @@ from jobs.training.data import packing
 from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenSet, TokenStore
 from jobs.training.engine.objective import attention_inputs, classify
+from jobs.training.memory import is_out_of_memory
 from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import UNLOADABLE, settle
 from jobs.training.model.precision import autocast
@@ -33,6 +34,8 @@ BEYOND_WINDOW = 16
 """By how many tokens the longest sample exceeds the model's attention window."""
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 """Names under which configurations of transformers keep the width of local attention."""
+POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
+"""Names of the embeddings that hold a model's learnt positions."""
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
 """Largest difference of logits that ought to be equal, as a share of the largest logit: with 32-bit
 weights, and with weights or products in a smaller type."""
@@ -56,9 +59,9 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
         with torch.no_grad():
             judge = _judge_packing if config.model.task == "causal-lm" else _judge_padding
             verdict = judge(_Judge(model, config, world.device), corpus)
-    except torch.OutOfMemoryError:
-        raise
     except UNLOADABLE as error:
+        if is_out_of_memory(error) or "CUDA error" in str(error):
+            raise
         verdict = _Verdict(f"cannot score a row of the training data: {first_line(error)}")
     finally:
         model.train()
@@ -124,9 +127,12 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
 def _positions(model: Any) -> float:
     """Tokens for which the model has learnt positions; infinite where it computes them."""
     found = [
-        module.num_embeddings - (-1 if module.padding_idx is None else module.padding_idx) - 1
+        module.num_embeddings
+        - (-1 if module.padding_idx is None else module.padding_idx)
+        - 1
+        - getattr(module, "offset", 0)
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2].startswith("position")
+        if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS
     ]
     return min(found, default=float("inf"))
 
@@ -161,9 +167,9 @@ def _judge_packing(judge: "_Judge", corpus: Corpus) -> _Verdict:
     try:
         whole = judge.logits_packed(samples, pad)
         moved = judge.logits_packed([samples[0], changed, samples[2]], pad)
-    except torch.OutOfMemoryError:
-        raise
     except UNLOADABLE as error:
+        if is_out_of_memory(error) or "CUDA error" in str(error):
+            raise
         return _Verdict(refusal=f"the model takes no positions of samples ({first_line(error)})")
     last = len(samples[0]) + len(samples[1]) - 1
     others = [place for place in range(len(whole)) if place != last]
@@ -218,9 +224,10 @@ class _Judge:
         """The same of a row of several samples that ends with filler tokens, but for those."""
         filler = np.full(FILLER_TOKENS, pad_token_id)
         places = [*map(np.arange, map(len, samples)), np.zeros(FILLER_TOKENS, np.int64)]
+        # two rows: libraries may look for samples in a batch of one row alone
         batch = {
-            INPUT_IDS: torch.from_numpy(np.concatenate([*samples, filler]))[None],
-            POSITION_IDS: torch.from_numpy(np.concatenate(places))[None],
+            INPUT_IDS: torch.from_numpy(np.stack([np.concatenate([*samples, filler])] * 2)),
+            POSITION_IDS: torch.from_numpy(np.stack([np.concatenate(places)] * 2)),
         }
         return self._logits(batch)[:-FILLER_TOKENS]
 

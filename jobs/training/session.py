@@ -98,6 +98,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
     """The bare model on its device, with its adapter, and what became of its base's head."""
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
+    base.settle_generation(loaded.model, corpus.end_tokens, corpus.tokenizer)
     model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
         try:

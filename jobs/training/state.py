@@ -9,10 +9,9 @@ import safetensors.torch
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from jobs.errors import TrainingError
+from jobs.errors import CheckpointError, TrainingError
 from jobs.storage import manifest
 from jobs.training import eval_sample, random_states
-from jobs.training.data import classification
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
@@ -107,6 +106,12 @@ def restore(session: Session, reference: CheckpointRef) -> None:
     _load_weights(session, folder / manifest.MODEL_DIR)
     moments = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update = session.update
+    lacking = [w.name for w in update.weights if f"{w.name}.{MOMENTS[0]}" not in moments]
+    if lacking:
+        raise CheckpointError(
+            f"the checkpoint of step {reference.step} does not hold {lacking[0]}, which is trained"
+            " now; start a new run"
+        )
     for weight in update.weights:
         state = update.state(weight)
         for name in MOMENTS:
@@ -131,7 +136,6 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
         model.peft_config["default"].save_pretrained(folder)
         name = "adapter_model.safetensors"
     else:
-        _settle_generation(model, session)
         model.config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
@@ -149,17 +153,9 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     adapter.load_adapter_state(model, snapshot.weights)
     _untie(model)
     merged = model.merge_and_unload()
-    _settle_generation(merged, session)
+    base.settle_generation(merged, corpus.end_tokens, corpus.tokenizer)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
-
-
-def _settle_generation(model: Any, session: Session) -> None:
-    """Let whoever generates stop where answers ended in training."""
-    ends = session.corpus.end_tokens
-    if ends and model.can_generate():
-        model.generation_config.eos_token_id = list(ends)
-        model.generation_config.pad_token_id = session.corpus.tokenizer.pad_token_id
 
 
 def _untie(model: Any) -> None:
@@ -260,10 +256,8 @@ def _restore_random(session: Session, step: int, saved: Tensors) -> None:
 
 def _write_beside(snapshot: Snapshot, session: Session, folder: Path) -> None:
     """The tokenizer, and evaluation rows with their scores."""
-    corpus, config = session.corpus, session.config
+    corpus = session.corpus
     corpus.tokenizer.save_pretrained(folder)
     if snapshot.scores is not None:
-        is_text = config.model.task == "text-classification"
-        texts = classification.load_rows(config.data.eval, config.data).texts if is_text else ()
-        rows = eval_sample.rows_of(corpus.eval, snapshot.scores, texts)
+        rows = eval_sample.rows_of(corpus.eval, snapshot.scores, corpus.sample_texts)
         eval_sample.write(rows, folder)

@@ -98,7 +98,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Let the version that answered before the present one answer again, at once."""
-    spec = load_job(job, settings)
+    spec = load_job(job, settings, reads_rows=False)
     older = aliases.previous(spec.name, registry.deployed(storage_of(spec), spec.name))
     at_once = [*(settings or []), "serve.rollout=null", "serve.slo=null"]
     deploying.deploy(job, older, at_once, address, insecure_local=insecure_local, as_json=as_json)

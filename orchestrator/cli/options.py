@@ -48,22 +48,26 @@ RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
 
 
-def load_job(path: Path, settings: list[str] | None, *, is_elsewhere: bool = False) -> JobSpec:
+def load_job(
+    path: Path, settings: list[str] | None, *, is_elsewhere: bool = False, reads_rows: bool = True
+) -> JobSpec:
     """Load and check a job file, with the paths in it made absolute.
 
-    A job that runs elsewhere keeps its paths, and its files are not looked for here.
+    A job that runs elsewhere keeps its paths, and its files are not looked for here. Commands that
+    train nothing read no rows.
     """
     if is_elsewhere:
         return load(path, settings=settings or (), extra_rules=(catalogue.accelerator_rules,))
     folder = path.parent
-    rules = (catalogue.accelerator_rules, files_exist(folder), rows_suit_the_job(folder))
+    of_rows = (rows_suit_the_job(folder),) if reads_rows else ()
+    rules = (catalogue.accelerator_rules, files_exist(folder), *of_rows)
     spec = load(path, settings=settings or (), extra_rules=rules)
     return with_absolute_paths(spec, folder)
 
 
 def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[JobSpec, ServeSpec]:
     """A job and its serve section; JobFileError where it has none, with what it is needed for."""
-    spec = load_job(path, settings)
+    spec = load_job(path, settings, reads_rows=False)
     if spec.serve is None:
         what = f"is required to {purpose}; add route"
         raise JobFileError([Problem(str(path), 0, 0, "serve", what)])

@@ -7,7 +7,7 @@ from cluster.inventory import Inventory, read_inventory
 from cluster.prices import read_book
 from jobs.spec import JobSpec
 from jobs.training.data.longest import longest_row
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from orchestrator.cli.options import (
     Address,
     AsJson,

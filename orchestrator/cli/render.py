@@ -3,7 +3,7 @@
 import yaml
 
 from jobs.training.data.longest import longest_row
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from orchestrator.cli.options import (
     AsJson,
     InventoryFile,

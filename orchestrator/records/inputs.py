@@ -127,7 +127,9 @@ def _of_bucket(url: str, key: str) -> str:
             return str(objects.tag(key))
         entries = sorted(objects.entries(""), key=lambda entry: entry.key)
         return _joined(f"{entry.key} {entry.size} {entry.modified}" for entry in entries)
-    except StorageError:
+    except StorageError as error:
+        if error.is_passing:
+            raise
         return NOTHING
 
 

@@ -1,4 +1,4 @@
-"""Which engine serves a model on this machine: the fastest that answers as torch in fp32 does."""
+"""Which engine serves a model on this machine: the fastest whose scores are those of training."""
 
 import itertools
 import json
@@ -78,7 +78,7 @@ class GateRows:
 
     @property
     def pattern(self) -> Row:
-        """The longest row, of which others are made: some models look for its last token."""
+        """The longest row; rows for warming up repeat its tokens, and keep its first and last."""
         return max(self.rows, key=len, default=BLANK)
 
 
@@ -136,8 +136,8 @@ def choose(
     """Try engines in order and take the fastest that passes the gate; remembered for the machine.
 
     An engine that cannot be made here is refused with the reason. Where every one fails, torch in
-    fp32 runs rows one by one, if that gives the scores of training. Without `is_timed` the first
-    that passes is taken.
+    fp32 serves; where that fails too, it runs rows one by one, if that gives the scores of
+    training. Without `is_timed` the first that passes is taken.
 
     Raises:
         DeployError: if no engine gives the scores of training, not even for rows by themselves.
@@ -150,6 +150,8 @@ def choose(
     for name in names:
         best = max((trial.texts_per_s for trial in trials if not trial.refusal), default=0.0)
         trials.append(_try(maker, name, judge, best, is_timed=is_timed))
+    if REFERENCE not in names and all(trial.refusal for trial in trials):
+        trials.append(_try(maker, REFERENCE, judge, 0.0, is_timed=is_timed))
     allowed = [trial for trial in trials if not trial.refusal]
     is_one_by_one = not allowed
     if is_one_by_one:

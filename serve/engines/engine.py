@@ -73,7 +73,7 @@ class Trial:
     batch_tokens: int = 256
     """Padded tokens of a batch at which it was fastest."""
     agreement: float = 1.0
-    """Share of rows with the reference's label."""
+    """Share of rows with the expected label, near ties left out."""
     accuracy: float | None = None
     """On the gate rows; None where it could not be made."""
 

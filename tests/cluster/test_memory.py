@@ -4,7 +4,8 @@ import pytest
 
 from cluster import memory
 from jobs.spec.train import Precision, Strategy
-from jobs.training.model.shape import KNOWN_SHAPES, ModelShape, shape_of
+from jobs.training.model.counting import shape_of
+from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
 from tests.builders import BERT_BASE, MINILM
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from jobs.storage import copies
 
-FORMAT = 2
+FORMAT = 3
 """Changes when the meaning of a cached file does."""
 
 

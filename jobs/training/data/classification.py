@@ -1,5 +1,6 @@
 """Texts with labels, for text-classification."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ import pyarrow as pa
 from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.data import sources
-from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers, sample
 
+SAMPLE = b"sample_texts"
 INTEGER, NUMBER = re.compile(r"-?[0-9]{1,18}"), re.compile(r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
 """Labels that are all numbers, some with a fraction, are values to predict and not classes."""
 
@@ -70,7 +72,15 @@ def encode(
             for name, values in _tokenise(texts, tokenizer, max_length).items():
                 encoded.setdefault(name, []).extend(values)
     labels = pa.array(np.array([number[label] for label in rows.labels], dtype=np.int64))
-    return lists(encoded, labels=labels, label_names=label_names)
+    made = lists(encoded, labels=labels, label_names=label_names)
+    sampled = [rows.texts[index] for index in sample(len(rows.texts))]
+    return made.replace_schema_metadata({**made.schema.metadata, SAMPLE: json.dumps(sampled)})
+
+
+def sample_texts(table: pa.Table) -> list[list[str]]:
+    """Texts of the sampled rows."""
+    found: list[list[str]] = json.loads(table.schema.metadata[SAMPLE])
+    return found
 
 
 def _tokenise(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Corpus:
     tokenizer: Any
     end_tokens: tuple[int, ...] = ()
     """Tokens that end an answer; empty for classifiers."""
+    sample_texts: Sequence[Sequence[str]] = ()
+    """Of the evaluation rows that are kept beside a model; empty for causal-lm."""
     digest: str = ""
     """Of the rows as they are tokenised: other rows, settings or tokenizer give another."""
     left_out: int = 0
@@ -76,14 +78,22 @@ def _classification(config: TrainingConfig, named: _Tokenizer, progress: SplitPr
         own = {"columns": data.text_columns, "label": data.label, "names": names}
         return {**_key(config, source, named), **own}
 
-    train = cache.table(key(data.train), lambda: make("train", data.train))
+    of_train = key(data.train)
+    train = cache.table(of_train, lambda: make("train", data.train))
     names = encoding.label_names(train)
     if len(names) < 2:
         raise DataError(f"{data.train.shown} has only the label {names[0]!r}; two are needed")
-    held_back = cache.table(key(data.eval), lambda: make("eval", data.eval))
+    of_eval = key(data.eval)
+    held_back = cache.table(of_eval, lambda: make("eval", data.eval))
     token_sets = [encoding.token_set(table, tokenizer) for table in (train, held_back)]
-    digest = _digest(key(data.train), key(data.eval))
-    return Corpus(token_sets[0], token_sets[1], names, tokenizer, digest=digest)
+    return Corpus(
+        train=token_sets[0],
+        eval=token_sets[1],
+        label_names=names,
+        tokenizer=tokenizer,
+        sample_texts=classification.sample_texts(held_back),
+        digest=_digest(of_train, of_eval),
+    )
 
 
 def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgress) -> Corpus:
@@ -105,13 +115,12 @@ def _causal_lm(config: TrainingConfig, named: _Tokenizer, progress: SplitProgres
 
     train, held_back = load("train", data.train), load("eval", data.eval)
     tokens, held_back_tokens = (encoding.token_set(t, tokenizer) for t in (train, held_back))
-    ends = language.end_tokens(data.train, data, tokenizer)
     return Corpus(
         train=tokens,
         eval=held_back_tokens,
         label_names=(),
         tokenizer=tokenizer,
-        end_tokens=ends,
+        end_tokens=language.end_tokens(train),
         digest=_digest(*keys.values()),
         left_out=language.left_out(train),
     )

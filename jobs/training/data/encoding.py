@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import INPUT_IDS, TokenSet
 
 CHUNK_ROWS = 8192
 """Rows handed to the tokenizer at once, which spreads them over all cores."""
+SAMPLED_ROWS = 256
+"""Evaluation rows that are kept beside a model, spread evenly over their split."""
 LABELS_KEY = b"label_names"
 
 Progress = Callable[[int, int], None]
@@ -53,6 +56,12 @@ def lists(
     }
     made = pa.table({**arrays, "labels": labels})
     return made.replace_schema_metadata({LABELS_KEY: json.dumps(list(label_names))})
+
+
+def sample(rows: int) -> Indices:
+    """Numbers of those of so many evaluation rows that are kept beside a model."""
+    count = min(SAMPLED_ROWS, rows)
+    return np.unique(np.linspace(0, rows - 1, count, dtype=np.int64))
 
 
 def label_names(table: pa.Table) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Prompts with responses, and conversations, for causal-lm: the loss is on responses alone."""
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ PLAIN_TEMPLATE = (
 """How a conversation is written for a tokenizer that brings no chat template of its own. A prompt
 ends before the space, which belongs to the first word of the answer."""
 
+ENDS = b"end_tokens"
 Encoded = tuple[list[int], list[int]]
 """Token ids, and 1 for those that are trained."""
 
@@ -50,8 +52,10 @@ def encode(
         )
     columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
     made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
+    ends = _end_tokens(rows, tokenizer, is_chat=data.messages is not None)
+    left_out = str(len(rows) - len(kept))
     return made.replace_schema_metadata(
-        {**made.schema.metadata, b"left_out": str(len(rows) - len(kept))}
+        {**made.schema.metadata, b"left_out": left_out, ENDS: json.dumps(ends)}
     )
 
 
@@ -126,7 +130,8 @@ def _conversations(conversations: Sequence[Any], tokenizer: Any, path: str) -> l
     for text, ids, places, answers in zip(
         texts, encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
     ):
-        # an endpoint writes on from the tokens of the prompt alone: training sees the same ones
+        # if a prompt alone has other tokens than within the conversation, as at an endpoint, the
+        # text is tokenised in pieces
         if all(ids[: len(prompt)] == prompt for prompt in _next(of_prompts, len(answers))):
             mask = [int(any(low <= begin < high for low, high in answers)) for begin, _ in places]
             rows.append((ids, mask))
@@ -152,20 +157,20 @@ def _in_pieces(text: str, answers: Sequence[tuple[int, int]], tokenizer: Any) ->
     return ids, mask
 
 
-def end_tokens(source: SourceSpec, data: DataSpec, tokenizer: Any) -> tuple[int, ...]:
+def end_tokens(table: pa.Table) -> tuple[int, ...]:
     """Tokens that end an answer: of the tokenizer, and the special one that its template writes."""
+    return tuple(json.loads(table.schema.metadata[ENDS]))
+
+
+def _end_tokens(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> list[int]:
+    """Of the first row: the special token in the trained part, which follows the words."""
     known = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    if data.messages is None:
-        return tuple(known)
-    (conversation,) = sources.read(source).values(data.messages, 0, 1)
-    last = max(i for i, message in enumerate(conversation) if message["role"] == "assistant")
-    content = conversation[last]["content"].strip()
-    after = _write(conversation[: last + 1], tokenizer).rpartition(content)[2]
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    for token in tokenizer(after, add_special_tokens=False)[INPUT_IDS]:
-        if token in special:
-            return tuple(dict.fromkeys((*known, token)))
-    return tuple(known)
+    ids, mask = rows[0]
+    if is_chat:
+        trained = [token for token, is_trained in zip(ids, mask, strict=True) if is_trained]
+        known += [token for token in trained if token in special][:1]
+    return list(dict.fromkeys(known))
 
 
 def _answers(

@@ -8,11 +8,11 @@ from jobs.errors import DataError, ModelError
 from jobs.spec import JobSpec
 from jobs.storage import files
 from jobs.training.config import CHARACTERS_PER_TOKEN
-from jobs.training.data import readers, table
+from jobs.training.data import readers
 from jobs.training.data.table import Table
 from jobs.training.model import location as model_location
 
-LARGEST_FILES = 256 * 2**20
+LARGEST_FILES = 64 * 2**20
 """Bytes that planning reads at most; larger files are taken to hold rows of any length."""
 TOKENISED = 64
 """Rows with the most characters whose tokens are counted."""
@@ -28,10 +28,10 @@ def longest_row(spec: JobSpec) -> int | None:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]
-        if not places or sum(place.stat().st_size for place in places) > LARGEST_FILES:
+        found = readers.read_files(places, LARGEST_FILES)
+        if found is None:
             return None
-        parts = [readers.read_file(place, place.name) for place in places]
-        rows = _longest_texts(table.joined(parts), spec.data.text_columns)
+        rows = _longest_texts(found, spec.data.text_columns)
     except (OSError, KeyError, DataError):
         return None  # training will say what is wrong with the file
     count = _counter(spec.model.base)

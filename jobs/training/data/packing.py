@@ -35,7 +35,8 @@ def pack(tokens: TokenSet, capacity: int) -> TokenSet:
     index = np.repeat(tokens.offsets[order] - np.cumsum(lengths) + lengths, lengths)
     index += np.arange(len(index))
     columns = {name: column[index] for name, column in tokens.columns.items()}
-    columns[POSITION_IDS] = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    starts = np.cumsum(lengths) - lengths
+    columns[POSITION_IDS] = (np.arange(len(index)) - np.repeat(starts, lengths)).astype(np.int32)
     sizes = [int(tokens.lengths[row].sum()) for row in rows]
     return TokenSet(
         columns,

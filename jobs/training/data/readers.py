@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,8 @@ from jobs.training.data.table import Table
 
 DELIMITERS = ",;\t|"
 """What may separate the fields of a csv file; the header shows which one does."""
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError, pa.ArrowException)
+"""What torn archives, numbers of thousands of digits and deep nesting raise."""
 LONGEST_FIELD = 2**31 - 1
 SHOWN = 60
 """Characters of a wrong value that its error shows."""
@@ -52,11 +55,24 @@ def read_file(path: Path, name: str) -> Table:
         raise DataError(
             f"{name} line {_first_wrong_line(path)} is not UTF-8; save the file as UTF-8"
         ) from None
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except UNREADABLE as error:
         raise DataError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
     if not len(found):
         raise DataError(f"{name} has no rows")
     return found
+
+
+def read_files(places: Iterable[Path], most_bytes: int | None = None) -> Table | None:
+    """All rows of files of this machine; None if there are none, or more bytes than `most_bytes`.
+
+    Raises:
+        DataError: with the line or row that cannot be read.
+    """
+    found = list(places)
+    sizes = (place.stat().st_size for place in found if place.is_file())
+    if not found or (most_bytes is not None and sum(sizes) > most_bytes):
+        return None
+    return table.joined({str(place): read_file(place, place.name) for place in found})
 
 
 def _read_csv(path: Path, name: str) -> Table:
@@ -152,12 +168,11 @@ def _read_json(path: Path, name: str) -> Table:
 def _rows_of(value: Mapping[str, Any]) -> list[Any] | None:
     """Rows below one key, columns as lists or as pandas writes them, or one row by itself."""
     parts = list(value.values())
-    if (
-        len(parts) == 1
-        and isinstance(parts[0], list)
-        and all(isinstance(p, dict) for p in parts[0])
-    ):
-        return parts[0]
+    only = parts[0] if len(parts) == 1 else None
+    if isinstance(only, list) and any(map(_is_turn, only)):
+        return [value]  # a conversation
+    if isinstance(only, list) and all(isinstance(part, dict) for part in only):
+        return only
     if parts and all(isinstance(part, dict) and part.keys() == parts[0].keys() for part in parts):
         parts = [list(part.values()) for part in parts]
     if not any(isinstance(part, list | dict) for part in parts):
@@ -165,6 +180,11 @@ def _rows_of(value: Mapping[str, Any]) -> list[Any] | None:
     if not all(isinstance(part, list) and len(part) == len(parts[0]) for part in parts):
         return None
     return [dict(zip(value, row, strict=True)) for row in zip(*parts, strict=True)]
+
+
+def _is_turn(value: object) -> bool:
+    """Whether an object is a message of a conversation, and no row."""
+    return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
 def _read_parquet(path: Path, name: str) -> Table:

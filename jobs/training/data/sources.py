@@ -25,15 +25,9 @@ def read(source: SourceSpec) -> Table:
     """
     if not source.is_file:
         return _read_dataset(source)
-    parts = [(place, readers.read_file(place, name)) for place, name in _files(source)]
-    first = parts[0][1]
-    for place, part in parts:
-        if set(part.columns) != set(first.columns):
-            raise DataError(
-                f"{place.name} has the columns {', '.join(part.columns)}, and {parts[0][0].name}"
-                f" {', '.join(first.columns)}; files that are read together have the same"
-            )
-    return table.joined([part for _, part in parts])
+    return table.joined(
+        {str(place): readers.read_file(place, name) for place, name in _files(source)}
+    )
 
 
 def identity(source: SourceSpec) -> str:

@@ -1,10 +1,12 @@
 """Rows of a source as they were written, before anything is tokenised."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+
+from jobs.errors import DataError
 
 Column = Any
 """Values of all rows: text, lists and objects in a list, or what Arrow holds in a ChunkedArray."""
@@ -38,13 +40,23 @@ def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None 
     return Table(columns, class_names or {})
 
 
-def joined(tables: Sequence[Table]) -> Table:
-    """The rows of tables that have the same columns, one after the other."""
-    if len(tables) == 1:
-        return tables[0]
-    names = tables[0].columns
-    columns = {n: [v for table in tables for v in table.values(n)] for n in names}
-    return Table(columns, tables[0].class_names)
+def joined(tables: Mapping[str, Table]) -> Table:
+    """The rows of named tables, one after the other.
+
+    Raises:
+        DataError: if they have different columns.
+    """
+    (first, one), *others = tables.items()
+    for name, other in others:
+        if set(other.columns) != set(one.columns):
+            raise DataError(
+                f"{name} has the columns {', '.join(other.columns)}, and {first}"
+                f" {', '.join(one.columns)}; files that are read together have the same"
+            )
+    if not others:
+        return one
+    columns = {n: [v for table in tables.values() for v in table.values(n)] for n in one.columns}
+    return Table(columns, one.class_names)
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:

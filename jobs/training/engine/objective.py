@@ -48,7 +48,7 @@ def attention_inputs(batch: Batch) -> Batch:
     """Attention mask, or the positions of packed rows.
 
     From positions alone transformers masks samples from each other, within the windows and chunks
-    of models that have them; `packing_proof` shows whether the model does so. Filler tokens stand
+    of models that have them; `proofs.proven` tries whether the model does so. Filler tokens stand
     at position 0, each a sample by itself.
     """
     if POSITION_IDS in batch:

@@ -144,7 +144,8 @@ class Schedule:
         )
         self._own = own
         real = all_rows != FILLER
-        # filler rows repeat one of their batch, which is as whole at its width as any other
+        # filler repeats a real row of its batch: another may be cut at this width, and some models
+        # fail without a row's last token
         some = all_rows.max(axis=1)[:, None, None]
         self._filled = np.where(own == FILLER, some, own)
         self._rows.copy_(torch.from_numpy(self._filled))

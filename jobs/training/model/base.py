@@ -10,6 +10,7 @@ import transformers
 
 from jobs.errors import ModelError, first_line
 from jobs.spec.model import ModelSpec
+from jobs.training.memory import is_out_of_memory
 from jobs.training.model import location
 
 UNLOADABLE = (
@@ -67,6 +68,13 @@ def settle(tokenizer: Any, **settings: Any) -> None:
         tokenizer.init_kwargs[name] = value
 
 
+def settle_generation(model: Any, end_tokens: Sequence[int], tokenizer: Any) -> None:
+    """Let whoever generates stop where answers ended in training."""
+    if end_tokens and model.can_generate():
+        model.generation_config.eos_token_id = list(end_tokens)
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+
 def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = None) -> LoadedModel:
     """Load the base model for the task.
 
@@ -95,11 +103,14 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except torch.OutOfMemoryError:
-        raise
     except UNLOADABLE as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelError(_unloadable("model", spec.base, error)) from None
-    head = _label_dimensions(auto, config) if spec.task == "text-classification" else {}
+    is_classifier = any(name.endswith(CLASSIFIER) for name in own.architectures or ())
+    is_other = bool(info["mismatched_keys"]) or is_classifier
+    is_labelled = spec.task == "text-classification"
+    head = _label_dimensions(auto, config) if is_labelled and is_other else {}
     mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
     for name in mismatched.keys() - head.keys():
         _, saved, wanted = mismatched[name]
@@ -109,7 +120,7 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         )
     lacking = {*info["missing_keys"], *mismatched}
     remark = ""
-    if any(name.endswith(CLASSIFIER) for name in own.architectures or ()):
+    if is_classifier and is_labelled:
         remark = _settle_head(model, head, lacking, own, label_names)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:
@@ -123,6 +134,7 @@ def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer
     parts = {id(part): part for part in (config, config.get_text_config())}.values()
     if spec.task == "text-classification":
         config.num_labels = len(label_names)
+        config.problem_type = "single_label_classification"  # whatever the base was trained for
         config.id2label = dict(enumerate(label_names))
         config.label2id = {name: index for index, name in enumerate(label_names)}
     for part in parts:

@@ -1,15 +1,6 @@
 """The size of a transformer, known without loading it."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from jobs.errors import ModelError
-from jobs.spec.model import Task
-from jobs.training.model import location as model_location
-
-HUB_TIMEOUT_S = 3.0
-"""How long planning may wait for a model's configuration from the hub."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,84 +60,3 @@ KNOWN_SHAPES = {
     ),
 }
 """Configurations published on the hub, so that planning these works offline."""
-
-
-EXACT_TYPES = (
-    *("bert", "distilbert", "roberta", "xlm-roberta", "mpnet"),
-    *("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2"),
-)
-"""Model types whose weights the formula counts to a thousandth; others are built to be counted."""
-LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers")
-DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
-WIDE = ("intermediate_size", "hidden_dim", "d_ff", "ffn_dim", "encoder_ffn_dim", "d_inner")
-"""Names under which configurations keep these dimensions."""
-
-
-def shape_of(base: str, task: Task = "text-classification") -> ModelShape | None:
-    """Dimensions of a base model; None when its configuration cannot be had or read."""
-    location = model_location.locate(base, has_weights=False)
-    if isinstance(location, Path):
-        return _from_config(model_location.read_config(location), task)
-    name = location.rsplit("/", 1)[-1]
-    return KNOWN_SHAPES.get(name) or _from_hub(location, task)
-
-
-def _from_config(config: dict[str, Any], task: Task = "text-classification") -> ModelShape | None:
-    def read(*names: str) -> int:
-        return int(next(config[name] for name in names if config.get(name) is not None))
-
-    kind = config.get("model_type")
-    try:
-        hidden = read("hidden_size", "dim", "n_embd", "d_model")
-        is_gated = config.get("hidden_act") == "silu"
-        heads = config.get("num_attention_heads") or 1
-        layers = read(*LAYERS)
-        if config.get("is_encoder_decoder") and kind not in EXACT_TYPES:
-            layers += read(*DECODER_LAYERS, *LAYERS)
-        return ModelShape(
-            layers=layers,
-            hidden=hidden,
-            intermediate=next((config[n] for n in WIDE if config.get(n)), 4 * hidden),
-            vocabulary=read("vocab_size"),
-            positions=0 if is_gated else int(config.get("max_position_embeddings") or 0),
-            is_gated=is_gated,
-            key_value_share=(config.get("num_key_value_heads") or heads) / heads,
-            has_own_head=is_gated and not config.get("tie_word_embeddings", False),
-            counted=None if kind in EXACT_TYPES else _count(config, task),
-        )
-    except StopIteration:
-        return None
-
-
-def _count(config: dict[str, Any], task: Task) -> int:
-    """Weights of the model for its task, built on the meta device, which has no memory.
-
-    Raises StopIteration for a configuration that transformers cannot build.
-    """
-    import torch  # seconds that models with a formula need not pay
-    import transformers
-
-    auto = transformers.AutoModelForSequenceClassification
-    if task == "causal-lm":
-        auto = transformers.AutoModelForCausalLM
-    values = {name: value for name, value in config.items() if name != "model_type"}
-    try:
-        made = transformers.AutoConfig.for_model(config["model_type"], **values)
-        with torch.device("meta"):
-            model = auto.from_config(made)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError):
-        raise StopIteration from None
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _from_hub(name: str, task: Task) -> ModelShape | None:
-    import huggingface_hub  # half a second that local models need not pay
-
-    try:
-        path = huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
-    except (OSError, ValueError):  # offline, private or not there; memory stays unknown
-        return None
-    try:
-        return _from_config(model_location.read_config(Path(path).parent), task)
-    except ModelError:
-        return None

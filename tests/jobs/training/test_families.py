@@ -281,8 +281,9 @@ def test_a_saved_model_that_cannot_be_loaded_is_not_to_be_published(
 ) -> None:
     folder = shutil.copytree(passed, tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    refusal = publication.prove(folder, "fp32", "cpu").refusal
-    assert refusal.startswith("plain transformers cannot load or run it: ")
+    proof = publication.prove(folder, "fp32", "cpu", lambda _: None)
+    assert proof is not None
+    assert proof.refusal.startswith("plain transformers cannot load or run it: ")
 
 
 def test_a_budget_that_ends_a_run_leaves_a_merged_model(

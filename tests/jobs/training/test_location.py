@@ -10,7 +10,7 @@ from jobs.spec.model import ModelSpec, Task
 from jobs.storage.bucket import BucketObjects
 from jobs.training.model import location
 from jobs.training.model.base import load_model, load_tokenizer
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from tests import tiny
 
 

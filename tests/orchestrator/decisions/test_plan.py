@@ -8,7 +8,7 @@ import pytest
 
 from jobs.errors import InfeasibleError
 from jobs.loader import load
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from orchestrator.decisions.plan import make_plan
 from tests.builders import BERT_BASE, any_of, inventory, job, plan_of, sweep
 

@@ -15,7 +15,7 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
-from jobs.training.model.shape import shape_of
+from jobs.training.model.counting import shape_of
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.plan import make_plan
 from orchestrator.decisions.predict import Launch, Measurement
