@@ -524,7 +524,10 @@ FAULTS = [
         new="        del self._asked[key]\n",
         wrong="Nodes that a job asked Ray's autoscaler for stay, and cost money, when the job has ended or was killed.",
         past=True,
-        tests=("tests/infra/test_autoscaler.py::test_nodes_come_for_a_job_and_go_after_it",),
+        tests=(
+            "tests/infra/test_autoscaler.py::test_nodes_come_for_a_job_and_go_after_it",
+            "tests/infra/test_autoscaler.py::test_nodes_go_when_the_job_that_asked_for_them_is_killed",
+        ),
     ),
     Fault(
         name="orchestrator-devices-of-a-hung-group-not-released",

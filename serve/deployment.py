@@ -6,6 +6,7 @@ new replicas first.
 """
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from serve.version import ModelVersion
 
 HOST = "127.0.0.1"
 """Where the proxy listens: the endpoint is not for the network yet."""
+OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
+"""One of our errors in the words of Ray, which shows where it was raised before."""
 HEALTHY_TIMEOUT_S = 300.0
 """How long an application may take to choose its engine, load its model and answer."""
 POLL_S = 0.3
@@ -303,6 +306,13 @@ def _autoscaling(spec: ServeSpec) -> ray.serve.config.AutoscalingConfig:
     )
 
 
+def _why(found: Any) -> str:
+    """The sentence of ours among what Ray Serve says of its replicas, else Ray Serve's own."""
+    texts = "\n".join(str(each.message) for each in found.deployments.values())
+    ours = OUR_ERROR.findall(texts)
+    return ours[-1] if ours else first_line(found.message)
+
+
 def _wait_until_answering(
     application: str, url: str, version: str, grpc_at: str | None = None
 ) -> None:
@@ -311,7 +321,7 @@ def _wait_until_answering(
     while time.monotonic() < deadline:
         found = ray.serve.status().applications.get(application)
         if found and found.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{application} did not start: {first_line(found.message)}")
+            raise DeployError(f"{application} did not start: {_why(found)}")
         is_running = found is not None and found.status.value == "RUNNING"
         is_up = is_running and _answering_version(url) == version
         if is_up and (not grpc_at or grpc_surface.is_ready(grpc_at, application)):

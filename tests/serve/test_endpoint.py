@@ -9,7 +9,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from jobs.spec.model import ModelSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
-from jobs.training import eval_sample
+from jobs.training import eval_sample, plain_scores
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
 from serve import load, surface
@@ -72,9 +72,14 @@ def variant(
     version: ModelVersion,
     folder: Path,
     change: Callable[[Any], Any] = lambda model: model,
+    *,
+    proven: bool = True,
     **metrics: float,
 ) -> ModelVersion:
-    """Another version: the same model with something changed, which scored otherwise."""
+    """Another version: the same model with something changed, which scored otherwise.
+
+    One that is not `proven` keeps scores that it does not give: the classes are exchanged.
+    """
     place = folder / "checkpoint"
     model = place / manifest.MODEL_DIR
     ours = shutil.ignore_patterns(manifest.MANIFEST, "README.md", "model.safetensors")
@@ -83,6 +88,11 @@ def variant(
     kind = "AutoModelForCausalLM" if is_chat else "AutoModelForSequenceClassification"
     loaded = getattr(transformers, kind).from_pretrained(version.path)
     change(loaded).save_pretrained(model)
+    # what this model scored, as if training had made it
+    scored = plain_scores.scores_of(model, "cpu")["together"]
+    kept = zip(eval_sample.read(model), scored, strict=True)
+    rows = [replace(row, scores=s if proven else s[::-1]) for row, s in kept]
+    eval_sample.write(rows, model)
     reference = CheckpointRef(str(place), 1, {**version.metrics, **metrics})
     manifest.write(place, asdict(reference))
     spec = job(name=version.name, data__max_length=version.max_length)
@@ -202,6 +212,9 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     fine = variant(version, tmp_path / "fine", touched)
     with pytest.raises(DeployError, match=r"is not deployed: its p95 latency is .* over the slo"):
         deploy(slow, slo={"p95_latency": "20ms"})
+    wrong = variant(version, tmp_path / "wrong", touched, proven=False)
+    with pytest.raises(DeployError, match="no engine gives its evaluation rows the scores of"):
+        deploy(wrong)
     url = deploy(version, slo={"p95_latency": "2s", "error_rate": "<1%"})
     with asked(url, 2) as results:
         with pytest.raises(DeployError, match=r"its accuracy is -0\.1"):
