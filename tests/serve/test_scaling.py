@@ -46,3 +46,15 @@ def test_each_accelerator_may_have_a_target_of_its_own(
 ) -> None:
     targets = {"T4": 4.0, "H100": 16.0}
     assert Policy(targets)(context(0, {"a": 12, "b": 12}, **on))[0] == replicas
+
+
+@pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
+def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
+    from serve import deployment
+
+    words = "Error: ray::ServeReplica\n  File x\njobs.errors.DeployError: tiny is not served\nmore"
+    replica = SimpleNamespace(message=words)
+    found = SimpleNamespace(message="Failed to update", deployments={"Replica": replica})
+    assert deployment._why(found) == "tiny is not served"
+    replica.message = "the node is gone"
+    assert deployment._why(found) == "Failed to update"
