@@ -164,7 +164,7 @@ def test_an_adapted_output_layer_leaves_the_embedding_as_it_was(
     lora = LoraSpec(type="lora", target_modules=("q_proj", "lm_head"), dropout=0.0, merge=merge)
     config = answering(questions, base)
     model = config.model.model_copy(update={"adapter": lora})
-    config = dataclasses.replace(config, model=model, optimizer=OptimizerSpec(lr=2e-2), epochs=6.0)
+    config = dataclasses.replace(config, model=model, optimizer=OptimizerSpec(lr=2e-2), epochs=3.0)
     _, folder = trained(config, tmp_path / "checkpoints")
     assert verdict(folder) == (pytest.approx(0, abs=1e-3), "")
 
@@ -291,7 +291,7 @@ def test_a_budget_that_ends_a_run_leaves_a_merged_model(
 ) -> None:
     lora = LoraSpec(type="lora", r=4, alpha=8, merge=True)
     config = classifying(reviews, tiny_model, adapter=lora)
-    config = dataclasses.replace(config, epochs=1000.0, stop_after_s=0.5)
+    config = dataclasses.replace(config, epochs=200.0, stop_after_s=0.2)
     _, folder = trained(config, tmp_path / "checkpoints")
     assert (folder / "model.safetensors").exists()
     assert not (folder / "adapter_config.json").exists()
