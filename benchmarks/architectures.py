@@ -74,7 +74,7 @@ Row = dict[str, str]
 
 
 def main() -> int:
-    """Judge and write; exits with 1 if a cell is wrong."""
+    """Judges every architecture, writes JSON and table, and exits with 1 if a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", action="append", choices=NAMES)
     parser.add_argument("--only", nargs="+")
@@ -226,7 +226,7 @@ def all_batches(config: TrainingConfig, lengths: Any) -> Iterator[Any]:
 
 
 def checkpointed(config: TrainingConfig) -> list[float]:
-    """Losses with gradient checkpointing."""
+    """Returns the first losses of a run with gradient checkpointing."""
     events: list[Event] = []
     train(dataclasses.replace(config, gradient_checkpointing=True), events.append)
     return [event.loss for event in events if isinstance(event, Stepped)][:LOSSES]
@@ -287,7 +287,7 @@ def cell(measure: Callable[[], float], bound: float) -> str:
 
 @contextlib.contextmanager
 def limited() -> Iterator[None]:
-    """Ends what takes too long with TimeoutError."""
+    """Raises TimeoutError inside the block after LIMIT_S seconds."""
 
     def end(*_: object) -> None:
         raise TimeoutError

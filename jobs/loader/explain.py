@@ -103,7 +103,7 @@ def written_path(error: ErrorDetails, document: Document) -> Path:
 
 
 def elsewhere(word: str) -> str:
-    """A clause that names the field for a word of another trainer or another section."""
+    """Returns a clause that names the right field for a key of another trainer or section."""
     key = word.lower().replace("-", "_")
     if key in OTHER_TRAINERS:
         return f"; write {OTHER_TRAINERS[key]}"

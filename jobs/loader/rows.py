@@ -30,7 +30,10 @@ LEARNT_TYPES = (*OFFSET_TYPES, "bert", "distilbert", "electra", "albert", "gpt2"
 
 
 def rows_suit_the_job(folder: Path) -> Rule:
-    """A rule that reads the job's local files; paths are relative to the job file's folder."""
+    """Returns a rule that checks columns, texts, labels and lengths in the job's local files.
+
+    Paths are relative to the job file's folder.
+    """
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         splits = (("train", spec.data.train), ("eval", spec.data.eval))

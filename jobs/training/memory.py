@@ -14,3 +14,8 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether a device's memory, or the host's, did not suffice."""
     is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_named or any(words in str(error) for words in HOST_OUT_OF_MEMORY)
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Whether an error is about memory or the GPU, and says nothing about a model or a job."""
+    return is_out_of_memory(error) or "CUDA error" in str(error)

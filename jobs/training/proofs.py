@@ -18,7 +18,7 @@ from jobs.training.data import packing
 from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenSet, TokenStore
 from jobs.training.engine.objective import attention_inputs, classify
-from jobs.training.memory import is_out_of_memory
+from jobs.training.memory import is_of_the_machine
 from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import UNLOADABLE, settle
 from jobs.training.model.precision import autocast
@@ -60,7 +60,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
             judge = _judge_packing if config.model.task == "causal-lm" else _judge_padding
             verdict = judge(_Judge(model, config, world.device), corpus)
     except UNLOADABLE as error:
-        if is_out_of_memory(error) or "CUDA error" in str(error):
+        if is_of_the_machine(error):
             raise
         verdict = _Verdict(f"cannot score a row of the training data: {first_line(error)}")
     finally:
@@ -168,7 +168,7 @@ def _judge_packing(judge: "_Judge", corpus: Corpus) -> _Verdict:
         whole = judge.logits_packed(samples, pad)
         moved = judge.logits_packed([samples[0], changed, samples[2]], pad)
     except UNLOADABLE as error:
-        if is_out_of_memory(error) or "CUDA error" in str(error):
+        if is_of_the_machine(error):
             raise
         return _Verdict(refusal=f"the model takes no positions of samples ({first_line(error)})")
     last = len(samples[0]) + len(samples[1]) - 1

@@ -19,9 +19,6 @@ from orchestrator.records.runs import Run
 
 FILE = "inputs.json"
 """In a run's folder."""
-WHOLE = 256 * 2**20
-"""Bytes of a file up to which all of it is hashed; of larger ones size, beginning and end."""
-ENDS = 2**20
 NOTHING = "not there"
 
 Inputs = Mapping[str, str]
@@ -117,7 +114,9 @@ def _of_path(path: str) -> str:
     found = files.matching(path)
     if not found:
         return path if not path.startswith(("/", ".", "~")) else NOTHING
-    return _joined(_of_folder(place) if place.is_dir() else _of_file(place) for place in found)
+    return _joined(
+        _of_folder(place) if place.is_dir() else manifest.identity(place) for place in found
+    )
 
 
 def _of_bucket(url: str, key: str) -> str:
@@ -135,25 +134,16 @@ def _of_bucket(url: str, key: str) -> str:
 
 def _of_folder(folder: Path) -> str:
     places = sorted(path for path in folder.rglob("*") if path.is_file())
-    return _joined(f"{path.relative_to(folder)} {_of_file(path)}" for path in places)
-
-
-def _of_file(path: Path) -> str:
-    size = path.stat().st_size
-    if size <= WHOLE:
-        return manifest.sha256(path)
-    with path.open("rb") as handle:
-        begin = handle.read(ENDS)
-        handle.seek(-ENDS, 2)
-        ends = begin + handle.read(ENDS)
-    return f"{size}/{hashlib.sha256(ends).hexdigest()}"
+    return _joined(f"{path.relative_to(folder)} {manifest.identity(path)}" for path in places)
 
 
 @functools.cache
 def _of_code() -> str:
     """Of the modules that training is made of."""
     folder = Path(location.__file__).parents[1]
-    return _joined(f"{p.relative_to(folder)} {_of_file(p)}" for p in sorted(folder.rglob("*.py")))
+    return _joined(
+        f"{p.relative_to(folder)} {manifest.identity(p)}" for p in sorted(folder.rglob("*.py"))
+    )
 
 
 def _joined(parts: Iterable[str]) -> str:

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -13,9 +12,6 @@ from jobs.storage.storage import Storage
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.predict import Launch, Measurement
-
-HASHED_BYTES = 256 * 2**20
-"""Larger data files are told apart by size and time of change instead of content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +70,11 @@ def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
 
 
 def _identity(source: SourceSpec) -> str | None:
-    """Of files of this machine, cheaply: of large ones size and date; None for anything else."""
+    """Of files of this machine; None for anything else, which is not looked at cheaply."""
     if not source.is_local or not source.is_file:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]
-        return "/".join(_identity_of(place) for place in places) or None
+        return "/".join(manifest.identity(place) for place in places) or None
     except OSError:
         return None
-
-
-def _identity_of(path: Path) -> str:
-    details = path.stat()
-    if details.st_size > HASHED_BYTES:
-        return f"{details.st_size}/{details.st_mtime_ns}"
-    return manifest.sha256(path)

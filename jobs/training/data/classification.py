@@ -45,7 +45,7 @@ def load_rows(source: SourceSpec, data: DataSpec) -> Rows:
 
 
 def _name_of(number: int | None, names: Sequence[str]) -> object:
-    """The name of a class; what is no number of one is left for `_labels` to refuse."""
+    """Returns the name of a class, or None for a number without one, which `_labels` refuses."""
     return names[number] if number is not None and 0 <= number < len(names) else None
 
 

@@ -59,7 +59,7 @@ def lists(
 
 
 def sample(rows: int) -> Indices:
-    """Numbers of those of so many evaluation rows that are kept beside a model."""
+    """Returns the numbers of the evaluation rows, of `rows` in all, that are saved with a model."""
     count = min(SAMPLED_ROWS, rows)
     return np.unique(np.linspace(0, rows - 1, count, dtype=np.int64))
 

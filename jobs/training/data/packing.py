@@ -28,7 +28,7 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
 
 
 def pack(tokens: TokenSet, capacity: int) -> TokenSet:
-    """Rows of up to `capacity` tokens, with a column of positions within their samples."""
+    """Packs samples into rows of up to `capacity` tokens; each sample's positions begin at 0."""
     rows = assign(tokens.lengths, capacity)
     order = np.concatenate([np.asarray(row) for row in rows])
     lengths = tokens.lengths[order]

@@ -14,7 +14,7 @@ Column = Any
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Named columns of equal length."""
+    """All rows of a source as named columns of equal length."""
 
     columns: Mapping[str, Column]
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

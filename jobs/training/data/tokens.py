@@ -49,7 +49,7 @@ class TokenSet:
         return trained
 
     def taken(self, rows: Sequence[int]) -> "TokenSet":
-        """Some of the rows."""
+        """Returns a set of these rows alone, in this order."""
         places = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
         index = np.concatenate(places)
         return replace(

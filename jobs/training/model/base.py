@@ -1,7 +1,7 @@
 """Loads the base model and its tokenizer for a task, and makes the two agree with each other."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import transformers
 
 from jobs.errors import ModelError, first_line
 from jobs.spec.model import ModelSpec
-from jobs.training.memory import is_out_of_memory
+from jobs.training.memory import is_of_the_machine
 from jobs.training.model import location
 
 UNLOADABLE = (
@@ -104,21 +104,14 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
             ignore_mismatched_sizes=True,
         )
     except UNLOADABLE as error:
-        if is_out_of_memory(error):
+        if is_of_the_machine(error):
             raise
         raise ModelError(_unloadable("model", spec.base, error)) from None
     is_classifier = any(name.endswith(CLASSIFIER) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     is_labelled = spec.task == "text-classification"
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
-    mismatched = {entry[0]: entry for entry in info["mismatched_keys"]}
-    for name in mismatched.keys() - head.keys():
-        _, saved, wanted = mismatched[name]
-        raise ModelError(
-            f"{spec.base}: the saved weight {name} is {tuple(saved)} and its configuration wants"
-            f" {tuple(wanted)}"
-        )
-    lacking = {*info["missing_keys"], *mismatched}
+    lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
     remark = ""
     if is_classifier and is_labelled:
         remark = _settle_head(model, head, lacking, own, label_names)
@@ -127,6 +120,17 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
     return LoadedModel(model, tuple(fresh), remark)
+
+
+def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> Iterator[str]:
+    """Names of saved weights of another size, which those of an output layer alone may have."""
+    for name, saved, wanted in mismatched:
+        if name not in head:
+            raise ModelError(
+                f"{base}: the saved weight {name} is {tuple(saved)} and its configuration wants"
+                f" {tuple(wanted)}"
+            )
+        yield name
 
 
 def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer: Any) -> Any:
