@@ -69,6 +69,7 @@ def examples(count: int) -> hypothesis.settings:
         max_examples=count,
         deadline=None,
         database=None,
+        derandomize=True,
         suppress_health_check=list(hypothesis.HealthCheck),
     )
 

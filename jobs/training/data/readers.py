@@ -87,9 +87,23 @@ def _read_tsv(path: Path, name: str) -> Table:
         found = _separated(path, name, "\t", csv.QUOTE_MINIMAL)
     except DataError:
         return _separated(path, name, "\t", csv.QUOTE_NONE)
-    # a quote that opens in one row and closes in a later one takes rows for a field
-    is_torn = any("\t" in v and "\n" in v for column in found.columns.values() for v in column)
-    return _separated(path, name, "\t", csv.QUOTE_NONE) if is_torn else found
+    torn = _torn(found)
+    if torn is None:
+        return found
+    try:
+        _separated(path, name, "\t", csv.QUOTE_NONE)
+    except DataError:
+        return found
+    raise DataError(
+        f"{name}: {_shown(torn)} is one field if quotes enclose fields, and the ends of two rows if"
+        " they are text; save the file as csv or jsonl"
+    )
+
+
+def _torn(found: Table) -> str | None:
+    """A field that a quote of one row and a quote of a later one may only seem to enclose."""
+    fields = (value for column in found.columns.values() for value in column)
+    return next((value for value in fields if "\t" in value and "\n" in value), None)
 
 
 def _separated(path: Path, name: str, delimiter: str, quoting: int) -> Table:

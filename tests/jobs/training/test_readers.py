@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,17 @@ TEXTS = st.text(
         st.characters(exclude_categories=["Cs"], exclude_characters="\x00\ufeff"),
     ),
     max_size=12,
-)
+).map(lambda text: re.sub(r"\r(?!\n)", "", text))  # pandas leaves a lone \r without quotes
 FRAMES = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(TEXTS, min_size=width, max_size=width), min_size=1, max_size=8)
 )
 ENDINGS = st.sampled_from(["", ".gz", ".zst"])
 TURN = {"role": "user", "content": "x"}
 few = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -85,8 +89,12 @@ def test_a_csv_file_holds_what_pandas_reads(
 ) -> None:
     text = frame_of(rows).to_csv(sep=separator, index=False, lineterminator=end)
     path = write(tmp_path, f"rows.csv{ending}", text, mark)
-    pandas = pd.read_csv(io.StringIO(text), sep=separator, dtype=str, keep_default_na=False)
-    with refused_or_right("rows.csv", is_refusal_right="\r" in text.replace("\r\n", "")):
+    pandas = pd.read_csv(
+        io.StringIO(text), sep=separator, dtype=str, keep_default_na=False, skip_blank_lines=False
+    )
+    # the header of one column does not show which separator its rows are written with
+    is_unknown = len(rows[0]) == 1 and any(other in text for other in ",;\t|" if other != separator)
+    with refused_or_right("rows.csv", is_refusal_right=is_unknown):
         assert read(path) == pandas.to_dict("list")
 
 
@@ -96,9 +104,11 @@ def test_a_tsv_file_holds_what_pandas_wrote(
     tmp_path: Path, rows: list[list[str]], ending: str
 ) -> None:
     text = frame_of(rows).to_csv(sep="\t", index=False)
-    pandas = pd.read_csv(io.StringIO(text), sep="\t", dtype=str, keep_default_na=False)
-    # a field with a tab and a line break is like a torn row; pandas leaves a lone \r unquoted
-    is_torn = "\r" in text or any("\t" in field and "\n" in field for row in rows for field in row)
+    pandas = pd.read_csv(
+        io.StringIO(text), sep="\t", dtype=str, keep_default_na=False, skip_blank_lines=False
+    )
+    # a field with a tab and a line break is like two torn rows
+    is_torn = any("\t" in field and "\n" in field for row in rows for field in row)
     with refused_or_right("rows.tsv", is_refusal_right=is_torn):
         assert read(write(tmp_path, f"rows.tsv{ending}", text)) == pandas.to_dict("list")
 
@@ -132,7 +142,7 @@ def test_json_files_hold_what_was_written(
         ("a.csv", 't;l\n"a, b";1\n', {"t": ["a, b"], "l": ["1"]}),
         ("a.csv", "t\n" + "1\n" * 300_001 + "other\n", {"t": ["1"] * 300_001 + ["other"]}),
         ("a.tsv", 't\tl\n"ab\t1\n', {"t": ['"ab'], "l": ["1"]}),
-        ("a.tsv", 't\tl\n"ab\t1\ncd"\t2\n', {"t": ['"ab', 'cd"'], "l": ["1", "2"]}),
+        ("a.tsv", 't\tl\n"ab\t1\t\ncd"\t2\n', {"t": ["ab\t1\t\ncd"], "l": ["2"]}),
         ("a.tsv", 't\tl\n"a ""b"""\t1\n', {"t": ['a "b"'], "l": ["1"]}),
         (
             "a.jsonl",
@@ -166,6 +176,7 @@ def test_text_stays_as_it_is_written(
         ("a.csv", 't,l\n"a,1\n', "a.csv line 2: unexpected end of data"),
         ("a.csv", "", "a.csv has no rows"),
         ("a.csv", "t,l\n", "a.csv has no rows"),
+        ("a.tsv", 't\tl\n"ab\t1\ncd"\t2\n', "is one field if quotes enclose fields, and the ends"),
         ("a.tsv", "t\tl\na\tb\tc\n", "a.tsv line 2 has 3 fields and the header 2"),
         ("a.jsonl", '{"t": 1}\n{"t": \n', "a.jsonl line 2: not valid JSON"),
         ("a.jsonl", '{"t": 1}\n[1]\n', "a.jsonl line 2: [1] is not an object of columns"),
