@@ -9,7 +9,7 @@ from cluster.placement import Placement
 from cluster.prices import read_book
 from jobs.errors import ClusterError
 from jobs.spec.quantities import format_duration
-from jobs.spec.resources import PlacementSpec, WaitSpec
+from jobs.spec.resources import PlacementSpec
 from orchestrator.context import Context
 from orchestrator.decisions import demand
 from orchestrator.decisions.plan import Candidate, Plan
@@ -63,7 +63,7 @@ class Availability:
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self._context, self._plan = context, plan
-        self._wait = context.spec.resources.wait if context.spec.resources else WaitSpec()
+        self._wait = context.spec.wait
         self.busy: set[str] = set()
         """Names of placements whose devices stayed busy."""
 

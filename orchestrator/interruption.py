@@ -16,6 +16,20 @@ def interrupt(*_: object) -> None:
     raise Terminated
 
 
+def of(error: BaseException | None) -> type[BaseException] | None:
+    """What interrupted, Terminated or KeyboardInterrupt, where an exception came of it.
+
+    C code, such as Ray's, raises one of its own in its place, as may whatever is left on the way.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, Terminated | KeyboardInterrupt):
+            return type(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @contextlib.contextmanager
 def asked_first(leave: threading.Event, tell: Callable[[str], None]) -> Iterator[None]:
     """Inside the block a first signal sets `leave`, which is told, and a second one interrupts.

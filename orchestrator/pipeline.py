@@ -10,13 +10,12 @@ from cluster.prices import read_book
 from cluster.telemetry import Sample, Teller
 from jobs.errors import InfeasibleError, PublishError
 from jobs.spec import JobSpec
-from jobs.spec.resources import WaitSpec
 from jobs.training.checkpoint import Shelf
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
 from jobs.training.model.counting import shape_of
-from orchestrator import availability, sweep
+from orchestrator import availability, foresight, sweep
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
 from orchestrator.decisions.budget import Spent
@@ -91,12 +90,21 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     """Look at the cluster and decide what to try; always anew, because nodes come and go."""
     context.notify(StageStarted("plan"))
     secrets_of(context.spec)  # what is missing is told before anything is done
-    inventory = discovery.discover()
-    spec = context.spec
+    inventory, spec = discovery.discover(), context.spec
+    foresight.check(spec)
+    foresight.check_base(spec)
     shape = shape_of(spec.model.base, spec.model.task)
-    plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
-    if context.spec.serve:
-        deployment.serving_nodes(context.spec.serve, inventory)
+    longest = longest_row(spec)
+    plan = make_plan(spec, inventory, shape, longest, read_book())
+
+    def remark(text: str) -> None:
+        context.notify(Remark(text))
+
+    if text := foresight.cut_rows(spec, longest):
+        remark(text)
+    if spec.serve:
+        deployment.serving_nodes(spec.serve, inventory)
+        deployment.tell_moves(spec.name, spec.serve, context.serve_port, remark)
     context.run.write("inventory", inventory)
     context.run.write("plan", plan)
     text = (
@@ -236,7 +244,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
 
         rules = fitting.Rules(
             context.spec.train.retry,
-            context.spec.resources.wait if context.spec.resources else WaitSpec(),
+            context.spec.wait,
             context.spec.train.hang_after.total_seconds(),
             context.spec.train.min_workers,
             secrets_of(context.spec),

@@ -108,7 +108,9 @@ def _choose(
             able, rows = devices.able(speeds.predictions), speeds.eval_rows
             winner = select.select(context.spec, plan, able, trials, rows)
         if devices.await_free(winner.candidate):
-            return winner
+            busy = ", ".join(sorted(devices.busy))
+            told = f"{winner.reason}; {busy} stayed busy" if busy else winner.reason
+            return replace(winner, reason=told)
 
 
 def describe(winner: Winner) -> str:

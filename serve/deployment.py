@@ -23,16 +23,15 @@ from cluster import catalogue
 from cluster.inventory import Inventory, Node, selector
 from jobs.errors import DeployError, InfeasibleError, first_line
 from jobs.spec.serve import ServeSpec
-from serve import edge, grpc_surface, release
+from serve import edge, endpoints, grpc_surface, release
 from serve.application import Replica
+from serve.endpoints import HOST
 from serve.release import Side
-from serve.routing import Route, version_path
+from serve.routing import application_of, version_of, version_path
 from serve.scaling import Policy
 from serve.server import configure
 from serve.version import ModelVersion
 
-HOST = "127.0.0.1"
-"""Where the proxy listens: the endpoint is not for the network yet."""
 OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
 """One of our errors in the words of Ray, which shows where it was raised before."""
 HEALTHY_TIMEOUT_S = 300.0
@@ -50,8 +49,6 @@ LOOK_BACK_S = 30.0
 """Longest time over which demand is averaged."""
 DRAIN_S = 3.0
 """How long the old version stays after the last request was sent to it."""
-SEPARATOR = "--"
-"""Between a model's name and a version's id in the name of an application."""
 
 FindVersion = Callable[[str, str], ModelVersion]
 """A published version by name and id."""
@@ -90,31 +87,68 @@ def deploy(
     base = f"http://{HOST}:{port}"
     grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else None
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
-    routes = edge.read()
-    if routes is None:
+    left = moved_routes(version.name, spec, port)
+    if edge.read() is None:
         _tell_what_is_not_kept(version, spec, tell)
         _run(version.name, version, spec, nodes, spec.route)
         _wait_until_answering(version.name, endpoint.url, version.id)
-        return endpoint
+    else:
+        _take_over(version, spec, nodes, endpoint, base, find, tell)
+        endpoints.drop(left)
+        _remove_others(version.name, keep=version.id)
+    for route in left:
+        tell(f"{route} answers no more: {version.name} is at {spec.route} now")
+    return endpoint
+
+
+def _take_over(
+    version: ModelVersion,
+    spec: ServeSpec,
+    nodes: Sequence[Sequence[Node]],
+    endpoint: Endpoint,
+    base: str,
+    find: FindVersion,
+    tell: Callable[[str], None],
+) -> None:
+    """Start the version beside the one before it, and give it the route in HAProxy's maps."""
+    routes, side = edge.read() or {}, _side(version, spec.route, base)
     old = routes.get(spec.route)
     is_new = old is None or old.stable != version.id
-    _check_route(version, spec.route, old)
-    new_side = _side(version, spec.route, base)
-    _run(new_side.application, version, spec, nodes, version_path(version.id) + spec.route)
+    has_route = any(route.stable == version.id for route in routes.values())
+    _run(side.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        _wait_until_answering(new_side.application, new_side.url, version.id, grpc_at)
+        _wait_until_answering(side.application, side.url, version.id, endpoint.grpc)
         if old and is_new and spec.rollout:
-            old_side = _side(find(version.name, old.stable), spec.route, base)
-            release.release(spec, spec.rollout, old_side, new_side, tell)
+            before = _side(find(version.name, old.stable), spec.route, base)
+            release.release(spec, spec.rollout, before, side, tell)
         else:
-            release.at_once(spec, new_side, is_new=is_new)
+            release.at_once(spec, side, is_new=is_new)
     except BaseException:
-        if is_new:
-            ray.serve.delete(new_side.application)
+        if not has_route:
+            ray.serve.delete(side.application)
         raise
-    _wait_until_answering(new_side.application, endpoint.url, version.id)
-    _remove_others(version.name, keep=version.id)
-    return endpoint
+    _wait_until_answering(side.application, endpoint.url, version.id)
+
+
+def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
+    """Routes where the model answers now, and will not once it is deployed to that of the spec.
+
+    Raises DeployError where the spec's route is another model's.
+    """
+    owners = endpoints.models_by_route(port)
+    owner = owners.get(spec.route, model)
+    if owner != model:
+        raise DeployError(
+            f"{model} cannot be deployed: {spec.route} is the route of {owner}; choose another"
+            " serve.route"
+        )
+    return [route for route, owner in owners.items() if owner == model and route != spec.route]
+
+
+def tell_moves(model: str, spec: ServeSpec, port: int, tell: Callable[[str], None]) -> None:
+    """Say which routes the model will leave. Raises DeployError as `moved_routes`."""
+    for route in moved_routes(model, spec, port):
+        tell(f"{route} will answer no more once {model} is deployed to {spec.route}")
 
 
 def _tell_what_is_not_kept(
@@ -154,35 +188,6 @@ def _start(spec: ServeSpec, port: int) -> None:
         )
 
 
-def remove(name: str) -> bool:
-    """Take a model's endpoint away and leave Ray Serve up; False when there was none."""
-    found = _versions(name)
-    if not found:
-        return False
-    ids = {application.partition(SEPARATOR)[2] for application in found}
-    own = [route for route, to in (edge.read() or {}).items() if to.stable in ids]
-    if own:
-        edge.write(dict.fromkeys(own))
-    for application in found:
-        ray.serve.delete(application)
-    return True
-
-
-def applications() -> dict[str, str]:
-    """Status of every model's endpoint by name."""
-    found: dict[str, str] = {}
-    for name, application in ray.serve.status().applications.items():
-        model = name.partition(SEPARATOR)[0]
-        state = application.status.value
-        found[model] = state if found.get(model, state) == state else f"{found[model]}, {state}"
-    return found
-
-
-def routes() -> dict[str, Route]:
-    """Which version answers on which route; empty without HAProxy."""
-    return edge.read() or {}
-
-
 def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ...], ...]:
     """Nodes that can hold a replica, of each kind, the preferred first.
 
@@ -200,30 +205,12 @@ def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ..
 
 
 def _side(version: ModelVersion, route: str, base: str) -> Side:
-    application = f"{version.name}{SEPARATOR}{version.id}"
+    application = application_of(version.name, version.id)
     return Side(version, application, f"{base}{version_path(version.id)}{route}")
 
 
-def _check_route(version: ModelVersion, route: str, owner: Route | None) -> None:
-    """A route belongs to one model."""
-    own = {name.partition(SEPARATOR)[2] for name in _versions(version.name)}
-    if owner and owner.stable not in own and owner.stable != version.id:
-        names = [n for n in ray.serve.status().applications if n.endswith(owner.stable)]
-        if names:
-            raise DeployError(
-                f"{version.name} cannot be deployed: {route} is the route of"
-                f" {names[0].partition(SEPARATOR)[0]}; choose another serve.route"
-            )
-
-
-def _versions(name: str) -> list[str]:
-    """Applications of a model's versions."""
-    known = ray.serve.status().applications
-    return [found for found in known if found.partition(SEPARATOR)[0] == name]
-
-
 def _remove_others(name: str, *, keep: str) -> None:
-    others = [found for found in _versions(name) if found.partition(SEPARATOR)[2] != keep]
+    others = [found for found in endpoints.applications_of(name) if version_of(found) != keep]
     if others:
         time.sleep(DRAIN_S)
     for application in others:

@@ -10,8 +10,9 @@ import fastapi.responses
 import starlette.exceptions
 
 from serve.api import ErrorBody, RefusedError, describe
-from serve.door import Door, refused, timeout_of
+from serve.door import Door, Receive, Scope, Send, refused, timeout_of
 from serve.fronts.owner import Fronts, fronts_of
+from serve.routing import public_path
 from serve.server import Answering, Reply, spare_collector
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -71,7 +72,13 @@ def framework(description: str) -> fastapi.FastAPI:
 
 def guarded(made: fastapi.FastAPI) -> Door:
     """What a transport runs."""
-    return Door(made, find)
+
+    async def at_public_route(scope: Scope, receive: Receive, send: Send) -> None:
+        # redirects and the OpenAPI document name the path they see, and a version's does not last
+        public = {name: public_path(scope[name]) for name in ("path", "root_path") if name in scope}
+        await made({**scope, **public}, receive, send)
+
+    return Door(at_public_route, find)
 
 
 def page(name: str) -> fastapi.responses.HTMLResponse:

@@ -1,5 +1,6 @@
 """Which version answers on which route, and which is on trial: values, and HAProxy's maps."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -7,6 +8,8 @@ PREFIX = "/_v/"
 """Every version has a path of its own below it."""
 PREDICT, CHAT = "/predict", "/v1/chat/completions"
 """Where classifiers and language models are asked, below a route."""
+OF_VERSION = re.compile(r"(?P<model>.+)--(?P<version>[0-9a-f]{12})")
+"""Name of an application of one version; the model's own name may have two hyphens, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,29 @@ Routes = Mapping[str, Route]
 def version_path(version: str) -> str:
     """What stands before the public route in the path of one version."""
     return f"{PREFIX}{version}"
+
+
+def application_of(model: str, version: str) -> str:
+    """Name of a version's application where each version has one."""
+    return f"{model}--{version}"
+
+
+def model_of(application: str) -> str:
+    """The model of an application, which is named for it alone or for one of its versions."""
+    found = OF_VERSION.fullmatch(application)
+    return found["model"] if found else application
+
+
+def version_of(application: str) -> str | None:
+    """Id of the version that an application is named for."""
+    found = OF_VERSION.fullmatch(application)
+    return found["version"] if found else None
+
+
+def public_path(path: str) -> str:
+    """A path of one version as clients know it: `/reviews/docs` for `/_v/1f2e3d/reviews/docs`."""
+    below = path.removeprefix(PREFIX)
+    return path if below == path else f"/{below.partition('/')[2]}"
 
 
 def rolled_back(route: Route) -> Route:

@@ -24,7 +24,9 @@ def files_exist(folder: Path) -> Rule:
         if base.startswith(S3_SCHEME):
             return  # looked up when it is needed, as the hub is
         try:
-            model_location.locate(str(folder / base) if base.startswith(".") else base)
+            place = model_location.locate(str(folder / base) if base.startswith(".") else base)
+            if isinstance(place, Path):
+                model_location.check(place, base)
         except ModelError as error:
             yield Violation(("model", "base"), str(error))
 

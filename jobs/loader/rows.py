@@ -1,7 +1,8 @@
 """A rule that reads local files: their columns, texts and labels are what the job says."""
 
+import functools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,25 +37,32 @@ def rows_suit_the_job(folder: Path) -> Rule:
     """
 
     def check(spec: JobSpec) -> Iterator[Violation]:
-        splits = (("train", spec.data.train), ("eval", spec.data.eval))
-        found: dict[str, Table] = {}
-        for split, source in splits:
-            try:
-                rows = _read(source, folder)
-            except DataError as error:
-                yield Violation(("data", split, "path"), str(error))
-                continue
-            if rows is not None:
-                found[split] = rows
-                yield from _columns_are_there(spec, source, rows)
-        yield from _labels_match(spec, found)
+        yield from violations(spec, functools.partial(read_here, folder=folder))
         yield from _length_fits(spec, folder)
 
     return check
 
 
-def _read(source: SourceSpec, folder: Path) -> "Table | None":
-    """All rows of a split; None where they are elsewhere, not there, or too many."""
+def violations(spec: JobSpec, read: Callable[[SourceSpec], "Table | None"]) -> Iterator[Violation]:
+    """What is wrong with the rows of both splits, as far as `read` gives them."""
+    found: dict[str, Table] = {}
+    for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
+        try:
+            rows = read(source)
+        except DataError as error:
+            yield Violation(("data", split, "path"), str(error))
+            continue
+        if rows is not None:
+            found[split] = rows
+            yield from _columns_are_there(spec, source, rows)
+    yield from _labels_match(spec, found)
+
+
+def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
+    """All rows of a split from this machine; None where they are elsewhere or too many.
+
+    Paths are relative to `folder`. Raises DataError.
+    """
     from jobs.training.data import readers  # 0.4 s that other commands need not pay
 
     if not source.is_local or not source.is_file:

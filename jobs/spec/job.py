@@ -9,7 +9,7 @@ from jobs.spec.base import Items, SpecModel
 from jobs.spec.data import DataSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Duration
-from jobs.spec.resources import ResourcesSpec
+from jobs.spec.resources import ResourcesSpec, WaitSpec
 from jobs.spec.serve import ServeSpec
 from jobs.spec.sweep import SweepSpec
 from jobs.spec.train import DEFAULT_METRICS, Metric, TrainSpec
@@ -104,6 +104,11 @@ class JobSpec(SpecModel):
         """USD per device hour by the names that the job gives."""
         owned = {name: device.usd_per_hour for name, device in self.owned.items()}
         return {**self.prices, **owned}
+
+    @property
+    def wait(self) -> WaitSpec:
+        """What to do while devices are busy."""
+        return self.resources.wait if self.resources else WaitSpec()
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

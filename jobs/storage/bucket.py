@@ -167,8 +167,15 @@ class BucketObjects:
 
     def tag(self, key: str) -> str:
         """Changes with the content. Raises StorageError where nothing is."""
+        return str(self._head(key)["ETag"])
+
+    def size(self, key: str) -> int:
+        """Bytes of the content. Raises StorageError where nothing is."""
+        return int(self._head(key)["ContentLength"])
+
+    def _head(self, key: str) -> Any:
         place = {"Bucket": self._bucket, "Key": self._name(key)}
-        return str(self._patiently("read", key, lambda: client.s3().head_object(**place))["ETag"])
+        return self._patiently("read", key, lambda: client.s3().head_object(**place))
 
     def _pages(self, prefix: str, **options: Any) -> Iterator[dict[str, Any]]:
         begin = f"{self._name(prefix)}/" if prefix else self._prefix

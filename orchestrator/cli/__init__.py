@@ -8,6 +8,7 @@ import typer
 
 from jobs.errors import JobFileError, WinnowError
 from jobs.storage import files
+from orchestrator import interruption
 from orchestrator.cli import (
     accuracy,
     cluster,
@@ -37,6 +38,8 @@ from orchestrator.interruption import Terminated, interrupt
 
 EXIT_ERROR, EXIT_JOB_FILE = 1, 2
 """Something failed; the job file is not usable."""
+EXIT_INTERRUPTED = {Terminated: 128 + signal.SIGTERM, KeyboardInterrupt: 128 + signal.SIGINT}
+"""As a shell tells it."""
 
 app = typer.Typer(
     help="One job file from a hardware-aware sweep to a served endpoint.",
@@ -81,23 +84,22 @@ def main() -> None:
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
-    except JobFileError as error:
-        print_error(error)
-        sys.exit(EXIT_JOB_FILE)
-    except WinnowError as error:
-        print_error(error)
-        sys.exit(EXIT_ERROR)
-    except Terminated:
-        sys.exit(128 + signal.SIGTERM)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except Exception as error:  # noqa: BLE001 - a bug: the user gets a sentence, we get the trace
-        if isinstance(error.__cause__, Terminated):  # it went through C code, such as Ray's
-            sys.exit(128 + signal.SIGTERM)
-        path = files.home() / "crash.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback.format_exc(), encoding="utf-8")
-        print_error(WinnowError(f"{type(error).__name__}: {error}; this is a bug, see {path}"))
-        sys.exit(EXIT_ERROR)
+    except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001 - none reaches a user
+        sys.exit(_exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _exit_code(error: BaseException) -> int:
+    """Says what ended a command, unless somebody interrupted it."""
+    if kind := interruption.of(error):
+        return EXIT_INTERRUPTED[kind]
+    if isinstance(error, WinnowError):
+        print_error(error)
+        return EXIT_JOB_FILE if isinstance(error, JobFileError) else EXIT_ERROR
+    # a bug: the user gets a sentence, we get the trace
+    path = files.home() / "crash.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    print_error(WinnowError(f"{type(error).__name__}: {error}; this is a bug, see {path}"))
+    return EXIT_ERROR

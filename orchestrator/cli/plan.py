@@ -1,5 +1,6 @@
 """`winnow plan`: what a run would try, and what it would not, without running anything."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster import local
@@ -8,6 +9,7 @@ from cluster.prices import read_book
 from jobs.spec import JobSpec
 from jobs.training.data.longest import longest_row
 from jobs.training.model.counting import shape_of
+from orchestrator import foresight
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -31,17 +33,32 @@ def plan(
 ) -> None:
     """Show every candidate with its memory verdict, and every one skipped with the reason."""
     spec = load_job(job, settings)
-    found, nodes = planned(spec, inventory, address)
+    remarks: list[str] = []
+    found, nodes = planned(spec, inventory, address, remarks.append)
     if as_json:
         print_json(found)
-    else:
-        show(found, nodes)
+        return
+    show(found, nodes)
+    for text in remarks:
+        out().print(f"\n{text}", markup=False)
 
 
-def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple[Plan, Inventory]:
-    """What a run would try on the nodes of a file, else of a running cluster; and those nodes."""
-    nodes = read_inventory(inventory) if inventory else live_inventory(address)
+def planned(
+    spec: JobSpec,
+    inventory: Path | None,
+    address: str | None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> tuple[Plan, Inventory]:
+    """What a run would try on the nodes of a file, else of a running cluster; and those nodes.
+
+    Raises JobFileError with what the job needs and cannot have, DeployError where its route is
+    another model's.
+    """
+    foresight.check(spec)
+    nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, tell)
     shape, longest = shape_of(spec.model.base, spec.model.task), longest_row(spec)
+    if text := foresight.cut_rows(spec, longest):
+        tell(text)
     return make_plan(spec, nodes, shape, longest, read_book()), nodes
 
 
@@ -52,13 +69,23 @@ def known_inventory(path: Path | None) -> Inventory | None:
     return live_inventory(None) if local.running() else None
 
 
-def live_inventory(address: str | None) -> Inventory:
-    """Nodes of a running cluster; ClusterError when there is none."""
+def live_inventory(
+    address: str | None,
+    spec: JobSpec | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Inventory:
+    """Nodes of a running cluster, on which the route of a job is looked up too.
+
+    Raises ClusterError when there is none, DeployError where the route is another model's.
+    """
     from cluster import session
 
-    with session.connect(address=address, start=False):
+    with session.connect(address=address, start=False) as cluster:
         from cluster import discovery
+        from serve import deployment
 
+        if spec and spec.serve:
+            deployment.tell_moves(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()
 
 

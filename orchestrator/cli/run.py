@@ -12,6 +12,7 @@ import typer
 from cluster import session
 from jobs.errors import WinnowError
 from jobs.spec import JobSpec
+from orchestrator import interruption
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -26,7 +27,7 @@ from orchestrator.cli.options import (
     storage_of,
 )
 from orchestrator.console import Console
-from orchestrator.interruption import Terminated, interrupt
+from orchestrator.interruption import interrupt
 from orchestrator.notices import Remark
 from orchestrator.records import inputs, lease, runs
 
@@ -182,15 +183,16 @@ def _journaled(run: runs.Run, job: Path, console: Console) -> Iterator[None]:
     """Note in the run's journal how it ended, if not well."""
     try:
         yield
-    except (KeyboardInterrupt, Terminated):
+    except BaseException as error:
+        is_interrupted = interruption.of(error) is not None
         with contextlib.suppress(WinnowError):  # the storage may be what failed
-            run.note("interrupted")
-        command = f"winnow run {job} --resume"
-        console(Remark(f"stopped; go on with the same options and --resume: {command}"))
-        raise
-    except Exception as error:
-        with contextlib.suppress(WinnowError):
-            run.note("failed", error=str(error))
+            if is_interrupted:
+                run.note("interrupted")
+            elif isinstance(error, Exception):
+                run.note("failed", error=str(error))
+        if is_interrupted:
+            command = f"winnow run {job} --resume"
+            console(Remark(f"stopped; go on with the same options and --resume: {command}"))
         raise
 
 

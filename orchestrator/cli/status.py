@@ -6,6 +6,7 @@ from cluster import local, session
 from jobs.storage.storage import open_storage
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
+    Address,
     AsJson,
     StorageOption,
     out,
@@ -37,10 +38,12 @@ class Status:
     runs: tuple[RunStatus, ...]
 
 
-def status(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
-    """Show the local cluster, its endpoints and the newest runs."""
-    cluster = local.running()
-    applications = _applications() if cluster else {}
+def status(
+    storage: StorageOption = DEFAULT_STORAGE, address: Address = None, as_json: AsJson = False
+) -> None:
+    """Show the local cluster or the one at an address, its endpoints and the newest runs."""
+    cluster = None if address else local.running()
+    applications = _applications(address) if cluster or address else {}
     newest = tuple(_run_status(run) for run in runs.every(open_storage(storage))[:SHOWN_RUNS])
     found = Status(cluster, applications, newest)
     if as_json:
@@ -51,7 +54,7 @@ def status(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) ->
         simulated = f", simulated {', '.join(cluster.simulated)}" if cluster.simulated else ""
         console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}{simulated}")
     else:
-        console.print("no local cluster is up")
+        console.print(f"cluster {address}" if address else "no local cluster is up", markup=False)
     for name, state in applications.items():
         console.print(f"endpoint {name}: {state}")
     for run in newest:
@@ -60,11 +63,11 @@ def status(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) ->
         )
 
 
-def _applications() -> dict[str, str]:
-    with session.connect(start=False):
-        from serve import deployment
+def _applications(address: str | None) -> dict[str, str]:
+    with session.connect(address=address, start=False):
+        from serve import endpoints
 
-        return deployment.applications()
+        return endpoints.states()
 
 
 def _run_status(run: runs.Run) -> RunStatus:

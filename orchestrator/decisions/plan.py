@@ -127,7 +127,8 @@ def make_plan(
 
     `longest`: tokens of the longest row; where it is not known, rows may be of data.max_length.
     """
-    workload = _Workload(spec, shape, longest or spec.data.max_length)
+    length = spec.data.max_length
+    workload = _Workload(spec, shape, min(longest or length, length))
     candidates: list[Candidate] = []
     skipped: list[Skipped] = []
     for request, spot in _requests(spec, inventory):

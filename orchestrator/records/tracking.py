@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from jobs.errors import RunError
 from jobs.spec import JobSpec
 from jobs.training.events import Evaluated, Event, Metered, Stepped
+from orchestrator import interruption
 
 MLFLOW_BATCH = 500
 """Metrics that are sent at once; the server takes up to 1,000."""
@@ -73,8 +74,8 @@ def track(
     try:
         yield Tracking(trackers)
         outcome = "FINISHED"
-    except Exception:
-        outcome = "FAILED"
+    except Exception as error:
+        outcome = "KILLED" if interruption.of(error) else "FAILED"
         raise
     finally:
         for tracker in trackers:

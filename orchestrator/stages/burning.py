@@ -10,7 +10,7 @@ from cluster.placement import Placement, place
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.burn import BurnRequest, burn
 from jobs.training.events import Burned
-from orchestrator.stages.group import stream
+from orchestrator.stages.group import Start, stream
 
 
 def burn_each(inventory: Inventory, storage: Path) -> Iterator[tuple[Placement, Burned]]:
@@ -26,7 +26,7 @@ def burn_each(inventory: Inventory, storage: Path) -> Iterator[tuple[Placement, 
         count = 1 if sku == catalogue.CPU else node.devices
         placement = place(AcceleratorRequest(sku, count), Inventory((node,)), {})
         request = BurnRequest(placement.device, catalogue.find(sku).precisions)
-        events = stream(burn, request, placement, name="burn", storage=storage)
+        events = stream(Start(burn, request, placement, "burn", storage))
         with contextlib.closing(events):
             for event in events:
                 if isinstance(event, Burned):

@@ -16,6 +16,8 @@ from orchestrator.decisions.recovery import Cause, Failed
 
 LOST_KINDS = ("WorkerHealthCheckFailedError", "WorkerGroupStartupFailedError")
 """Exceptions of Ray Train, which does not export them."""
+BUSY_KIND = "WorkerGroupStartupTimeoutError"
+"""What it raises when it cannot reserve the devices of a group in time; not exported either."""
 NOTICE_TIMEOUT_S = 5.0
 """How long the question which nodes leave may take."""
 LOST_PEER = (
@@ -91,6 +93,10 @@ class GroupError(TrainingError):
         self.failed = failed
 
 
+class BusyError(ClusterError):
+    """A group that did not start, because its devices were not free in time."""
+
+
 def of_end(
     failure: Failure | None,
     outcome: BaseException | None,
@@ -118,9 +124,8 @@ def of_end(
     assert outcome is not None
     kind, text = of_group(outcome), first_line(next(iter(failures.values()), outcome))
     text = text if kind is Cause.UNKNOWN else f"{kind} ({text})"
-    is_late = "timed out" in str(outcome).lower() or "Timeout" in type(outcome).__name__
-    if kind is Cause.UNKNOWN and is_late:
-        return ClusterError(
+    if type(outcome).__name__ == BUSY_KIND:
+        return BusyError(
             f"the workers of {name} did not get their devices in time; another job or endpoint"
             " holds them (`winnow status`)"
         )

@@ -32,7 +32,7 @@ from orchestrator.interruption import asked_first
 from orchestrator.records.receipt import FitResult
 from orchestrator.stages.causes import GroupError
 from orchestrator.stages.elastic import Growth, found_again
-from orchestrator.stages.group import stream
+from orchestrator.stages.group import Start, stream
 from orchestrator.stages.secrets import Secrets
 
 
@@ -42,7 +42,7 @@ class Rules:
 
     retry: RetrySpec | None = None
     wait: WaitSpec = field(default_factory=WaitSpec)
-    """How long to wait for devices after some were lost."""
+    """How long to wait for devices that others took, or that were lost."""
     hang_after_s: float = math.inf
     """How long workers may report nothing."""
     min_workers: int | None = None
@@ -146,7 +146,7 @@ def _attempt(
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
     gathered.has_left = False
-    events = stream(
+    start = Start(
         rules.secrets.given_to(work),
         payload,
         placement,
@@ -155,6 +155,7 @@ def _attempt(
         leave=leave,
         silence_s=rules.hang_after_s,
     )
+    events = stream(start, wait_s=rules.wait.timeout.total_seconds(), tell=tell)
     with asked_first(leave, tell), growth.watched(leave), contextlib.closing(events):
         for event in events:
             if isinstance(event, Started):

@@ -74,37 +74,64 @@ class _Group:
                 self.on_group(grouped.placement_group)
 
 
-def stream(
-    work: Work,
-    payload: object,
-    placement: Placement,
-    *,
-    name: str,
-    storage: Path,
-    on_group: Callable[[str], None] | None = None,
-    leave: threading.Event | None = None,
-    silence_s: float = math.inf,
-) -> Generator[Event, None, None]:
-    """Run `work(payload, report)` on every worker of a placement and yield what rank 0 reports.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A group to start, which runs `work(payload, report)` on every worker of a placement."""
 
-    `on_group` is told the group's id, for a `release` when this process is stopped from outside.
-    When `leave` is set, `work` is told so and has GRACE_S to end. Close the iterator when it is
-    left early (`contextlib.closing`): that ends the group.
-    Raises GroupError with the worker's own words or when nothing is reported for `silence_s`, or
-    ClusterError when the group does not start.
+    work: Work
+    payload: object
+    placement: Placement
+    name: str
+    storage: Path
+    on_group: Callable[[str], None] | None = None
+    """Told the group's id, for a `release` when this process is stopped from outside."""
+    leave: threading.Event | None = None
+    """When it is set, `work` is told so and has GRACE_S to end."""
+    silence_s: float = math.inf
+    """How long the workers may report nothing."""
+
+
+def stream(
+    start: Start, *, wait_s: float = START_TIMEOUT_S, tell: Callable[[str], None] | None = None
+) -> Generator[Event, None, None]:
+    """Start a group and yield what rank 0 reports.
+
+    Another job may take the devices before the group has started: it is started again until
+    `wait_s` are over, which `tell` hears of. Close the iterator when it is left early
+    (`contextlib.closing`): that ends the group.
+    Raises GroupError with the worker's own words or when the workers are silent for too long, or
+    BusyError when the devices stay busy.
     """
+    began, placement = time.monotonic(), start.placement
+    while True:
+        try:
+            yield from _stream(start)
+            return
+        except causes.BusyError:
+            is_asked_to_leave = start.leave is not None and start.leave.is_set()
+            if is_asked_to_leave or time.monotonic() - began >= wait_s:
+                raise
+        if not causes.is_alive(placement.node_ids):
+            words = f"a node of {placement.name} was lost before the workers had started"
+            raise GroupError(Failed(Cause.LOST_NODE, words))
+        if tell:
+            tell(f"another job or endpoint took the devices of {placement.name}; waiting for them")
+
+
+def _stream(start: Start) -> Generator[Event, None, None]:
     os.environ.update(SETTINGS)
+    placement, leave = start.placement, start.leave
     messages, orders = _channel(), _channel() if leave else None
     channels = {"messages": messages, "orders": orders}
-    trainer = _trainer(work, payload, placement, channels, name=name, storage=storage)
+    trainer = _trainer(start, channels)
     outcome: list[BaseException | None] = []
-    group = _Group(on_group)
+    group = _Group(start.on_group)
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     failure: Failure | None = None
     try:
         order = _Order(orders, leave, group)
-        for message in _drain(messages, thread, order, silence_s):
+        for message in _drain(messages, thread, order, start.silence_s):
             if isinstance(message, Grouped):
                 group.take(message)
             elif isinstance(message, Failure):
@@ -137,21 +164,14 @@ _NO_RETRIES = ray.train.FailureConfig(
 """What is done about a failure is ours to decide."""
 
 
-def _trainer(
-    work: Work,
-    payload: object,
-    placement: Placement,
-    channels: dict[str, Any],
-    *,
-    name: str,
-    storage: Path,
-) -> ray.train.torch.TorchTrainer:
+def _trainer(start: Start, channels: dict[str, Any]) -> ray.train.torch.TorchTrainer:
+    placement = start.placement
     resources = worker_resources(placement)
     return ray.train.torch.TorchTrainer(
         run_worker,
         train_loop_config={
-            "work": work,
-            "payload": payload,
+            "work": start.work,
+            "payload": start.payload,
             "placement": placement,
             **channels,
         },
@@ -166,8 +186,8 @@ def _trainer(
             timeout_s=COLLECTIVE_TIMEOUT_S,
         ),
         run_config=ray.train.RunConfig(
-            name=f"{name}-{time.time_ns():x}",  # Ray's index of a reused name can be torn
-            storage_path=str(storage / "ray"),
+            name=f"{start.name}-{time.time_ns():x}",  # Ray's index of a reused name can be torn
+            storage_path=str(start.storage / "ray"),
             failure_config=_NO_RETRIES,
         ),
     )

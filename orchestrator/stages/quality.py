@@ -236,6 +236,7 @@ def _train(
         report,
         name="trial",
         storage=storage,
+        wait_s=spec.wait.timeout.total_seconds(),
         on_group=groups.append,
     )
 

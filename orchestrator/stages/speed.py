@@ -29,7 +29,7 @@ from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import causes, tuning
-from orchestrator.stages.group import Work, stream
+from orchestrator.stages.group import Start, Work, stream
 from orchestrator.stages.secrets import secrets_of
 
 FRUITLESS_ROUNDS = 3
@@ -97,14 +97,14 @@ def measure_again(
     spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
 ) -> None:
     """Probe in fresh processes started from here, as the full run will be: no Tune between."""
-    work = secrets_of(spec).given_to(probe_all)
+    work, wait_s = secrets_of(spec).given_to(probe_all), spec.wait.timeout.total_seconds()
     for placement in dict.fromkeys(candidate.placement for candidate in candidates):
         group = [
             dataclasses.replace(_request(spec, c, storage), is_brief=True, give_up_s=math.inf)
             for c in candidates
             if c.placement == placement
         ]
-        for found in _stream(work, group, placement, storage, nested=False):
+        for found in _stream(work, group, placement, storage, wait_s, nested=False):
             if isinstance(found, Launch):
                 findings.on_launch(found)
             else:
@@ -137,6 +137,7 @@ def _probe_round(
         placements=placements,
         groups=requests,
         storage=storage,
+        wait_s=spec.wait.timeout.total_seconds(),
     )
     search, reports = _OneByOne(groups, findings), tuning.Reports(take)
     tuner = ray.tune.Tuner(
@@ -208,13 +209,14 @@ def _probe(
     placements: list[Placement],
     groups: list[list[ProbeRequest]],
     storage: Path,
+    wait_s: float,
 ) -> None:
     placement, limits = placements[config["placement"]], config["give_up_s"]
     requests = [
         dataclasses.replace(request, give_up_s=limits[request.candidate])
         for request in groups[config["placement"]]
     ]
-    for found in _stream(work, requests, placement, storage):
+    for found in _stream(work, requests, placement, storage, wait_s):
         name = "launch" if isinstance(found, Launch) else "measurement"
         ray.tune.report({name: dataclasses.asdict(found)})
 
@@ -224,13 +226,14 @@ def _stream(
     requests: Sequence[ProbeRequest],
     placement: Placement,
     storage: Path,
+    wait_s: float,
     *,
     nested: bool = True,
 ) -> Iterator[Measurement | Launch]:
     """What one group finds. A group even for one worker, because the full run starts one too."""
     launched = last = time.monotonic()
     start_s: float | None = None
-    events = stream(work, requests, placement, name="probe", storage=storage)
+    events = stream(Start(work, requests, placement, "probe", storage), wait_s=wait_s)
     with contextlib.closing(events):
         for event in events:
             last = time.monotonic()

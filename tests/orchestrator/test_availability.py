@@ -11,6 +11,7 @@ import pytest
 from cluster.session import Connection
 from jobs.errors import ClusterError
 from jobs.storage.storage import open_storage
+from jobs.training.events import Left
 from orchestrator.context import Context
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
@@ -18,6 +19,7 @@ from orchestrator.records.runs import Run
 from tests.builders import any_of, job
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
+    from jobs.training.loop import Report
     from orchestrator.availability import Availability
 
 pytestmark = pytest.mark.ray
@@ -73,6 +75,38 @@ def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_pa
         assert available.first_free([busy]) is None
     assert remarks == ["T4:4 stayed busy for 1s; going on with L40S:2"]
     assert available.first_free([free]) == free
+
+
+def report_once(payload: object, report: "Report") -> None:
+    """Work of a group."""
+    report(Left(1))
+
+
+def test_devices_that_another_job_took_since_are_waited_for(
+    ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other job lets go once the group has not started for the first time."""
+    from orchestrator.stages import causes, group
+
+    monkeypatch.setitem(group.SETTINGS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
+    _, plan, _ = prepared(tmp_path, any_of=LISTED)
+    placement = plan.placements[0]
+    start = group.Start(report_once, None, placement, "fit", tmp_path)
+    with contextlib.ExitStack() as other:
+        other.enter_context(held(plan, placement.name))
+        with pytest.raises(causes.BusyError, match="did not get their devices in time"):
+            list(group.stream(start, wait_s=0))
+        told: list[str] = []
+
+        def let_go(text: str) -> None:
+            told.append(text)
+            other.close()
+
+        events = list(group.stream(start, wait_s=60, tell=let_go))
+    assert events == [Left(1)]
+    assert set(told) == {
+        f"another job or endpoint took the devices of {placement.name}; waiting for them"
+    }
 
 
 def test_a_job_may_fail_instead(ray_cluster: Connection, tmp_path: Path) -> None:

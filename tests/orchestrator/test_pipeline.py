@@ -136,9 +136,9 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    from serve import deployment
+    from serve import endpoints
 
-    assert deployment.remove("tiny-reviews")
+    assert endpoints.remove("tiny-reviews")
 
 
 def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
@@ -214,9 +214,9 @@ def test_a_model_below_its_floor_is_not_deployed(
     assert code == 1
     assert "breaks the sweep's limits (accuracy" in err
     assert "Traceback" not in err
-    from serve import deployment
+    from serve import endpoints
 
-    assert "tiny-reviews" not in deployment.applications()
+    assert "tiny-reviews" not in endpoints.states()
 
 
 def test_a_language_model_s_adapter_is_trained_merged_and_published(

@@ -150,9 +150,9 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     for folder in (storage.folder, Path(os.environ["WINNOW_HOME"]), session):
         assert not holding(folder, planted)
 
-    from serve import deployment
+    from serve import endpoints
 
-    assert deployment.remove("guarded")
+    assert endpoints.remove("guarded")
 
 
 def test_a_password_in_a_url_is_taken_out_of_what_libraries_say(

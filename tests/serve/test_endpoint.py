@@ -49,12 +49,14 @@ def deploy(
 ) -> Iterator[Deploy]:
     """To a route of its own, which is taken away afterwards."""
     from cluster import discovery
-    from serve import deployment
+    from serve import deployment, endpoints
 
     monkeypatch.setattr(deployment, "DRAIN_S", 2.0)
     known: dict[str, ModelVersion] = {}
 
-    def act(wanted: ModelVersion, **fields: Any) -> str:
+    def act(
+        wanted: ModelVersion, tell: Callable[[str], None] = lambda _: None, **fields: Any
+    ) -> str:
         known[wanted.id] = wanted
         return deployment.deploy(
             wanted,
@@ -62,10 +64,11 @@ def deploy(
             discovery.discover(),
             port=ray_cluster.serve_port,
             find=lambda _, identity: known[identity],
+            tell=tell,
         ).url
 
     yield act
-    deployment.remove(version.name)
+    endpoints.remove(version.name)
 
 
 def variant(
@@ -191,6 +194,34 @@ def replicas(version: ModelVersion) -> dict[str, int]:
     application = ray.serve.status().applications[f"{version.name}--{version.id}"]
     (found,) = application.deployments.values()
     return {str(state): count for state, count in found.replica_states.items() if count}
+
+
+def test_a_model_has_one_route_and_no_other_model_s(
+    deploy: Deploy, ray_cluster: Connection, version: ModelVersion
+) -> None:
+    """It leaves the route before with a word, and a model whose name begins like its own alone."""
+    from serve import deployment, endpoints
+
+    told: list[str] = []
+    other = replace(version, name=f"{version.name}--b")
+    try:
+        beside = deploy(other, route="/tested-b")
+        before = deploy(version, route="/tested")
+        with pytest.raises(DeployError, match=f"/tested is the route of {version.name}; choose"):
+            deploy(other, route="/tested")
+        url = deploy(version, told.append, route="/moved")
+        assert told == [f"/tested answers no more: {version.name} is at /moved now"]
+        for asked, status in ((url, 200), (beside, 200), (before, 404)):
+            assert httpx.get(f"{asked}/health").status_code == status, asked
+        assert "/_v/" not in httpx.get(f"{before}/health").text
+        assert httpx.get(beside, follow_redirects=False).headers["location"] == f"{beside}/"
+        owners = endpoints.models_by_route(ray_cluster.serve_port)
+        assert owners == {"/moved": version.name, "/tested-b": other.name}
+        spec = ServeSpec(route="/tested")
+        deployment.tell_moves(version.name, spec, ray_cluster.serve_port, told.append)
+        assert told[1] == (f"/moved will answer no more once {version.name} is deployed to /tested")
+    finally:
+        endpoints.remove(other.name)
 
 
 def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
@@ -471,7 +502,7 @@ def test_grpc_follows_the_route_and_loses_nothing(
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
     """Through HAProxy and Ray Serve, piece by piece."""
-    from serve import deployment
+    from serve import endpoints
 
     url = deploy(published, engine="auto", route="/chat")
     asked = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
@@ -487,13 +518,13 @@ def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelV
         assert len(deltas) > 3
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == published.name
     finally:
-        deployment.remove(published.name)
+        endpoints.remove(published.name)
 
 
 def test_a_language_model_takes_over_step_by_step_or_does_not(
     deploy: Deploy, published: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve import deployment, release
+    from serve import endpoints, release
 
     monkeypatch.setattr(release, "ROUND_S", 2.0)
     monkeypatch.setattr(load, "sentences", lambda: ["Is a superb film good?", "Is it dull?"])
@@ -515,4 +546,4 @@ def test_a_language_model_takes_over_step_by_step_or_does_not(
         assert {name for result in results for name in result.versions} == {published.id, fine.id}
         assert httpx.get(f"{url}/health").json()["version"] == fine.id
     finally:
-        deployment.remove(published.name)
+        endpoints.remove(published.name)

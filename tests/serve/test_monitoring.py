@@ -105,7 +105,7 @@ def asked(
 ) -> Iterator[None]:
     """An endpoint with a token that has answered."""
     from cluster import discovery
-    from serve import deployment
+    from serve import deployment, endpoints
 
     monkeypatch.setenv("MONITORED_TOKENS", "secret")
     spec = {
@@ -125,7 +125,7 @@ def asked(
     answer = httpx.post(f"{endpoint.url}/predict", json={"inputs": "a film"}, headers=headers)
     assert answer.status_code == 200
     yield
-    deployment.remove(version.name)
+    endpoints.remove(version.name)
 
 
 @pytest.mark.ray

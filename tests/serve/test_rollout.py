@@ -47,6 +47,13 @@ def test_a_language_model_that_foresees_less_is_seen() -> None:
     assert reason == "its perplexity is 12.5, 1.25 times the old one's 10"
 
 
+@pytest.mark.parametrize("model", ["reviews", "reviews--b", "a--0123456789ab--c"])
+def test_an_application_s_name_says_whose_and_which_version_it_is(model: str) -> None:
+    name = routing.application_of(model, "0123456789ab")
+    assert (routing.model_of(name), routing.version_of(name)) == (model, "0123456789ab")
+    assert (routing.model_of(model), routing.version_of(model)) == (model, None)
+
+
 @pytest.mark.parametrize(
     ("new", "slo", "words"),
     [

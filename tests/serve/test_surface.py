@@ -396,6 +396,24 @@ def test_the_playground_answers_in_a_real_browser(live: str) -> None:
     assert "ms in the engine" in found
 
 
+def test_links_name_the_public_route_and_not_the_path_of_the_version(server: Server) -> None:
+    """What a client follows, or is generated from, lasts longer than a version."""
+    below = "/_v/0123456789ab/a/reviews"
+    framework.install(server)
+    transport = httpx.ASGITransport(surface.application, root_path=below)
+
+    async def ask(path: str) -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
+            return await client.get(f"{below}{path}")
+
+    redirect, document, docs = (asyncio.run(ask(path)) for path in ("", "/openapi.json", "/docs"))
+    framework._current.clear()
+    assert redirect.headers["location"] == "http://endpoint/a/reviews/"
+    assert document.json()["servers"] == [{"url": "/a/reviews"}]
+    assert "'/a/reviews/openapi.json'" in docs.text
+    assert "/_v/" not in redirect.text + document.text + docs.text
+
+
 def test_the_openapi_document_describes_what_is_there(ask: Ask) -> None:
     paths = ask("GET", "/openapi.json").json()["paths"]
     assert {"/predict", "/health", "/metrics", "/v2/models/{name}/infer"} <= set(paths)

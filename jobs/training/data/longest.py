@@ -19,7 +19,7 @@ TOKENISED = 64
 
 
 def longest_row(spec: JobSpec) -> int | None:
-    """Tokens of the longest training row, at most data.max_length; None when that is not known.
+    """Tokens of the longest training row before it is cut; None when that is not known.
 
     Packed rows of causal-lm are as long as max_length, so theirs is not looked for.
     """
@@ -35,7 +35,7 @@ def longest_row(spec: JobSpec) -> int | None:
     except (OSError, KeyError, DataError):
         return None  # training will say what is wrong with the file
     count = _counter(spec.model.base)
-    return min(spec.data.max_length, max(map(count, rows))) if rows else None
+    return max(map(count, rows)) if rows else None
 
 
 def _longest_texts(table: Table, columns: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,10 +89,7 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    place = location.locate(spec.base)
-    auto = transformers.AutoModelForSequenceClassification
-    if spec.task == "causal-lm":
-        auto = transformers.AutoModelForCausalLM
+    place, auto = location.locate(spec.base), _class_for(spec)
     try:
         own = transformers.AutoConfig.from_pretrained(place)
         config = _configured(own, spec, label_names, tokenizer)
@@ -120,6 +118,27 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
     return LoadedModel(model, tuple(fresh), remark)
+
+
+def check_base(spec: ModelSpec, folder: Path) -> None:
+    """Raise ModelError where a base, whose weights may be elsewhere, cannot be used for the task.
+
+    Its tokenizer is loaded, and the model built on the meta device, which has no memory.
+    """
+    tokenizer = load_tokenizer(str(folder))
+    auto = _class_for(spec)
+    try:
+        own = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device("meta"):
+            auto.from_config(_configured(own, spec, ("0", "1"), tokenizer))
+    except UNLOADABLE as error:
+        raise ModelError(_unloadable("model", spec.base, error)) from None
+
+
+def _class_for(spec: ModelSpec) -> Any:
+    if spec.task == "causal-lm":
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForSequenceClassification
 
 
 def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> Iterator[str]:

@@ -82,8 +82,12 @@ def _from_hub(name: str, task: Task) -> ModelShape | None:
     import huggingface_hub  # half a second that local models need not pay
 
     try:
-        path = huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
-    except (OSError, ValueError):  # offline, private or not there; memory stays unknown
+        path = huggingface_hub.try_to_load_from_cache(name, "config.json")
+        if not isinstance(path, str):
+            # fails at once where the hub is out of reach; a download tries for half a minute
+            huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+            path = huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+    except Exception:  # noqa: BLE001 - offline, private or not there is told in many ways
         return None
     try:
         return _from_config(model_location.read_config(Path(path).parent), task)

@@ -16,6 +16,11 @@ PACKAGE_SCHEME = "package://"
 WEIGHTS = ".safetensors"
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Endings of what is fetched from S3: nothing that is pickled, no code."""
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json"),
+    *("spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model"),
+)
+"""Files of which one at least is beside a model that was saved with its tokenizer."""
 
 
 def locate(base: str, *, has_weights: bool = True) -> Path | str:
@@ -34,6 +39,15 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise ModelError(f"model folder {base} does not exist")
     return base
+
+
+def check(directory: Path, base: str) -> None:
+    """Raise ModelError where a folder has no configuration, or no tokenizer beside it."""
+    read_config(directory)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ModelError(
+            f"{base} holds no tokenizer: save the one that the model was trained with beside it"
+        )
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -35,12 +35,6 @@ def test_the_model_s_own_tokenizer_counts_the_longest_row(suffix: str, tmp_path:
     assert longest_row(spec) == 4 + 40 + 2
 
 
-def test_no_row_is_longer_than_the_job_allows(tmp_path: Path) -> None:
-    path = write(tmp_path, ".csv")
-    spec = job(model__base=MINILM, data__train={"path": path}, data__max_length=16)
-    assert longest_row(spec) == 16
-
-
 def test_without_the_tokenizer_characters_are_counted(tmp_path: Path) -> None:
     spec = job(data__train={"path": write(tmp_path, ".csv")})
     assert longest_row(spec) == pytest.approx((17 + 7 * 40) / 4 + 2, abs=1)

@@ -60,8 +60,19 @@ def test_mlflow_holds_losses_and_metrics(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.data.params["epochs"] == "3.0"
 
 
+def after(first: BaseException, error: Exception) -> Exception:
+    """An error as it is raised where another one went through C code."""
+    error.__cause__ = first
+    return error
+
+
 @pytest.mark.parametrize(
-    ("error", "status"), [(RunError("gone"), "FAILED"), (Terminated(), "KILLED")]
+    ("error", "status"),
+    [
+        (RunError("gone"), "FAILED"),
+        (Terminated(), "KILLED"),
+        (after(Terminated(), SystemError("error return without exception set")), "KILLED"),
+    ],
 )
 def test_mlflow_knows_how_a_run_ended(
     error: BaseException, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
