@@ -40,5 +40,13 @@ def require_tokens(dashboard: str, *, insecure_local: bool) -> None:
         )
 
 
+def refused(address: str) -> str:
+    """What to say where a cluster did not take this process's token, or its lack of one."""
+    return (
+        f"the Ray cluster at {address} takes only those with its token: set RAY_AUTH_MODE=token,"
+        " and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token that it was started with"
+    )
+
+
 def _url(dashboard: str) -> str:
     return dashboard if "://" in dashboard else f"http://{dashboard}"

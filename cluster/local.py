@@ -11,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import filelock
 import psutil
 
 from cluster import catalogue, ingress
+from cluster.access import LOOPBACK
 from jobs.errors import ClusterError
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 from jobs.storage import files
@@ -89,14 +91,33 @@ def running() -> LocalCluster | None:
     return cluster if _process(cluster) else None
 
 
-def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
-    """Start the local cluster; raises ClusterError when one is up or it does not come up."""
-    if known := running():
-        raise ClusterError(
-            f"a local cluster with {_listed(known.simulated)} is up, not one with"
-            f" {_listed(names(simulated))}; stop it with `winnow down`"
-        )
-    files.home().mkdir(parents=True, exist_ok=True)
+def start(simulated: Sequence[AcceleratorRequest] | None = None) -> LocalCluster:
+    """The local cluster, started unless it is up, with these simulated nodes where they are given.
+
+    Raises ClusterError when one with other nodes is up, or it does not come up.
+    """
+    with _alone():
+        known = running()
+        if known is None:
+            return _start(simulated or ())
+        if simulated is None or sorted(known.simulated) == sorted(names(simulated)):
+            return known
+    raise ClusterError(
+        f"a local cluster with {_listed(known.simulated)} is up, not one with"
+        f" {_listed(names(simulated))}; stop it with `winnow down`"
+    )
+
+
+def at(address: str) -> LocalCluster | None:
+    """The local cluster, if it is up and an address is that of its head or of its dashboard."""
+    cluster = running()
+    place = address.partition("://")[2] or address
+    host, _, port = place.rstrip("/").rpartition(":")
+    own = cluster and (cluster.address.rpartition(":")[2], str(cluster.dashboard_port))
+    return cluster if own and host in LOOPBACK and port in own else None
+
+
+def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
     _state_file().unlink(missing_ok=True)
     _write_token()
     nodes = [parse_accelerators(name) for name in names(simulated)]
@@ -121,6 +142,14 @@ def start(simulated: Sequence[AcceleratorRequest] = ()) -> LocalCluster:
     )
     _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
     return cluster
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other process starts the local cluster meanwhile."""
+    files.home().mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(files.home() / "cluster.lock"):
+        yield
 
 
 def names(simulated: Sequence[AcceleratorRequest]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cluster import access, local
-from jobs.errors import ClusterError
+from jobs.errors import ClusterError, first_line
 
 NAMESPACE = "winnow"
 
@@ -34,16 +34,18 @@ def connect(
     its environment on import.
     """
     address = address or os.environ.get("RAY_ADDRESS")
-    cluster = None
-    if address is None:
-        cluster = local.running()
-        if cluster is None and not start:
+    cluster = local.at(address) if address else local.running()
+    if address is None and cluster is None:
+        if not start:
             raise ClusterError("no cluster is up; start one with `winnow up` or name --address")
-        cluster = cluster or local.start()
+        cluster = local.start()
+    if cluster:
         address = cluster.address
         _check_ray_is_not_loaded()
         os.environ.update(local.environment())
+    assert address
     import ray
+    import ray.exceptions
 
     try:
         context = ray.init(
@@ -53,8 +55,10 @@ def connect(
             logging_level=logging.ERROR,
             configure_logging=True,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except ray.exceptions.AuthenticationError:
+        raise ClusterError(access.refused(address)) from None
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = first_line(error)
         raise ClusterError(f"the Ray cluster at {address} cannot be joined: {reason}") from None
     try:
         if cluster is None and insecure_local is not None:  # our own was started with a token

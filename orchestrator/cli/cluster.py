@@ -20,8 +20,8 @@ def up(simulate: Simulate = None, as_json: AsJson = False) -> None:
     """Start the local Ray cluster, with simulated accelerator nodes if asked, unless it is up."""
     wanted = parse_simulated(simulate)
     known = local.running()
-    is_up = known is not None and sorted(known.simulated) == sorted(local.names(wanted))
-    cluster = known if known and is_up else local.start(wanted)
+    cluster = local.start(wanted)
+    is_up = cluster == known
     if as_json:
         print_json({**asdict(cluster), "started": not is_up})
         return

@@ -1,16 +1,18 @@
 """`winnow submit`: the same run through Ray's job API."""
 
+import contextlib
 import hashlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from cluster import access, local
-from jobs.errors import ClusterError
+from jobs.errors import ClusterError, first_line
 from jobs.spec import JobSpec
 from orchestrator.cli.options import (
     AsJson,
@@ -42,14 +44,15 @@ def submit(
     """Send the job and its folder to a Ray cluster; the same job and data are never sent twice."""
     spec = load_job(job, None)
     identity = submission_id(spec)
-    client = _client(address, insecure_local=insecure_local)
-    state = _state(client, identity)
-    if state in ("FAILED", "STOPPED"):
-        client.delete_job(identity)
-        state = None
-    if state is None:
-        _send(client, identity, job, insecure_local=insecure_local)
-    state = _follow(client, identity, quiet=as_json) if wait else _state(client, identity)
+    where = _job_api(address, insecure_local=insecure_local)
+    with _answering(where) as client:
+        state = _state(client, identity)
+        if state in ("FAILED", "STOPPED"):
+            client.delete_job(identity)
+            state = None
+        if state is None:
+            _send(client, identity, job, insecure_local=insecure_local)
+        state = _follow(client, identity, quiet=as_json) if wait else _state(client, identity)
     if as_json:
         print_json({"submission_id": identity, "status": state})
     else:
@@ -64,30 +67,41 @@ def submission_id(spec: JobSpec) -> str:
     return f"{spec.name}-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
 
 
-def _client(address: str | None, *, insecure_local: bool) -> Any:
-    cluster = local.running()
-    if address is None and cluster is None:
-        raise ClusterError("no cluster is up; name one with --address or start one with winnow up")
-    if address is None and cluster is not None:
+def _job_api(address: str | None, *, insecure_local: bool) -> str:
+    """Where to send jobs, with this process's environment made ready for it."""
+    cluster = local.at(address) if address else local.running()
+    if cluster is not None:
         address = cluster.dashboard_url
         os.environ.update(local.environment())
-    access.require_tokens(str(address), insecure_local=insecure_local)
+    if address is None:
+        raise ClusterError("no cluster is up; name one with --address or start one with winnow up")
+    access.require_tokens(address, insecure_local=insecure_local)
     quiet_libraries()
     os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # data files are often ignored by git
+    return address
+
+
+@contextlib.contextmanager
+def _answering(address: str) -> Iterator[Any]:
+    """A client of Ray's job API; what it raises inside the block becomes ClusterError."""
+    import ray.exceptions
     import ray.job_submission
 
     try:
-        return ray.job_submission.JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ClusterError(f"no job API at {address}: {reason}") from None
+        yield ray.job_submission.JobSubmissionClient(address)
+    except ray.exceptions.AuthenticationError:
+        raise ClusterError(access.refused(address)) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"no job API answers at {address}: {first_line(error)}") from None
 
 
 def _state(client: Any, identity: str) -> str | None:
     try:
         return str(client.get_job_status(identity).value)
-    except RuntimeError:  # Ray answers 404 for an id it does not know
-        return None
+    except RuntimeError as error:
+        if "status code 404" not in str(error):
+            raise
+        return None  # Ray does not know the id
 
 
 def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> None:
