@@ -8,6 +8,7 @@ Each architecture is built with two small layers, random weights and a tokenizer
 - **loop**: its first 12 losses are those of a loop in plain PyTorch,
 - **packed**: causal-lm rows share rows, or why they do not,
 - **checkpointing**: the losses are the same with gradient checkpointing,
+- **ddp, zero2, zero3**: two workers have the losses of one,
 - **published**: transformers alone gives the saved model's rows the scores of training,
 - **LoRA**: the same for an adapter, alone and merged,
 - **engines** of a CPU that answer alone and in lists as training did.
@@ -22,6 +23,7 @@ import dataclasses
 import functools
 import json
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -37,10 +39,11 @@ from transformers.models.auto import modeling_auto
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jobs.errors import WinnowError, first_line  # noqa: E402 - runs from a clone, installed or not
+from jobs import errors  # noqa: E402 - runs from a clone, installed or not
+from jobs.errors import WinnowError, first_line  # noqa: E402
 from jobs.spec.model import LoraSpec, Task  # noqa: E402
 from jobs.spec.serve import EngineName  # noqa: E402
-from jobs.spec.train import OptimizerSpec  # noqa: E402
+from jobs.spec.train import OptimizerSpec, Strategy  # noqa: E402
 from jobs.training import eval_sample, plain_scores, publication  # noqa: E402
 from jobs.training.config import TrainingConfig  # noqa: E402
 from jobs.training.data import batches  # noqa: E402
@@ -57,8 +60,12 @@ from serve.engines.choose import Maker  # noqa: E402
 from serve.engines.rows import Tokenizer  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.builders import language_config, language_data, training_config  # noqa: E402
+from tests.jobs.training import workers  # noqa: E402
 
 LOSSES, LOSS_BOUND = 12, 1e-6
+SHARED_BOUND = 1e-5
+"""Of losses on two workers, whose gradients are summed in another order."""
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero2", "zero3")
 SCORE_BOUND = 1e-3
 LIMIT_S = 240
 """Longest time for one architecture; what takes longer is not judged."""
@@ -152,6 +159,9 @@ def cells(base: str, task: Task, data: Path, folder: Path) -> Row:
     row["loop"] = cell(lambda: far(losses, plain_losses(config)), LOSS_BOUND)
     row["checkpointing"] = cell(lambda: far(losses, checkpointed(config)), LOSS_BOUND)
     model = Path(reference.path) / "model"
+    for strategy in STRATEGIES:
+        shared = functools.partial(on_two_workers, config, strategy, folder)
+        row[strategy] = shown(shared, losses)
     row["published"] = cell(lambda: proof(model), SCORE_BOUND)
     for merge in (False, True):
         lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=merge)
@@ -232,6 +242,31 @@ def checkpointed(config: TrainingConfig) -> list[float]:
     return [event.loss for event in events if isinstance(event, Stepped)][:LOSSES]
 
 
+def on_two_workers(config: TrainingConfig, strategy: Strategy, folder: Path) -> list[float]:
+    """The first losses of two workers, each with half of every batch."""
+    half = config.global_batch_size // 2
+    made = dataclasses.replace(config, strategy=strategy, micro_batch_size=half)
+    log = folder / f"{strategy}.jsonl"
+    codes = workers.finish(workers.start(made, 2, None, log))
+    if any(codes):
+        raise WorkerError(log.with_suffix(".error").read_text(encoding="utf-8"))
+    return workers.losses(workers.read(log))[:LOSSES]
+
+
+class WorkerError(Exception):
+    """What a worker raised, as Python shows it."""
+
+
+def shown(measure: Callable[[], list[float]], losses: Sequence[float]) -> str:
+    """A cell for losses that workers had; a sentence of ours that ended them is theirs."""
+    try:
+        return cell(lambda: far(losses, measure()), SHARED_BOUND)
+    except WorkerError as error:
+        found = re.match(r"(\w+)\((['\"])(.*)\2\)$", str(error), re.DOTALL)
+        is_ours = found and issubclass(getattr(errors, found[1], Exception), WinnowError)
+        return found[3] if found and is_ours else f"{WRONG}: {str(error)[:80]}"
+
+
 def saved(config: TrainingConfig, folder: Path) -> Path:
     """The model of a run."""
     return Path(train(config, lambda _: None, folder).path) / "model"
@@ -278,7 +313,7 @@ def cell(measure: Callable[[], float], bound: float) -> str:
         difference = measure()
     except WinnowError as error:
         return str(error)
-    except TimeoutError:
+    except (TimeoutError, WorkerError):
         raise
     except Exception as error:  # noqa: BLE001 - what is not a sentence of ours is a fault
         return f"{WRONG}: {type(error).__name__} {first_line(error)[:80]}"
