@@ -11,6 +11,11 @@ import httpx
 from jobs.errors import ClusterError
 
 TIMEOUT_S = 5.0
+TOKEN_HINT = (
+    "one that asks for a token wants RAY_AUTH_MODE=token here, and its token in RAY_AUTH_TOKEN or in"
+    " the file that RAY_AUTH_TOKEN_PATH names"
+)
+"""What to do where a cluster cannot be joined: Ray does not always say that the token is why."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -38,14 +43,6 @@ def require_tokens(dashboard: str, *, insecure_local: bool) -> None:
             f"--insecure-local is for clusters on 127.0.0.1, and this one is on {host}; start it"
             " with RAY_AUTH_MODE=token"
         )
-
-
-def refused(address: str) -> str:
-    """What to say where a cluster did not take this process's token, or its lack of one."""
-    return (
-        f"the Ray cluster at {address} takes only those with its token: set RAY_AUTH_MODE=token,"
-        " and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the token that it was started with"
-    )
 
 
 def _url(dashboard: str) -> str:

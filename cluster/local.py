@@ -91,17 +91,19 @@ def running() -> LocalCluster | None:
     return cluster if _process(cluster) else None
 
 
-def start(simulated: Sequence[AcceleratorRequest] | None = None) -> LocalCluster:
-    """The local cluster, started unless it is up, with these simulated nodes where they are given.
+def start(
+    simulated: Sequence[AcceleratorRequest] | None = None,
+) -> tuple[LocalCluster, bool]:
+    """The local cluster, with these simulated nodes where they are given, and whether it was up.
 
     Raises ClusterError when one with other nodes is up, or it does not come up.
     """
     with _alone():
         known = running()
         if known is None:
-            return _start(simulated or ())
+            return _start(simulated or ()), False
         if simulated is None or sorted(known.simulated) == sorted(names(simulated)):
-            return known
+            return known, True
     raise ClusterError(
         f"a local cluster with {_listed(known.simulated)} is up, not one with"
         f" {_listed(names(simulated))}; stop it with `winnow down`"

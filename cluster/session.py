@@ -38,7 +38,7 @@ def connect(
     if address is None and cluster is None:
         if not start:
             raise ClusterError("no cluster is up; start one with `winnow up` or name --address")
-        cluster = local.start()
+        cluster, _ = local.start()
     if cluster:
         address = cluster.address
         _check_ray_is_not_loaded()
@@ -55,11 +55,11 @@ def connect(
             logging_level=logging.ERROR,
             configure_logging=True,
         )
-    except ray.exceptions.AuthenticationError:
-        raise ClusterError(access.refused(address)) from None
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = first_line(error)
-        raise ClusterError(f"the Ray cluster at {address} cannot be joined: {reason}") from None
+        raise ClusterError(
+            f"the Ray cluster at {address} cannot be joined: {reason}; {access.TOKEN_HINT}"
+        ) from None
     try:
         if cluster is None and insecure_local is not None:  # our own was started with a token
             access.require_tokens(str(context.dashboard_url), insecure_local=insecure_local)

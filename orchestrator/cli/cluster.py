@@ -18,10 +18,7 @@ Simulate = Annotated[
 
 def up(simulate: Simulate = None, as_json: AsJson = False) -> None:
     """Start the local Ray cluster, with simulated accelerator nodes if asked, unless it is up."""
-    wanted = parse_simulated(simulate)
-    known = local.running()
-    cluster = local.start(wanted)
-    is_up = cluster == known
+    cluster, is_up = local.start(parse_simulated(simulate))
     if as_json:
         print_json({**asdict(cluster), "started": not is_up})
         return

@@ -90,7 +90,7 @@ def _answering(address: str) -> Iterator[Any]:
     try:
         yield ray.job_submission.JobSubmissionClient(address)
     except ray.exceptions.AuthenticationError:
-        raise ClusterError(access.refused(address)) from None
+        raise ClusterError(f"{address} does not let this in; {access.TOKEN_HINT}") from None
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(f"no job API answers at {address}: {first_line(error)}") from None
 
