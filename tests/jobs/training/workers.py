@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -38,7 +39,7 @@ def start(
     *,
     spare_mib: int | None = None,
     prepare: Callable[[], None] | None = None,
-) -> list[BaseProcess]:
+) -> Sequence[BaseProcess]:
     """Start a group of workers that train as under torchrun; rank 0 writes its events to `log`.
 
     With `spare_mib` a worker may take that much memory more than it has at its start. `prepare` is
@@ -79,7 +80,7 @@ def run(
     folder: Path,
     checkpoints: Path | None = None,
     prepare: Callable[[], None] | None = None,
-) -> list[dict]:
+) -> list[dict[str, Any]]:
     """Train to the end; returns rank 0's events."""
     log = folder / f"events-{time.monotonic_ns()}.jsonl"
     codes = finish(start(config, workers, checkpoints, log, prepare=prepare))
@@ -102,7 +103,7 @@ def comes(condition: Callable[[], bool]) -> bool:
     return False
 
 
-def read(log: Path) -> list[dict]:
+def read(log: Path) -> list[dict[str, Any]]:
     """The events that a group has written so far."""
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
@@ -113,7 +114,7 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def losses(events: Sequence[dict]) -> list[float]:
+def losses(events: Sequence[dict[str, Any]]) -> list[float]:
     """Loss of every step."""
     return [event["loss"] for event in events if event["event"] == "Stepped"]
 
