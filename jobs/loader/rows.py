@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 LARGEST_FILES = 32 * 2**20
 """Bytes of a split that are read; what larger ones hold is found out by training."""
-FEW_ROWS = 1000
-"""Rows at the beginning whose texts are looked at."""
 MANY, RARELY = 50, 0.5
 """A label column is refused if it has more different values than MANY, and than this share of the
 rows."""
@@ -54,8 +52,24 @@ def violations(spec: JobSpec, read: Callable[[SourceSpec], "Table | None"]) -> I
             continue
         if rows is not None:
             found[split] = rows
-            yield from _columns_are_there(spec, source, rows)
-    yield from _labels_match(spec, found)
+    yield from rows_match(spec, found)
+
+
+def rows_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
+    """Checks that the columns, texts and labels of the splits in `found` are what the job says."""
+    wrong = [
+        violation
+        for split, rows in found.items()
+        for violation in _columns_are_usable(spec, _source(spec, split), rows)
+    ]
+    yield from wrong
+    is_readable = all(violation.path != ("data", "label") for violation in wrong)
+    if is_readable and spec.model.task == "text-classification":
+        yield from _labels_match(spec, found)
+
+
+def _source(spec: JobSpec, split: str) -> SourceSpec:
+    return spec.data.train if split == "train" else spec.data.eval
 
 
 def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
@@ -71,7 +85,7 @@ def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
     return readers.read_files(places, LARGEST_FILES)
 
 
-def _columns_are_there(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iterator[Violation]:
+def _columns_are_usable(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iterator[Violation]:
     data = spec.data
     wanted = [("text", name) for name in data.text_columns]
     if spec.model.task == "text-classification":
@@ -79,35 +93,33 @@ def _columns_are_there(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iter
     of_answers = (("prompt", data.prompt), ("response", data.response), ("messages", data.messages))
     wanted += [(field, name) for field, name in of_answers if name is not None]
     for field, name in wanted:
-        if name not in rows.columns:
-            known = ", ".join(rows.columns)
-            message = f"{source.shown} has no column {name!r}; its columns are {known}"
-            yield Violation(("data", field), message)
-        elif field != "label":
-            yield from _texts_are_texts(field, name, source, rows.values(name, 0, FEW_ROWS))
+        try:
+            rows.require_columns((name,), source.shown)
+            _check_values(field, name, rows, source.shown)
+        except DataError as error:
+            yield Violation(("data", field), str(error))
 
 
-def _texts_are_texts(
-    field: str, name: str, source: SourceSpec, values: Sequence[object]
-) -> Iterator[Violation]:
-    """Conversations are lists, all other columns text."""
-    for row, value in enumerate(values, 1):
-        is_list = isinstance(value, list)
-        if value is None or is_list != (field == "messages") or isinstance(value, dict):
-            wanted = "a list of messages" if field == "messages" else "text"
-            message = f"{source.shown} row {row}: column {name!r} holds {value!r:.60}, not {wanted}"
-            yield Violation(("data", field), message)
-            return
+def _check_values(field: str, name: str, rows: "Table", shown: str) -> None:
+    """Raise DataError at the first value that training cannot use."""
+    from jobs.training.data import labels
+    from jobs.training.data.conversations import check_conversation
 
-
-def _labels_match(spec: JobSpec, found: dict[str, "Table"]) -> Iterator[Violation]:
-    name = spec.data.label
-    if spec.model.task != "text-classification":
+    if field == "label":
+        labels.read(rows, name, shown)
         return
+    for row, value in enumerate(rows.values(name), 1):
+        if field == "messages":
+            check_conversation(value, f"{shown} row {row}")
+        elif value is None or isinstance(value, list | dict):
+            raise DataError(f"{shown} row {row}: column {name!r} holds {value!r:.60}, not text")
+
+
+def _labels_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
+    from jobs.training.data import labels
+
     counts = {
-        split: Counter(str(value) for value in rows.values(name) if value is not None)
-        for split, rows in found.items()
-        if name in rows.columns
+        split: Counter(labels.read(rows, spec.data.label, split)) for split, rows in found.items()
     }
     train, held_back = counts.get("train"), counts.get("eval")
     if train and len(train) == 1:

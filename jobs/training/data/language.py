@@ -12,6 +12,7 @@ import pyarrow as pa
 from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.data import sources
+from jobs.training.data.conversations import check_conversation
 from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
 from jobs.training.data.table import Table
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
@@ -87,12 +88,12 @@ def _encode_chunk(
 ) -> list[Encoded]:
     start, stop = chunk[0], chunk[-1] + 1
     if data.messages is not None:
-        sources.require_columns(table, (data.messages,), source)
+        table.require_columns((data.messages,), source.shown)
         conversations = table.values(data.messages, start, stop)
         return _conversations(conversations, tokenizer, source.shown)
     assert data.prompt is not None
     assert data.response is not None
-    sources.require_columns(table, (data.prompt, data.response), source)
+    table.require_columns((data.prompt, data.response), source.shown)
     asked, answered = (
         [_text(value, name, source.shown) for value in table.values(name, start, stop)]
         for name in (data.prompt, data.response)
@@ -119,7 +120,7 @@ def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
 def _conversations(conversations: Sequence[Any], tokenizer: Any, path: str) -> list[Encoded]:
     texts, spans = [], []
     for conversation in conversations:
-        _check(conversation, path)
+        check_conversation(conversation, path)
         text = _write(conversation, tokenizer)
         texts.append(text)
         spans.append(_answers(conversation, text, tokenizer, path))
@@ -208,21 +209,6 @@ def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) ->
         )
     except (jinja2.TemplateError, TypeError, ValueError, IndexError, KeyError) as error:
         raise DataError(f"the chat template refuses a conversation: {error}") from None
-
-
-def _check(conversation: Any, path: str) -> None:
-    is_valid = isinstance(conversation, list) and all(
-        isinstance(message, dict)
-        and message.get("role") in ("system", "user", "assistant")
-        and isinstance(message.get("content"), str)
-        for message in conversation
-    )
-    if not is_valid or not any(message["role"] == "assistant" for message in conversation):
-        shown = str(conversation)[:80]
-        raise DataError(
-            f"{path}: {shown!r} is not a conversation: a list of messages with a role (system,"
-            " user or assistant) and content, at least one of them by the assistant"
-        )
 
 
 def _text(value: object, column: str, path: str) -> str:

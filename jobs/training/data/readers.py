@@ -20,6 +20,7 @@ import pyarrow.parquet
 from jobs.errors import DataError
 from jobs.spec.data import format_of
 from jobs.training.data import table
+from jobs.training.data.conversations import is_message
 from jobs.training.data.table import Table
 
 DELIMITERS = ",;\t|"
@@ -27,6 +28,8 @@ DELIMITERS = ",;\t|"
 UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError, pa.ArrowException)
 """What torn archives, numbers of thousands of digits and deep nesting raise."""
 LONGEST_FIELD = 2**31 - 1
+DATASETS_NOTE = b"huggingface"
+"""Key of what `datasets` notes in the metadata of a parquet file."""
 SHOWN = 60
 """Characters of a wrong value that its error shows."""
 
@@ -183,7 +186,7 @@ def _rows_of(value: Mapping[str, Any]) -> list[Any] | None:
     """Rows below one key, columns as lists or as pandas writes them, or one row by itself."""
     parts = list(value.values())
     only = parts[0] if len(parts) == 1 else None
-    if isinstance(only, list) and any(map(_is_turn, only)):
+    if isinstance(only, list) and any(map(is_message, only)):
         return [value]  # a conversation
     if isinstance(only, list) and all(isinstance(part, dict) for part in only):
         return only
@@ -196,15 +199,22 @@ def _rows_of(value: Mapping[str, Any]) -> list[Any] | None:
     return [dict(zip(value, row, strict=True)) for row in zip(*parts, strict=True)]
 
 
-def _is_turn(value: object) -> bool:
-    """Whether an object is a message of a conversation, and no row."""
-    return isinstance(value, dict) and {"role", "content"} <= value.keys()
-
-
 def _read_parquet(path: Path, name: str) -> Table:
     found = pyarrow.parquet.read_table(path)
     _check_header(found.column_names, name)
-    return table.of_arrow(found)
+    return table.of_arrow(found, _class_names(found.schema))
+
+
+def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Names of the classes of each ClassLabel column, which `datasets` notes in its files."""
+    note = json.loads((schema.metadata or {}).get(DATASETS_NOTE, b"{}"))
+    features = note.get("info", {}).get("features", {})
+    return {
+        name: tuple(features[name]["names"])
+        for name in schema.names
+        if pa.types.is_integer(schema.field(name).type)
+        and features.get(name, {}).get("_type") == "ClassLabel"
+    }
 
 
 class _Number(float):

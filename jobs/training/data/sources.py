@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import datasets
 import pyarrow as pa
 
 from jobs.errors import DataError, StorageError
@@ -41,12 +40,14 @@ def identity(source: SourceSpec) -> str:
     return "/".join(found)
 
 
-def require_columns(rows: Table, columns: tuple[str, ...], source: SourceSpec) -> None:
-    """Raise DataError when a column is not there."""
-    for column in columns:
-        if column not in rows.columns:
-            known = ", ".join(rows.columns)
-            raise DataError(f"{source.shown} has no column {column!r}; its columns are {known}")
+def splits(source: SourceSpec) -> tuple[str, ...]:
+    """Returns the names of the splits in a saved folder; none where there is a single one."""
+    if source.is_file or not source.is_local:
+        return ()
+    import datasets
+
+    found = _opened(source)
+    return tuple(found) if isinstance(found, datasets.DatasetDict) else ()
 
 
 def _files(source: SourceSpec) -> list[tuple[Path, str]]:
@@ -61,6 +62,8 @@ def _files(source: SourceSpec) -> list[tuple[Path, str]]:
 
 
 def _read_dataset(source: SourceSpec) -> Table:
+    import datasets
+
     found = _dataset(source)
     names = {
         name: tuple(kind.names)
@@ -76,23 +79,33 @@ def _read_dataset(source: SourceSpec) -> Table:
 
 
 def _dataset(source: SourceSpec) -> Any:
+    import datasets
+
+    found = _opened(source)
+    if isinstance(found, datasets.DatasetDict):
+        if source.split not in found:
+            names = ", ".join(found)
+            raise DataError(f"{source.shown} has no split {source.split!r}; it has {names}")
+        return found[source.split]
+    return found
+
+
+def _opened(source: SourceSpec) -> Any:
+    """A data set, or all splits of a saved folder that holds several."""
+    import datasets  # seconds that readers of files need not pay
+
     datasets.disable_progress_bars()
     path = source.shown
     try:
         if not source.is_local:
             return datasets.load_dataset(path, source.name, split=source.split)
-        found = datasets.load_from_disk(str(Path(path).expanduser()))
+        return datasets.load_from_disk(str(Path(path).expanduser()))
     except FileNotFoundError as error:
         reason = "does not exist" if not Path(path).expanduser().is_dir() else str(error)
         raise DataError(f"{path} {reason.splitlines()[0]}") from None
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise DataError(f"{path} cannot be read: {reason}") from None
-    if isinstance(found, datasets.DatasetDict):
-        if source.split not in found:
-            raise DataError(f"{path} has no split {source.split!r}; it has {', '.join(found)}")
-        return found[source.split]
-    return found
 
 
 def _fetched(url: str) -> Path:

@@ -1,6 +1,6 @@
 """Rows of a source as they were written, before anything is tokenised."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,19 @@ class Table:
         part = column[start:stop]
         return part if isinstance(part, list) else list(part.to_pylist())
 
+    def take(self, rows: Sequence[int]) -> "Table":
+        """Returns some rows, in the order of their numbers in `rows`."""
+        columns = {name: self.values(name) for name in self.columns}
+        taken = {name: [values[row] for row in rows] for name, values in columns.items()}
+        return Table(taken, self.class_names)
+
+    def require_columns(self, names: Iterable[str], name: str) -> None:
+        """Raise DataError if a column is not there; `name` stands for the table."""
+        for column in names:
+            if column not in self.columns:
+                known = ", ".join(self.columns)
+                raise DataError(f"{name} has no column {column!r}; its columns are {known}")
+
 
 def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None = None) -> Table:
     """An Arrow table; booleans become `true` and `false`, bytes the UTF-8 text that they hold.
@@ -52,6 +65,11 @@ def joined(tables: Mapping[str, Table]) -> Table:
             raise DataError(
                 f"{name} has the columns {', '.join(other.columns)}, and {first}"
                 f" {', '.join(one.columns)}; files that are read together have the same"
+            )
+        if other.class_names != one.class_names:
+            raise DataError(
+                f"{name} and {first} name the classes of their labels differently; files that are"
+                " read together number the same classes alike"
             )
     if not others:
         return one

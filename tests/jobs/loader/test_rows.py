@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import pytest
 
 from jobs.errors import JobFileError
@@ -60,6 +61,16 @@ MANY = "text,label\n" + "".join(f"a,{number}\n" for number in range(200))
     [
         ("train", "words,label\na,1\n", "job.yaml:7:9: data.text: train.csv has no column 'text'"),
         ("train", "text,class\na,1\n", "job.yaml:8:10: data.label: train.csv has no column"),
+        (
+            "train",
+            "text,label\na,1\nb,\n",
+            "8:10: data.label: train.csv row 2: column 'label' holds",
+        ),
+        (
+            "held_back",
+            "text,label\na,0.5\n",
+            "eval.csv row 1: column 'label' holds '0.5'; a label is",
+        ),
         ("train", "text,label\na,1\nb,1\n", "train.csv has only the label '1'; two are needed"),
         ("held_back", "text,label\nb,maybe\n", "eval.csv has the label 'maybe' (1 rows), which"),
         ("train", MANY, "200 different labels in 200 rows of train.csv are no classes"),
@@ -81,7 +92,7 @@ def test_what_does_not_suit_is_told_at_its_place(
         ('{"p": "x"}', "data.response: train.jsonl has no column 'r'; its columns are p"),
     ],
 )
-def test_rows_of_a_language_model_are_looked_at_too(row: str, message: str, tmp_path: Path) -> None:
+def test_prompts_and_responses_are_looked_at_too(row: str, message: str, tmp_path: Path) -> None:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
     job = """\
@@ -97,3 +108,28 @@ data:
     with pytest.raises(JobFileError) as caught:
         loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("row", ["[]", '[{"role": "user", "content": "hello"}]'])
+def test_conversations_that_teach_nothing_are_found_at_any_row(row: str, tmp_path: Path) -> None:
+    good = '{"m": [{"role": "assistant", "content": "x"}]}\n'
+    (tmp_path / "train.jsonl").write_text(good * 2000 + f'{{"m": {row}}}\n', encoding="utf-8")
+    (tmp_path / "eval.jsonl").write_text(good, encoding="utf-8")
+    job = """\
+version: 1
+name: answers
+model: {base: gpt2, task: causal-lm}
+data: {train: {path: train.jsonl}, eval: {path: eval.jsonl}, messages: m}
+"""
+    with pytest.raises(JobFileError, match=r"jsonl row 2001: .* is not a conv"):
+        loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
+
+
+def test_the_classes_of_a_parquet_file_are_compared_by_name(tmp_path: Path) -> None:
+    kind = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=kind)
+    rows.to_parquet(str(tmp_path / "train.parquet"))
+    (tmp_path / "eval.csv").write_text(EVAL, encoding="utf-8")
+    loads(JOB.replace("train.csv", "train.parquet"), extra_rules=[rows_suit_the_job(tmp_path)])

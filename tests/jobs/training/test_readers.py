@@ -234,7 +234,8 @@ def test_parquet_and_saved_data_sets_keep_text_and_class_names(tmp_path: Path) -
     rows = datasets.Dataset.from_dict({"t": ["x", "y"], "l": [1, 0]}, features=kind)
     rows.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "splits"))
-    for name, split in (("saved", "train"), ("splits", "test")):
+    rows.to_parquet(str(tmp_path / "c.parquet"))
+    for name, split in (("saved", "train"), ("splits", "test"), ("c.parquet", "train")):
         found = sources.read(SourceSpec(path=str(tmp_path / name), split=split))
         assert columns_of(found) == {"t": ["x", "y"], "l": [1, 0]}
         assert found.class_names == {"l": ("no", "yes")}
@@ -242,6 +243,17 @@ def test_parquet_and_saved_data_sets_keep_text_and_class_names(tmp_path: Path) -
         sources.read(SourceSpec(path=str(tmp_path / "splits")))
     with pytest.raises(DataError, match="nothing does not exist"):
         sources.read(SourceSpec(path=str(tmp_path / "nothing")))
+    found_splits = [sources.splits(SourceSpec(path=str(tmp_path / n))) for n in ("splits", "saved")]
+    assert found_splits == [("test",), ()]
+
+
+def test_files_that_number_classes_differently_are_not_read_together(tmp_path: Path) -> None:
+    for name, names in (("a", ["no", "yes"]), ("b", ["yes", "no"])):
+        kind = datasets.Features({"l": datasets.ClassLabel(names=names)})
+        rows = datasets.Dataset.from_dict({"l": [0, 1]}, features=kind)
+        rows.to_parquet(str(tmp_path / f"{name}.parquet"))
+    with pytest.raises(DataError, match=r"b\.parquet and .*a\.parquet name the classes"):
+        sources.read(SourceSpec(path=str(tmp_path / "*.parquet")))
 
 
 def test_several_files_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

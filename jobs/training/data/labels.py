@@ -1,0 +1,54 @@
+"""The labels of a classifier's rows, as they are written."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jobs.errors import DataError
+from jobs.training.data.table import Table
+
+INTEGER, NUMBER = re.compile(r"-?[0-9]{1,18}"), re.compile(r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
+
+
+def read(table: Table, column: str, name: str) -> list[str]:
+    """Returns the label of each row; `name` stands for the table in errors.
+
+    Raises:
+        DataError: at a row without a label, or if the labels are numbers with fractions, which are
+            values to predict and not classes.
+    """
+    values = named(table, column)
+    fractions = are_fractions(values)
+    for row, value in enumerate(values, 1):
+        is_fraction = fractions and not INTEGER.fullmatch(str(value))
+        if value is None or value == "" or isinstance(value, list | dict | float) or is_fraction:
+            raise DataError(
+                f"{name} row {row}: column {column!r} holds {value!r:.60};"
+                " a label is an integer or a string"
+            )
+    return [str(value) for value in values]
+
+
+def named(table: Table, column: str) -> list[Any]:
+    """Returns the values of a column, with the name of each class in place of its number.
+
+    A number without a name, such as -1 for unlabelled rows, becomes None.
+    """
+    values, names = table.values(column), table.class_names.get(column)
+    if names is None:
+        return values
+    return [names[n] if n is not None and 0 <= n < len(names) else None for n in values]
+
+
+def are_fractions(values: Sequence[object]) -> bool:
+    """Whether all values are numbers, and some of them have a fraction."""
+    texts = [str(value) for value in values]
+    return all(map(NUMBER.fullmatch, texts)) and not all(map(INTEGER.fullmatch, texts))
+
+
+def in_order(labels: Sequence[str]) -> tuple[str, ...]:
+    """The distinct labels in the order of their numbers, if all are integers, else by text."""
+    names = sorted(set(labels))
+    if all(INTEGER.fullmatch(name) for name in names):
+        names.sort(key=int)
+    return tuple(names)
