@@ -132,14 +132,14 @@ def sources_can_be_read(spec: JobSpec) -> Iterator[Violation]:
     """Rows are read from files of a few formats, from saved folders and from the hub."""
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         for path in source.paths:
-            if message := _unreadable(path):
+            if message := unreadable(path):
                 yield Violation(("data", split, "path"), f"{path} {message}")
         if not isinstance(source.path, str) and not source.is_file:
             message = f"a list holds files; each ends in {', '.join(FORMATS)}"
             yield Violation(("data", split, "path"), message)
 
 
-def _unreadable(path: str) -> str:
+def unreadable(path: str) -> str:
     """What is wrong with a path, whatever is there; empty if nothing is."""
     scheme, mark, _ = path.partition("://")
     if mark and scheme != "s3":

@@ -5,7 +5,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jobs.errors import StorageError, first_line
@@ -47,6 +47,37 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise failed(path, "written", error) from None
+
+
+def write_new(contents: Mapping[Path, bytes]) -> None:
+    """Write files that are not there yet, in their order: all of them, or none.
+
+    Raises:
+        StorageError: if one exists already or cannot be written.
+    """
+    written: list[Path] = []
+    try:
+        for path, content in contents.items():
+            _create(path, content, written)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _create(path: Path, content: bytes, created: list[Path]) -> None:
+    try:
+        with path.open("xb") as handle:
+            created.append(path)
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+    except FileExistsError:
+        raise StorageError(
+            f"{path} exists already; move it, or write into another folder"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def size_of(folder: Path) -> int:

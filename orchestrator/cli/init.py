@@ -1,31 +1,232 @@
 """`winnow init`: a first job file."""
 
 import importlib.resources
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from jobs.errors import RunError
+from jobs.errors import DataError, RunError
+from jobs.loader import loads
+from jobs.loader.rows import rows_match
+from jobs.spec.data import FOLDERS, FORMATS, SourceSpec
+from jobs.spec.rules import unreadable
+from jobs.storage import files
+from jobs.storage.storage import S3_SCHEME
+from jobs.training.data import columns, holdout, sources, writers
+from jobs.training.data.columns import Roles
+from jobs.training.data.table import Table
 from orchestrator.cli.options import AsJson, out, print_json
+from orchestrator.decisions import first_job
+from orchestrator.decisions.first_job import FirstJob, Found, FoundSplit
+
+EXAMPLE = FirstJob(
+    name="my-classifier",
+    train=SourceSpec(path="data/train.csv"),
+    eval=SourceSpec(path="data/eval.csv"),
+    roles=Roles(("text",), "label"),
+)
+"""What the job file says without --data."""
+EVAL_SPLITS = ("validation", "valid", "val", "dev", "eval", "test")
+"""Splits of a saved folder that models are evaluated on, the likeliest first."""
+NEXT = ("validate", "run")
+"""Commands to go on with."""
 
 
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("job.yaml"),
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Rows to learn from: a file, a pattern or a save_to_disk folder."
+        ),
+    ] = None,
+    eval_data: Annotated[
+        str | None,
+        typer.Option(
+            "--eval", metavar="FILE", help="Rows to evaluate on; by default split off --data."
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Column with the text; twice for sentence pairs."),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the label.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a first job file to change."""
-    text = (
-        importlib.resources.files("orchestrator").joinpath("templates/job.yaml").read_text("utf-8")
-    )
-    try:
-        with path.open("x", encoding="utf-8") as handle:
-            handle.write(text)
-    except FileExistsError:
-        raise RunError(f"{path} exists already; name another file") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    """Write a first job file: an example to change, or the job for your own rows."""
+    if path.exists():
+        raise RunError(f"{path} exists already; name another file")
+    if data is not None:
+        found = _write_for(data, eval_data, path, text or (), label)
+        if as_json:
+            print_json(found)
+        else:
+            out().print(first_job.summary(found), markup=False)
+        return
+    if eval_data is not None or text or label is not None:
+        raise RunError("--eval, --text and --label say how to read --data; add --data FILE")
+    files.write_new({path: _job_file(EXAMPLE, path)})
     if as_json:
         print_json({"written": str(path)})
     else:
-        out().print(f"wrote {path}; change it, then: winnow validate {path}")
+        out().print(f"wrote {path}; change it, then: winnow validate {path}", markup=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Rows and where they are."""
+
+    source: SourceSpec
+    """With a path that starts from the working directory."""
+    rows: Table
+
+
+def _write_for(
+    name: str, eval_name: str | None, path: Path, text: Sequence[str], label: str | None
+) -> Found:
+    """Decide what the job says about the rows, write it, and return what was found.
+
+    Raises:
+        DataError: if no job fits the rows; nothing is written then.
+        StorageError: if a file exists already or cannot be written; none is written then.
+    """
+    if len(text) > 2:
+        raise DataError(f"--text names {len(text)} columns; name one, or two of sentence pairs")
+    train, held_back = _read(name, eval_name)
+    roles = columns.choose(train.rows, name, text, label)
+    _check(train, held_back, roles, path)
+    texts = columns.texts_of(train.rows, roles)
+    labels = columns.labels_of(train.rows, roles, name)
+    parts = (train, held_back) if held_back else _split(train, texts, labels, path)
+    job = FirstJob(
+        name=first_job.name_of(name),
+        train=_seen_from(path, parts[0].source),
+        eval=_seen_from(path, parts[1].source),
+        roles=roles,
+        labels=first_job.counted(labels) if roles.label is not None else {},
+        max_length=first_job.length_for(texts, first_job.task_of(roles)),
+    )
+    new = () if held_back else parts
+    contents = {Path(part.source.shown): writers.to_json_lines(part.rows) for part in new}
+    # the job file comes last, when the files that it names are whole
+    files.write_new({**contents, path: _job_file(job, path)})
+    return _report(job, train.rows, parts, (*contents, path))
+
+
+def _report(
+    job: FirstJob, rows: Table, parts: tuple[_Split, _Split], written: Sequence[Path]
+) -> Found:
+    path = str(written[-1])
+    return Found(
+        written=path,
+        files=tuple(map(str, written[:-1])),
+        task=job.task,
+        rows=len(rows),
+        columns=job.roles.inputs,
+        label=job.roles.label,
+        left_out=tuple(n for n in rows.columns if n not in (*job.roles.inputs, job.roles.label)),
+        labels=job.labels,
+        train=_found(job.train, parts[0]),
+        eval=_found(job.eval, parts[1]),
+        next=tuple(f"winnow {command} {shlex.quote(path)}" for command in NEXT),
+    )
+
+
+def _found(source: SourceSpec, part: _Split) -> FoundSplit:
+    return FoundSplit(source.shown, len(part.rows), None if source.is_file else source.split)
+
+
+def _read(name: str, eval_name: str | None) -> tuple[_Split, _Split | None]:
+    """The rows to learn from, and those to evaluate on if there are any."""
+    source = _source(name)
+    rows = sources.read(source)
+    if len(rows) < 2:
+        raise DataError(f"{name} has 1 row; training and evaluation need two or more")
+    held_back = _eval_source(source, eval_name)
+    return _Split(source, rows), _Split(held_back, sources.read(held_back)) if held_back else None
+
+
+def _source(name: str) -> SourceSpec:
+    """Files, a pattern or a folder; DataError for anything else."""
+    is_folder = Path(name).expanduser().is_dir()
+    path = f"./{name}" if is_folder and not name.startswith(FOLDERS) else name
+    if problem := unreadable(path):
+        raise DataError(f"{name} {problem}")
+    source = SourceSpec(path=path)
+    if not source.is_file and not is_folder:
+        raise DataError(
+            f"{name} is neither a folder here nor a file that ends in {', '.join(FORMATS)}"
+        )
+    return source
+
+
+def _eval_source(source: SourceSpec, eval_name: str | None) -> SourceSpec | None:
+    """The rows in --eval, else the split of a saved folder for them; None if there are neither."""
+    held_back = source if eval_name is None else _source(eval_name)
+    split = next((name for name in EVAL_SPLITS if name in sources.splits(held_back)), None)
+    if split is not None:
+        return held_back.model_copy(update={"split": split})
+    if eval_name is None:
+        return None
+    if not set(files.matching(source.shown)).isdisjoint(files.matching(held_back.shown)):
+        raise DataError(f"--eval {eval_name} has rows of --data; leave it out to split some off")
+    return held_back
+
+
+def _check(train: _Split, held_back: _Split | None, roles: Roles, path: Path) -> None:
+    """Raise DataError if columns, texts or labels are not what training takes."""
+    later = SourceSpec(path=first_job.file_of(train.source.shown, "eval"))
+    job = FirstJob(
+        name="checked",
+        train=train.source,
+        eval=held_back.source if held_back else later,
+        roles=roles,
+    )
+    spec = loads(_job_file(job, path), str(path))
+    splits = {"train": train.rows, **({"eval": held_back.rows} if held_back else {})}
+    for violation in rows_match(spec, splits):
+        raise DataError(violation.message)
+
+
+def _split(
+    data: _Split, texts: Sequence[tuple[str, ...]], labels: Sequence[str], path: Path
+) -> tuple[_Split, _Split]:
+    """Training and evaluation rows of one source, as files that are yet to be written."""
+    held_back = holdout.hold_back(texts, labels)
+    if not held_back:
+        of_label = " of the same label" if any(labels) else ""
+        raise DataError(
+            f"{data.source.shown} has no two rows{of_label} with different texts, so none can be"
+            " held back for evaluation; name evaluation rows by --eval FILE"
+        )
+    others = sorted(set(range(len(data.rows))) - set(held_back))
+    places = [path.with_name(first_job.file_of(data.source.shown, p)) for p in ("train", "eval")]
+    train, evaluated = (
+        _Split(SourceSpec(path=str(place)), data.rows.take(rows))
+        for place, rows in zip(places, (others, held_back), strict=True)
+    )
+    return train, evaluated
+
+
+def _seen_from(job: Path, source: SourceSpec) -> SourceSpec:
+    """A source with its path as the job file writes it: relative to the job file's folder."""
+    if source.shown.startswith((S3_SCHEME, "~")):
+        return source
+    path = Path(source.shown)
+    seen = os.path.relpath(path.parent.resolve() / path.name, job.parent.resolve())
+    if path.is_absolute() and seen.startswith(".."):
+        return source
+    is_bare = seen.startswith("~") or (not source.is_file and not seen.startswith(FOLDERS))
+    return source.model_copy(update={"path": f"./{seen}" if is_bare else seen})
+
+
+def _job_file(job: FirstJob, path: Path) -> bytes:
+    template = importlib.resources.files("orchestrator").joinpath(job.template).read_text("utf-8")
+    return first_job.fill(template, job, path.name).encode()
