@@ -1,14 +1,16 @@
 """A job file to a JobSpec, or every problem in it at once."""
 
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from jobs.errors import JobFileError, Problem
 from jobs.loader import explain, overrides, source
+from jobs.loader.draft import Draft
+from jobs.loader.fields import all_field_paths
+from jobs.loader.words import path_meant
 from jobs.spec import rules, support
 from jobs.spec.job import JobSpec
 
@@ -38,16 +40,13 @@ def loads(
     """Check the text of a job file; see `load`."""
     document = overrides.apply(source.parse(text, file), settings)
     checks = (rules.violations, support.unsupported, check_search_space, *extra_rules)
-    spec, problems = _validate(document)
-    problems.extend(document.problems)
-    tolerant = spec or _without_errors(document)
-    if tolerant is not None:
-        found = [violation for check in checks for violation in check(tolerant)]
-        broken = {problem.path for problem in problems}
-        for violation in found:
-            problem = document.problem(violation.path, violation.message)
-            if problem.path not in broken:
-                problems.append(problem)
+    problems = [*explain.explain(_errors(document), document), *document.problems]
+    draft = Draft(document)
+    spec = draft.spec()
+    for violation in _violations(spec, checks) if spec else ():
+        path = draft.written(violation.path)
+        if not draft.is_in_doubt(path):
+            problems.append(document.problem(path, violation.message))
     if problems or spec is None:
         raise JobFileError(sorted(problems, key=lambda problem: (problem.line, problem.column)))
     return spec
@@ -58,10 +57,7 @@ def check_search_space(spec: JobSpec) -> Iterator[rules.Violation]:
     for name, space in (spec.sweep.search_space if spec.sweep else {}).items():
         path: rules.Path = ("sweep", "search_space", name)
         if name not in overrides.SEARCHABLE:
-            known = explain.nearest(name, overrides.SEARCHABLE)
-            exists = name in explain.all_field_paths()
-            what = "cannot be searched" if exists else "is not a field of a job"
-            yield rules.Violation(path, f"{what}{known or _listed(overrides.SEARCHABLE)}")
+            yield rules.Violation(path, _why_not_searched(name))
             continue
         for index, value in enumerate(overrides.values_to_check(space)):
             for message in _value_errors(spec, name, value):
@@ -80,42 +76,24 @@ def _value_errors(spec: JobSpec, name: str, value: object) -> list[str]:
     return []
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"; these can: {', '.join(names)}"
+def _why_not_searched(name: str) -> str:
+    known = f"; these can be searched: {', '.join(overrides.SEARCHABLE)}"
+    if name in all_field_paths():
+        return f"cannot be searched{known}"
+    return f"is not a field of a job{path_meant(name, overrides.SEARCHABLE) or known}"
 
 
-def _validate(document: source.Document) -> tuple[JobSpec | None, list[Problem]]:
+def _errors(document: source.Document) -> list[ErrorDetails]:
     try:
-        return JobSpec.model_validate(document.values), []
+        JobSpec.model_validate(document.values)
     except ValidationError as error:
-        return None, explain.explain(error.errors(), document)
+        return error.errors()
+    return []
 
 
-def _without_errors(document: source.Document) -> JobSpec | None:
-    """The job with its faulty values left out, so that rules across fields can still be checked."""
-    values: Any = copy.deepcopy(document.values)
-    for _ in range(source.MAX_DEPTH):
-        try:
-            return JobSpec.model_validate(values)
-        except ValidationError as error:
-            rest = source.Document(document.file, values)
-            for details in error.errors():
-                path = explain.written_path(details, rest)
-                _remove(values, path[:-1] if details["type"] == "missing" else path)
-    return None
-
-
-def _remove(values: Any, path: source.Path) -> None:
-    """Take a value out; a list loses all its items, so that no index moves."""
-    while path and isinstance(path[-1], int):
-        path = path[:-1]
-    for part in path[:-1]:
-        found = isinstance(values, list) or (isinstance(values, dict) and part in values)
-        if not found or (isinstance(values, list) and not values):
-            return
-        values = values[part]
-    if path and isinstance(values, dict):
-        values.pop(path[-1], None)
+def _violations(spec: JobSpec, checks: Sequence[rules.Rule]) -> Iterator[rules.Violation]:
+    for check in checks:
+        yield from check(spec)
 
 
 def _why_unreadable(error: OSError) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jobs.errors import JobFileError, Problem
-from jobs.loader import explain, source
+from jobs.loader import source
+from jobs.loader.fields import all_field_paths, is_field
+from jobs.loader.words import path_meant
 from jobs.spec.sweep import LogUniform, Uniform
 
 SEARCHABLE = (
@@ -20,6 +22,8 @@ SEARCHABLE = (
 )
 """Fields that a sweep may search."""
 
+ALL_FIELDS = "; `winnow schema --markdown` lists all fields"
+
 SPEED_FIELDS = ("train.micro_batch_size", "train.precision")
 """Searched fields that change speed and are settled by probes; the others change learning."""
 
@@ -31,9 +35,9 @@ def apply(document: source.Document, settings: Sequence[str]) -> source.Document
         path, separator, text = setting.partition("=")
         if not separator or not path:
             raise _refuse(setting, "is not PATH=VALUE, such as train.epochs=1")
-        if path not in explain.all_field_paths() and not path.startswith(("prices.", "resources.")):
-            hint = explain.nearest(path, explain.all_field_paths())
-            raise _refuse(path, f"is not a field of a job{hint}")
+        if not is_field(path):
+            hint = path_meant(path, all_field_paths())
+            raise _refuse(path, f"is not a field of a job{hint or ALL_FIELDS}")
         put(values, path, source.parse(f"value: {text}", "--set").values["value"])
         positions[tuple(path.split("."))] = source.Position(0, 0)
     return source.Document(document.file, values, positions, document.keys, document.problems)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from jobs.errors import JobFileError, Problem
+from jobs.loader.syntax import find_mistake
 
 MAX_BYTES = 256 * 1024
 """Largest job file; a long real one is about 4 KiB."""
@@ -74,8 +75,8 @@ def parse(text: str | bytes, file: str) -> Document:
     try:
         return reader.document()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise reader.refuse(_syntax_message(error), mark) from None
+        mistake = find_mistake(error, reader.text, reader.last)
+        raise JobFileError([Problem(file, *mistake[:2], "", mistake.message)]) from None
     except yaml.reader.ReaderError as error:
         line = reader.text.count("\n", 0, error.position) + 1
         code = f"character U+{error.character:04X} is not allowed in YAML; remove it"
@@ -114,14 +115,6 @@ def _decode(text: str | bytes, file: str) -> str:
         raise JobFileError([Problem(file, line, column, "", message)]) from None
 
 
-def _syntax_message(error: yaml.MarkedYAMLError) -> str:
-    problem = error.problem or "cannot be read"
-    if "'\\t'" in problem:
-        return "a tab cannot indent YAML; use spaces"
-    context = f" ({error.context})" if error.context else ""
-    return f"not valid YAML: {problem}{context}"
-
-
 def _position(mark: Any) -> Position:
     return Position(mark.line + 1, mark.column + 1)
 
@@ -132,11 +125,13 @@ class _Reader:
     def __init__(self, file: str, text: str) -> None:
         self.file = file
         self.text = text
-        self.events: Iterator[Any] = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+        self.events = self._events()
         self.positions: dict[Path, Position] = {}
         self.keys: dict[Path, Position] = {}
         self.problems: list[Problem] = []
         self.nodes = 0
+        self.last: Any = None
+        """The last scalar that was read."""
 
     def document(self) -> Document:
         """Read the single document of the file, which must be a mapping."""
@@ -161,6 +156,12 @@ class _Reader:
         """An error at a place in the file."""
         position = _position(mark) if mark else Position(1, 1)
         return JobFileError([Problem(self.file, *position, "", message)])
+
+    def _events(self) -> Iterator[Any]:
+        for event in yaml.parse(self.text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.ScalarEvent):
+                self.last = event
+            yield event
 
     def _value(self, event: Any, path: Path, depth: int) -> Any:
         self._check_limits(event, depth)

@@ -21,11 +21,7 @@ SYNTAX = [
     ("", "job.yaml:1:1: the file is empty"),
     ("- a\n- b\n", "job.yaml:1:1: a job file is a mapping"),
     ("just words\n", "job.yaml:1:1: a job file is a mapping"),
-    ("name: [a, b\n", "job.yaml:2:1: not valid YAML"),
-    ("name: 'open\n", "job.yaml:2:1: not valid YAML: found unexpected end of stream"),
     ("a:\n\tb: 1\n", "job.yaml:2:1: a tab cannot indent YAML"),
-    ("a: b: c\n", "job.yaml:1:5: not valid YAML"),
-    ("a: 1\n b: 2\n", "job.yaml:2:3: not valid YAML"),
     ("a: 1\n---\nb: 2\n", "job.yaml:2:1: a job file holds one document"),
     ("a: \x01\n", "job.yaml:1:1: character U+0001 is not allowed"),
     (b"name: caf\xe9\n", "job.yaml:1:10: byte 0xe9 is not UTF-8"),
@@ -60,6 +56,28 @@ FIELDS = [
     ("train: {num_train_epochs: 3}", "train.num_train_epochs: unknown key; write train.epochs"),
     ("train: {bf16: true}", "train.bf16: unknown key; write train.precision: bf16"),
     ("train: {max_length: 3}", "train.max_length: unknown key; it stands at data.max_length"),
+    ("learning_rate: 1e-5", "learning_rate: unknown key; write train.optimizer.lr"),
+    (
+        "train: {optimizer: {learning_rate: 1e-5}}",
+        "train.optimizer.learning_rate: unknown key; write train.optimizer.lr",
+    ),
+    (
+        "resources: {any_of: [{accelerators: T4, batch_size: 8}]}",
+        "resources.any_of[0].batch_size: unknown key; write train.global_batch_size",
+    ),
+    ("train: {Epochs: 3}", "train.Epochs: unknown key; write 'epochs'"),
+    ("train: {turns: 3}", "train.turns: unknown key; known here: checkpoint, compile,"),
+    ("owned: {T4: {purchse: 3}}", "owned.T4.purchse: unknown key; did you mean 'purchase'?"),
+    ("train: epochs 3", "train: 'epochs 3' is not a mapping of keys; write `epochs: 3`"),
+    ("train: {epochs 3}", "train.epochs 3: unknown key; write `epochs: 3`"),
+    (
+        "resources: {any_of: [accelerators T4]}",
+        "'accelerators T4' is not a mapping of keys; write `accelerators: T4`",
+    ),
+    (
+        "resources: {any_of: {accelerators: T4}}",
+        "is not a list; write [a, b], or - before each item",
+    ),
     ("gpus: 2", "gpus: unknown key; write resources.any_of: [{accelerators: T4:1}]"),
     ("train: {epohcs: 3}", "train.epohcs: unknown key; did you mean 'epochs'?"),
     ("train: {epochs: three}", "train.epochs: 'three' is not a number"),
@@ -142,7 +160,19 @@ FIELDS = [
     ),
     (
         "sweep: {search_space: {train.optimzer.lr: [0.1]}}",
-        "is not a field of a job; did you mean 'train.optimizer.lr'?",
+        "is not a field of a job; write train.optimizer.lr",
+    ),
+    (
+        "sweep: {search_space: {train.precison: [fp32]}}",
+        "is not a field of a job; did you mean 'train.precision'?",
+    ),
+    (
+        "sweep: {search_space: {batch_size: [8]}}",
+        "is not a field of a job; did you mean 'train.micro_batch_size'?",
+    ),
+    (
+        "sweep: {search_space: {epochs: [8]}}",
+        "is not a field of a job; these can be searched: train.micro_batch_size",
     ),
     ("sweep: {search_space: {train.epochs: [1, 2]}}", "train.epochs: cannot be searched"),
     (
@@ -242,6 +272,45 @@ def test_all_problems_are_reported_at_once() -> None:
     found = problems_of(text)
     assert len(found) == 4
     assert "serve.replicas.min: min 2 is above max 1" in found[-1]
+
+
+FAULTY = """\
+resources:
+  any_of:
+    - {accelerators: "T4:0"}
+    - {accelerators: T5}
+    - {accelerators: L4, spto: true}
+    - {accelerators: L9}
+serve:
+  accelerators: H9
+  fallback: ["T4:0", T9]
+prices: {T7: free, T6: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    "lost", ["", "version: 1\n", "name: reviews\n", "model: {base: bert-base-uncased}\n"]
+)
+def test_accelerators_are_checked_beside_every_other_error(lost: str) -> None:
+    unknown = ["resources.any_of[1].accelerators", "resources.any_of[3].accelerators"]
+    unknown += ["serve.accelerators", "serve.fallback[1]", "prices.T6"]
+    problems = problems_of(MINIMAL.replace(lost, "") + FAULTY)
+    found = [problem.split(": ")[1:3] for problem in problems]
+    assert [path for path, what in found if "is not known" in what] == unknown
+    others = ["resources.any_of[0].accelerators", "resources.any_of[2].spto", "serve.route"]
+    assert {*others, "serve.fallback[0]", "prices.T7"} <= {path for path, _ in found}
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("resources: {any_of: [{accelerators: 'T4:0'}]}", ["resources.any_of[0].accelerators"]),
+        ("resources: {any_off: [{accelerators: T4}]}", ["resources.any_off"]),
+        ("serve: {route: /a, rollout: {steps: [5, all]}}", ["serve.rollout.steps[1]"]),
+    ],
+)
+def test_a_faulty_value_breaks_no_rule_besides(text: str, paths: list[str]) -> None:
+    assert [problem.split(": ")[1] for problem in problems_of(MINIMAL + text)] == paths
 
 
 def test_text_column_equal_to_the_label_is_refused() -> None:

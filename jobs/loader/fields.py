@@ -1,0 +1,71 @@
+"""The names of a job's fields, from its specification."""
+
+import types
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from jobs.spec.job import JobSpec
+
+
+def field_names(path: Sequence[str | int]) -> list[str]:
+    """Names of the fields that may stand below `path`; empty where keys are free or unknown."""
+    models = (kind for kind in _kinds_at(path) if isinstance(kind, type))
+    return sorted(
+        {name for kind in models if issubclass(kind, BaseModel) for name in kind.model_fields}
+    )
+
+
+def is_field(path: str) -> bool:
+    """Whether a dotted path names a field, or an entry of a mapping with free keys."""
+    return bool(_kinds_at(path.split(".")))
+
+
+@cache
+def all_field_paths() -> tuple[str, ...]:
+    """Dotted paths of every field of a job, without list indices and the keys of mappings."""
+    paths: list[str] = []
+
+    def walk(annotation: Any, prefix: str) -> None:
+        for kind in _kinds(annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                for name, info in kind.model_fields.items():
+                    paths.append(f"{prefix}{name}")
+                    walk(info.annotation, f"{prefix}{name}.")
+            elif get_origin(kind) in (tuple, dict):
+                walk(get_args(kind)[-1 if get_origin(kind) is dict else 0], prefix)
+
+    walk(JobSpec, "")
+    return tuple(paths)
+
+
+def _kinds_at(path: Sequence[str | int]) -> list[Any]:
+    """The types that a value at `path` may have."""
+    kinds: list[Any] = [JobSpec]
+    for part in path:
+        kinds = [inner for kind in kinds for inner in _inside(kind, part)]
+    return kinds
+
+
+def _inside(kind: Any, part: str | int) -> Iterator[Any]:
+    """The types of what stands in a value: a model's field, a list's item, a mapping's value."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if part in kind.model_fields:
+            yield from _kinds(kind.model_fields[str(part)].annotation)
+    elif get_origin(kind) is tuple and isinstance(part, int):
+        yield from _kinds(get_args(kind)[0])
+    elif get_origin(kind) is dict and isinstance(part, str):
+        yield from _kinds(get_args(kind)[1])
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """The members of a union, without what annotates them."""
+    if get_origin(annotation) is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from _kinds(member)
+    else:
+        yield annotation
