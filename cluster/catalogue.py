@@ -1,6 +1,5 @@
 """Accelerators under one name each, with memory, native precisions and a typical price."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from jobs.errors import InfeasibleError
+from jobs.loader.words import most_like
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.rules import Path as FieldPath
@@ -20,6 +20,8 @@ from jobs.spec.train import Precision
 
 CPU = "cpu"
 """The SKU whose devices are processor cores."""
+MAKERS = ("nvidia", "tesla", "geforce")
+"""Words that tell no SKU from another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +75,33 @@ def peak_tflops(name: str, precision: Precision) -> float | None:
     return sku.tensor_tflops if precision in ("fp16", "bf16") else sku.fp32_tflops
 
 
+def known(name: str) -> Sku | None:
+    """The SKU for a name as people and drivers write it, in any order of its words, else None."""
+    return _by_plain_name().get(_plain(name)) or _by_words().get(_words(name))
+
+
 def find(name: str) -> Sku:
     """The SKU for a name as people type it; InfeasibleError suggests the nearest."""
-    skus = catalogue()
-    names = {_plain(alias): sku for sku in skus.values() for alias in (sku.name, *sku.aliases)}
-    sku = names.get(_plain(name))
+    sku = known(name)
     if sku is None:
-        close = difflib.get_close_matches(_plain(name), list(names), n=1, cutoff=0.5)
-        hint = f"did you mean {names[close[0]].name}?" if close else f"known: {', '.join(skus)}"
+        near = most_like(_plain(name), _by_plain_name())
+        known_ones = f"known: {', '.join(catalogue())}"
+        hint = f"did you mean {_by_plain_name()[near].name}?" if near else known_ones
         raise InfeasibleError(f"accelerator {name!r} is not known; {hint}")
     return sku
+
+
+def choice(name: str) -> str | None:
+    """A sentence on a name that fits several SKUs: which one is taken, and how to write another.
+
+    A name fits a SKU if the SKU's name or one of its aliases has all of its words.
+    """
+    taken, words = known(name), _words(name)
+    fitting = [sku.name for sku in catalogue().values() if _has_words(sku, words)]
+    others = [other for other in fitting if taken and other != taken.name]
+    if taken is None or not others or _plain(name) == _plain(taken.name):
+        return None
+    return f"{name} is taken as {taken.name}; write {' or '.join(others)} if that is meant"
 
 
 def served_skus(spec: ServeSpec) -> list[str]:
@@ -152,10 +171,18 @@ def _serving_rules(spec: JobSpec) -> Iterator[Violation]:
 
 def _name(given: str) -> str:
     """Of the SKU, or as given where it is not known, which is told elsewhere."""
-    try:
-        return find(given).name
-    except InfeasibleError:
-        return given
+    sku = known(given)
+    return sku.name if sku else given
+
+
+def choices(spec: JobSpec) -> tuple[str, ...]:
+    """A sentence for each accelerator name in a job that fits several SKUs."""
+    names = [request.name for _, request in _requests(spec)]
+    names += [*spec.prices, *spec.owned]
+    if spec.serve:
+        names += spec.serve.autoscaling.targets
+    found = (choice(name) for name in dict.fromkeys(names))
+    return tuple(sentence for sentence in found if sentence)
 
 
 def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
@@ -167,5 +194,25 @@ def _requests(spec: JobSpec) -> Iterator[tuple[FieldPath, AcceleratorRequest]]:
             yield ("serve", "fallback", number), request
 
 
+@cache
+def _by_plain_name() -> dict[str, Sku]:
+    skus = catalogue().values()
+    return {_plain(alias): sku for sku in skus for alias in (sku.name, *sku.aliases)}
+
+
+@cache
+def _by_words() -> dict[frozenset[str], Sku]:
+    skus = catalogue().values()
+    return {_words(alias): sku for sku in skus for alias in (sku.name, *sku.aliases)}
+
+
 def _plain(name: str) -> str:
     return re.sub(r"nvidia|[\s_-]", "", name.lower())
+
+
+def _has_words(sku: Sku, words: frozenset[str]) -> bool:
+    return any(words <= _words(alias) for alias in (sku.name, *sku.aliases))
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[\s_-]+", name.lower())) - frozenset(MAKERS)

@@ -10,8 +10,8 @@ import ray.exceptions
 from cluster import catalogue, exposure, facts, labels, nvml
 from cluster.exposure import Exposure
 from cluster.facts import NodeFacts
-from cluster.inventory import Inventory, Node
-from jobs.errors import ClusterError, InfeasibleError
+from cluster.inventory import Inventory, Node, sort_out
+from jobs.errors import ClusterError
 
 DETECT_TIMEOUT_S = 60.0
 """How long a node may take to start a process and ask NVML."""
@@ -24,7 +24,7 @@ def discover() -> Inventory:
     alive = [node for node in ray.nodes() if node["Alive"]]
     unlabelled = [node for node in alive if _gpus(node) and labels.SKU not in node["Labels"]]
     detected = dict(zip([n["NodeID"] for n in unlabelled], _detect(unlabelled), strict=True))
-    return Inventory(tuple(entry for node in alive for entry in _entries(node, detected)))
+    return sort_out(entry for node in alive for entry in _entries(node, detected))
 
 
 def own_sku() -> str:
@@ -99,7 +99,5 @@ def _gpus(node: dict[str, Any]) -> int:
 def _sku(marks: Mapping[str, str], named: str | None) -> str:
     """As the catalogue calls what a label or NVML names, or else Ray's own label."""
     name = named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU")
-    try:
-        return catalogue.find(name).name
-    except InfeasibleError:
-        return name  # a model the catalogue lacks: shown, but no placement asks for it
+    sku = catalogue.known(name)
+    return sku.name if sku else name

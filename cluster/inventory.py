@@ -1,7 +1,8 @@
 """The nodes of a cluster as plain values, from Ray or from a file."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from cluster import catalogue, labels
 from jobs.errors import ClusterError
+
+MIG = re.compile(r"(?<![a-z])mig(?![a-z])", re.IGNORECASE)
+"""In the name of a GPU that is divided, or of a part of it."""
+MOST_IDS = 4
+"""Nodes that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,11 @@ class Inventory:
     """Every node that is alive."""
 
     nodes: tuple[Node, ...]
+    """Those whose accelerators the catalogue knows, under its names."""
+    unknown: tuple[Node, ...] = ()
+    """Those whose accelerators it does not know, so that nothing is placed on them."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on names that fit several SKUs."""
 
     def with_sku(self, sku: str) -> tuple[Node, ...]:
         """Nodes that have devices of a SKU."""
@@ -46,15 +57,35 @@ class Inventory:
             counts[node.sku] += node.devices
         return counts
 
+    def left_out(self) -> dict[str, str]:
+        """A sentence on each accelerator that the catalogue lacks, by its name and count."""
+        return {
+            f"{name}:{sum(node.devices for node in nodes)}": _why_left_out(name, nodes)
+            for name, nodes in _by_sku(self.unknown).items()
+        }
+
     def __str__(self) -> str:
         pretended = {node.sku for node in self.nodes if node.simulated}
-        return (
-            ", ".join(
-                f"{count} x {sku}" + (" (simulated)" if sku in pretended else "")
-                for sku, count in self.counts().items()
-            )
-            or "no nodes"
-        )
+        notes = {
+            **dict.fromkeys(pretended, " (simulated)"),
+            **dict.fromkeys(_by_sku(self.unknown), " (not known)"),
+        }
+        found = _by_sku((*self.nodes, *self.unknown)).items()
+        counts = {sku: sum(node.devices for node in nodes) for sku, nodes in found}
+        shown = (f"{count} x {sku}{notes.get(sku, '')}" for sku, count in counts.items())
+        return ", ".join(shown) or "no nodes"
+
+
+def sort_out(nodes: Iterable[Node], remarks: Iterable[str] = ()) -> Inventory:
+    """The nodes under the catalogue's names, those apart whose accelerators it lacks."""
+    known, unknown = [], []
+    for node in nodes:
+        sku = catalogue.known(node.sku)
+        if sku:
+            known.append(replace(node, sku=sku.name))
+        else:
+            unknown.append(node)
+    return Inventory(tuple(known), tuple(unknown), tuple(remarks))
 
 
 def selector(nodes: Sequence[Node]) -> dict[str, str]:
@@ -84,5 +115,28 @@ def read_inventory(path: Path) -> Inventory:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ClusterError(f"inventory {path} is not valid at {where}: {first['msg']}") from None
-    known = tuple(replace(node, sku=catalogue.find(node.sku).name) for node in inventory.nodes)
-    return Inventory(known)
+    choices = (catalogue.choice(name) for name in _by_sku(inventory.nodes))
+    return sort_out(inventory.nodes, (choice for choice in choices if choice))
+
+
+def _by_sku(nodes: Iterable[Node]) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        found.setdefault(node.sku, []).append(node)
+    return found
+
+
+def _why_left_out(name: str, nodes: Sequence[Node]) -> str:
+    """A sentence that names the accelerator and its nodes, and says what to do."""
+    ids = ", ".join(node.id for node in nodes[:MOST_IDS])
+    more = f" and {len(nodes) - MOST_IDS} more" if len(nodes) > MOST_IDS else ""
+    whose = f"{name} of {'node' if len(nodes) == 1 else 'nodes'} {ids}{more} is left out"
+    if MIG.search(name):
+        return (
+            f"{whose}, because nothing is placed on a slice of MIG; turn MIG off there with"
+            " `nvidia-smi -mig 0`"
+        )
+    return (
+        f"{whose}, because no accelerator of that name is known; write a name that `winnow"
+        f" hardware` lists as the node's sku, or in its label {labels.SKU}"
+    )

@@ -7,7 +7,6 @@ from typing import Any
 import pynvml
 
 from cluster import catalogue
-from jobs.errors import InfeasibleError
 
 
 def count_gpus() -> int:
@@ -45,10 +44,8 @@ def match_sku(name: str, memory_gib: float) -> str | None:
 
     Driver names read like `NVIDIA A100-SXM4-80GB` or `Tesla V100-PCIE-32GB`.
     """
-    try:
-        return catalogue.find(name).name
-    except InfeasibleError:
-        pass
+    if sku := catalogue.known(name):
+        return sku.name
     model = name.removeprefix("NVIDIA ").removeprefix("Tesla ").split("-")[0].split(" ")[0]
     sizes = [sku for sku in catalogue.catalogue().values() if sku.name.split("-")[0] == model]
     return min(

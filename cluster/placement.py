@@ -62,7 +62,7 @@ def place(
         kind = {None: "", True: "spot ", False: "on-demand "}[spot]
         raise InfeasibleError(
             f"no {kind}nodes for {sku.name}:{request.count}: the cluster has {inventory};"
-            f" closest is {_closest(sku.name, request.count, inventory)}"
+            f" {_closest(sku.name, request.count, inventory)}"
         )
     price = book.price(sku, prices, spot=all(node.spot for node in nodes))
     return Placement(
@@ -114,17 +114,15 @@ def options(
 
 
 def _closest(sku: str, count: int, inventory: Inventory) -> str:
-    """The same SKU with fewer workers, else the SKU nearest in memory, else anything there is."""
+    """The same SKU with fewer workers, else the SKU nearest in memory, else what to do."""
     counts = inventory.counts()
     if counts[sku]:
-        return f"{sku}:{counts[sku]}"
+        return f"closest is {sku}:{counts[sku]}"
     if not counts:
-        return "a cluster with nodes; start one with `winnow up`"
-    wanted = catalogue.catalogue()[sku].memory_gib or 0.0
-    nearest = min(
-        counts, key=lambda name: abs((catalogue.catalogue()[name].memory_gib or 0.0) - wanted)
-    )
-    return f"{nearest}:{min(count, counts[nearest])}"
+        return "start a cluster with `winnow up`, or name the nodes by SKUs that are known"
+    wanted = catalogue.find(sku).memory_gib or 0.0
+    nearest = min(counts, key=lambda name: abs((catalogue.find(name).memory_gib or 0.0) - wanted))
+    return f"closest is {nearest}:{min(count, counts[nearest])}"
 
 
 def _share_gib(node: Node, workers: int) -> float:

@@ -111,6 +111,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
         f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
     )
     context.notify(StageFinished("plan", text))
+    for remark in plan.remarks:
+        context.notify(Remark(remark))
     if any(node.simulated for node in inventory.nodes):
         context.notify(Remark("simulated accelerators: all times and prices below are simulated"))
     return inventory, plan

@@ -55,7 +55,11 @@ def hardware(
     if as_json and failure is None:
         fetched = list(book.quotes.values())
         print_json(
-            {"accelerators": skus, "fetched": fetched, "nodes": nodes.nodes if nodes else None}
+            {
+                "accelerators": skus,
+                "fetched": fetched,
+                "nodes": (*nodes.nodes, *nodes.unknown) if nodes else None,
+            }
         )
     elif not as_json:
         show_catalogue(skus, nodes, book)
@@ -96,6 +100,8 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: Pri
         here = str(counts.get(sku.name, "")) if nodes else ""
         shown.add_row(sku.name, here, *cells, ", ".join(sku.precisions))
     out().print(shown)
+    for reason in (nodes.left_out() if nodes else {}).values():
+        out().print(f"\n{reason}", markup=False)
     if book.quotes:
         newest = max(quote.date for quote in book.quotes.values())
         out().print(f"\nprices of {len(book.quotes)} accelerators were fetched on {newest}")

@@ -97,6 +97,8 @@ def show(plan: Plan, nodes: Inventory) -> None:
         shown.add_row(*_cells(candidate))
     console = out()
     console.print(f"cluster: {nodes}", markup=False)
+    for remark in plan.remarks:
+        console.print(f"note: {remark}", markup=False)
     console.print(shown)
     if plan.skipped:
         console.print(f"\nskipped ({len(plan.skipped)}):", style="bold")

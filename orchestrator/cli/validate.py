@@ -1,12 +1,16 @@
 """`winnow validate`: check a job file."""
 
+from cluster import catalogue
 from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
 
 
 def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Check a job file and say everything that is wrong with it."""
     spec = load_job(job, settings)
+    remarks = catalogue.choices(spec)
     if as_json:
-        print_json({"valid": True, "name": spec.name})
-    else:
-        out().print(f"{job} is a valid job: {spec.name}")
+        print_json({"valid": True, "name": spec.name, "remarks": remarks})
+        return
+    out().print(f"{job} is a valid job: {spec.name}", markup=False)
+    for remark in remarks:
+        out().print(f"note: {remark}", markup=False)

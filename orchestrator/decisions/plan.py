@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster import catalogue, memory
 from cluster.inventory import Inventory
@@ -62,6 +62,8 @@ class Plan:
 
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
+    remarks: tuple[str, ...] = ()
+    """Sentences on accelerator names that fit several SKUs."""
 
     def candidate(self, identity: str) -> Candidate:
         """The candidate with an id; InfeasibleError when the cluster has no place for it."""
@@ -89,7 +91,8 @@ class Plan:
         """The plan on one placement; all others are skipped for a reason."""
         kept = tuple(c for c in self.candidates if c.placement == placement)
         left = (c for c in self.candidates if c.placement != placement)
-        return Plan(kept, (*self.skipped, *(Skipped(c.id, reason) for c in left)))
+        skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
+        return replace(self, candidates=kept, skipped=skipped)
 
     def without(self, placements: Collection[str], reason: str) -> "Plan":
         """The plan but for some placements, by name; InfeasibleError when nothing is left."""
@@ -97,7 +100,8 @@ class Plan:
         left = (c for c in self.candidates if c.placement.name in placements)
         if not kept:
             raise InfeasibleError(f"{', '.join(sorted(placements))} {reason}; nothing is left")
-        return Plan(kept, (*self.skipped, *(Skipped(c.id, reason) for c in left)))
+        skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
+        return replace(self, candidates=kept, skipped=skipped)
 
 
 def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
@@ -130,7 +134,7 @@ def make_plan(
     length = spec.data.max_length
     workload = _Workload(spec, shape, min(longest or length, length))
     candidates: list[Candidate] = []
-    skipped: list[Skipped] = []
+    skipped = [Skipped(name, reason) for name, reason in inventory.left_out().items()]
     for request, spot in _requests(spec, inventory):
         try:
             found = place(request, inventory, spec.hourly_prices, spot=spot, book=book)
@@ -143,7 +147,8 @@ def make_plan(
     if not candidates:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
         raise InfeasibleError(f"nothing in this job can run here: {reasons}")
-    return Plan(tuple(candidates), tuple(skipped))
+    remarks = dict.fromkeys((*catalogue.choices(spec), *inventory.remarks))
+    return Plan(tuple(candidates), tuple(skipped), tuple(remarks))
 
 
 def _requests(
@@ -151,8 +156,7 @@ def _requests(
 ) -> Iterator[tuple[AcceleratorRequest, bool | None]]:
     """What is asked for, and whether of spot nodes."""
     if spec.resources is None:
-        known = catalogue.catalogue()
-        yield from ((AcceleratorRequest(sku), None) for sku in inventory.counts() if sku in known)
+        yield from ((AcceleratorRequest(sku), None) for sku in inventory.counts())
     else:
         yield from ((listed.accelerators, listed.spot) for _, listed in spec.resources.placements)
 

@@ -20,7 +20,7 @@ def burn_each(inventory: Inventory, storage: Path) -> Iterator[tuple[Placement, 
     """
     for sku in inventory.counts():
         nodes = [node for node in inventory.with_sku(sku) if not node.simulated]
-        if sku not in catalogue.catalogue() or not nodes:
+        if not nodes:
             continue
         node = max(nodes, key=lambda node: node.devices)
         count = 1 if sku == catalogue.CPU else node.devices

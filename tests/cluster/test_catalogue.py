@@ -4,6 +4,7 @@ import pytest
 
 from cluster import catalogue, nvml
 from jobs.errors import InfeasibleError
+from tests.builders import any_of, job
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,10 @@ from jobs.errors import InfeasibleError
         ("Tesla T4", "T4"),
         ("NVIDIA H100 80GB HBM3", "H100-SXM"),
         ("CPU", "cpu"),
+        ("A100-40G", "A100-40GB"),
+        ("A100-80G", "A100-80GB"),
+        ("NVIDIA-A100-80GB-SXM4", "A100-80GB"),
+        ("AMD-Instinct-MI300X-OAM", "MI300X"),
     ],
 )
 def test_names_resolve_to_one_sku(typed: str, name: str) -> None:
@@ -25,12 +30,47 @@ def test_names_resolve_to_one_sku(typed: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "hint"), [("RTX4091", "did you mean RTX4090?"), ("zzz", "known: T4, V100-16GB")]
+    ("typed", "hint"),
+    [
+        ("RTX4091", "did you mean RTX4090?"),
+        ("T5", "did you mean T4?"),
+        ("zzz", "known: T4, V100-16GB"),
+        ("GTX1080", "known: T4, V100-16GB"),
+    ],
 )
 def test_unknown_names_suggest_the_nearest(typed: str, hint: str) -> None:
     with pytest.raises(InfeasibleError) as caught:
         catalogue.find(typed)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("A100", "A100 is taken as A100-40GB; write A100-80GB if that is meant"),
+        ("Tesla V100", "Tesla V100 is taken as V100-32GB; write V100-16GB if that is meant"),
+        ("h100", "h100 is taken as H100-SXM; write H100-PCIe if that is meant"),
+        ("H100-80GB", "H100-80GB is taken as H100-SXM; write H100-PCIe if that is meant"),
+        ("A100-80", None),
+        ("H100-SXM", None),
+        ("A10", None),
+        ("L4", None),
+        ("T9", None),
+    ],
+)
+def test_a_name_that_fits_several_skus_is_told(typed: str, sentence: str | None) -> None:
+    assert catalogue.choice(typed) == sentence
+
+
+def test_every_written_name_of_a_job_is_looked_at_once() -> None:
+    spec = job(
+        resources__any_of=any_of("A100:1", "A100:2"),
+        serve={"route": "/a", "accelerators": "H100", "fallback": ["V100"]},
+        prices={"h100": 2.0},
+        owned={"v100": {"purchase": 900.0}},
+    )
+    taken = [sentence.split()[0] for sentence in catalogue.choices(spec)]
+    assert taken == ["A100", "H100", "V100", "h100", "v100"]
 
 
 @pytest.mark.parametrize(

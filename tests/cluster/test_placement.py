@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.inventory import INVENTORY, Inventory, Node, read_inventory
+from cluster.inventory import INVENTORY, Inventory, Node, read_inventory, sort_out
 from cluster.placement import place
 from jobs.errors import ClusterError, InfeasibleError
 from jobs.spec.quantities import AcceleratorRequest
@@ -38,6 +38,14 @@ def test_what_is_missing_comes_with_the_nearest_alternative(
 def test_an_empty_cluster_says_how_to_start_one() -> None:
     with pytest.raises(InfeasibleError, match="winnow up"):
         place(AcceleratorRequest("T4"), Inventory(()), {})
+
+
+def test_a_cluster_of_unknown_accelerators_says_what_it_has() -> None:
+    nodes = sort_out([Node("a", "Quadro P400", 1)])
+    with pytest.raises(
+        InfeasibleError, match=r"has 1 x Quadro P400 \(not known\); start a cluster"
+    ):
+        place(AcceleratorRequest("T4"), nodes, {})
 
 
 def test_simulated_and_cpu_placements_train_on_the_cpu() -> None:

@@ -86,6 +86,26 @@ def test_a_sku_that_is_not_there_fails_the_plan_in_time_with_the_nearest(folder:
     assert "no nodes for A100-80GB:1: the cluster has 2 x T4; closest is T4:1" in done.stderr
 
 
+def test_a_name_that_fits_several_accelerators_is_told(folder: Path) -> None:
+    settings = ["--set", "resources.any_of=[{accelerators: A100}, {accelerators: T4}]"]
+    sentence = "A100 is taken as A100-40GB; write A100-80GB if that is meant"
+    assert f"note: {sentence}\n" in winnow(folder, "validate", "job.yaml", *settings).stdout
+    as_json = winnow(folder, "validate", "job.yaml", *settings, "--json").stdout
+    assert json.loads(as_json)["remarks"] == [sentence]
+    planned = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json", *settings)
+    assert f"note: {sentence}\n" in planned.stdout
+
+
+def test_an_unknown_accelerator_is_left_out_and_the_rest_planned(folder: Path) -> None:
+    nodes = [{"id": "a", "sku": "T4", "devices": 1}, {"id": "b", "sku": "RTX9999", "devices": 1}]
+    (folder / "nodes.json").write_text(json.dumps({"nodes": nodes}), encoding="utf-8")
+    done = winnow(folder, "plan", "job.yaml", "--inventory", "nodes.json")
+    assert done.returncode == 0
+    assert "T4:1/32/fp16" in done.stdout
+    assert "RTX9999 of node b is left out" in done.stdout
+    assert "RTX9999 of node b" in winnow(folder, "hardware", "--inventory", "nodes.json").stdout
+
+
 def test_render_writes_defaults_and_what_auto_means(folder: Path) -> None:
     done = winnow(folder, "render", "job.yaml", "--inventory", "nodes.json")
     assert "# auto on T4:1: precision T4 has no bf16" in done.stdout

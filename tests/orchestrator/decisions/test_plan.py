@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.inventory import Node, sort_out
 from jobs.errors import InfeasibleError
 from jobs.loader import load
 from jobs.training.model.counting import shape_of
@@ -87,6 +88,28 @@ def test_without_resources_one_device_of_each_kind_is_a_candidate() -> None:
     plan = make_plan(job(), inventory(T4=4, cpu=2), None)
     names = {candidate.placement.name for candidate in plan.candidates}
     assert names == {"T4:1", "cpu:1"}
+
+
+@pytest.mark.parametrize("resources", [None, {"any_of": any_of("T4:1", "L4:1")}])
+def test_unknown_accelerators_are_left_out_of_the_plan_of_the_rest(
+    resources: dict[str, object] | None,
+) -> None:
+    nodes = sort_out([Node("a", "T4", 1), Node("b", "RTX9999", 2), Node("c", "T4-MIG-1g", 7)])
+    plan = plan_of(job(resources=resources), nodes)
+    assert [candidate.placement.name for candidate in plan.candidates] == ["T4:1"]
+    assert [skipped.id for skipped in plan.skipped][:2] == ["RTX9999:2", "T4-MIG-1g:7"]
+    assert "RTX9999 of node b is left out" in plan.skipped[0].reason
+
+
+def test_only_unknown_accelerators_are_an_error_that_names_them() -> None:
+    with pytest.raises(InfeasibleError, match="nothing in this job can run here: RTX9999 of node"):
+        plan_of(job(), sort_out([Node("b", "RTX9999", 2)]))
+
+
+def test_a_plan_remarks_on_names_that_fit_several_accelerators() -> None:
+    plan = plan_of(job(resources__any_of=any_of("A100:1")), inventory(A100_40GB=1))
+    assert plan.remarks == ("A100 is taken as A100-40GB; write A100-80GB if that is meant",)
+    assert plan.only(plan.placements[0], "is preferred").remarks == plan.remarks
 
 
 def test_nothing_that_can_run_is_an_error_with_every_reason() -> None:
