@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from cluster import discovery
 from cluster.placement import Placement
+from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search, select
@@ -331,4 +332,4 @@ def _trial_text(trial: TrialResult) -> str:
         return f"{values} failed: {trial.failure}"
     step, score = trial.history[-1] if trial.history else (0, float("nan"))
     stopped = ", stopped early" if trial.stopped_early else ""
-    return f"{values}: {score:.4f} after {step} steps{stopped}"
+    return f"{values}: {format_metric(score)} after {step} steps{stopped}"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import (
     Evaluated,
     Event,
@@ -116,7 +117,7 @@ class FitWatch:
         self._step_s = before + SMOOTHING * (event.seconds - before)
         rate = event.samples / self._step_s if self._step_s else 0.0
         left_s = (self._total - event.step) * self._step_s
-        text = f"loss {event.loss:.4f}, {rate:,.0f} samples/s, {left_s:.0f} s left"
+        text = f"loss {format_metric(event.loss)}, {rate:,.0f} samples/s, {left_s:.0f} s left"
         if self._price is None:
             return text
         return f"{text}, {(event.elapsed_s + left_s) * self._price / 3600:.4f} USD in all"
@@ -126,8 +127,7 @@ def _remarks(event: Event) -> list[str]:
     """What an event that moves nothing on has to say."""
     match event:
         case Evaluated():
-            scores = ", ".join(f"{name} {value:.4f}" for name, value in event.metrics.items())
-            return [f"step {event.step}: {scores}"]
+            return [f"step {event.step}: {format_metrics(event.metrics)}"]
         case Metered():
             return [speed_text(event), *(f"disturbed: {text}" for text in disturbances(event))]
         case PassedOver():

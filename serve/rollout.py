@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from jobs.spec.quantities import format_metric
 from jobs.spec.serve import GateRule, SloSpec
 
 CHANCE = 1.96
@@ -49,7 +50,7 @@ class Perplexities:
     new: float
 
     def __str__(self) -> str:
-        return f"perplexity {self.new:.4g} after {self.old:.4g}"
+        return f"perplexity {format_metric(self.new)} after {format_metric(self.old)}"
 
 
 Quality = Judged | Perplexities
@@ -136,10 +137,8 @@ def _latency(rule: GateRule, old: Traffic, new: Traffic) -> Iterator[str]:
 
 def _perplexity(rule: GateRule, found: Perplexities) -> Iterator[str]:
     if rule.bound is not None and not rule.bound.holds(found.new / found.old):
-        yield (
-            f"its perplexity is {found.new:.4g}, {found.new / found.old:.2f} times the old one's"
-            f" {found.old:.4g}"
-        )
+        new, old = format_metric(found.new), format_metric(found.old)
+        yield f"its perplexity is {new}, {found.new / found.old:.3g} times the old one's {old}"
 
 
 def _labels(rule: GateRule, judged: Judged) -> Iterator[str]:

@@ -1,6 +1,8 @@
-"""Small value types with their own notation: durations, cadences, bounds and accelerators."""
+"""Values with their own notation: durations, cadences, bounds, accelerators and metrics."""
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal
@@ -8,6 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+LARGEST_PLAIN = 1e6
+"""Metrics from here on are written as a power of ten."""
 
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _DURATION = re.compile(rf"({_NUMBER})\s*(ms|s|m|h|d)")
@@ -166,3 +171,17 @@ Accelerators = Annotated[
     PlainSerializer(str),
     WithJsonSchema({"type": "string", "examples": ["A100-80GB:1", "T4:4", "cpu:2"]}),
 ]
+
+
+def format_metric(value: float) -> str:
+    """A metric or a loss for people: 4 decimals, or a power of ten; what is not finite in words."""
+    if math.isnan(value):
+        return "not a number"
+    if math.isinf(value):
+        return "infinite" if value > 0 else "minus infinite"
+    return f"{value:.4f}" if abs(value) < LARGEST_PLAIN else f"{value:.3e}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics by name in one line, such as `accuracy 0.9150, f1 0.9142`."""
+    return ", ".join(f"{name} {format_metric(value)}" for name, value in metrics.items())

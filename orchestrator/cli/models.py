@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from jobs.spec.quantities import format_metric, format_metrics
 from jobs.storage.storage import open_storage
 from orchestrator.cli import deploy as deploying
 from orchestrator.cli.options import (
@@ -42,7 +43,7 @@ def list_versions(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = Fa
         return
     shown = table("model", "version", "published", "scores", left=("model", "version", "scores"))
     for version, date in found:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in version.metrics.items())
+        scores = format_metrics(version.metrics)
         shown.add_row(version.name, version.id, f"{date:%Y-%m-%d %H:%M}", scores)
     out().print(shown)
 
@@ -69,7 +70,7 @@ def show(
         f" {found.max_length} tokens"
     )
     for metric, value in found.metrics.items():
-        console.print(f"{metric:8} {value:.4f}", markup=False)
+        console.print(f"{metric:8} {format_metric(value)}", markup=False)
     if choice:
         console.print(f"engine   {choice}", markup=False)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
+from jobs.spec.quantities import format_metric
 from jobs.spec.train import METRICS_OF_TASK
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate, Plan
@@ -157,7 +158,8 @@ def broken_limits(spec: JobSpec, values: Mapping[str, float | None]) -> tuple[st
     for name, bound in limits.items():
         value = values.get(name)
         if value is not None and not bound.holds(value):
-            broken.append(f"{name} {value:.4g} is not {bound}")
+            shown = f"{value:.4g}" if name in ("time", "cost") else format_metric(value)
+            broken.append(f"{name} {shown} is not {bound}")
     return tuple(broken)
 
 

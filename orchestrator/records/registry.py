@@ -11,6 +11,7 @@ from typing import Any
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
+from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training.events import CheckpointRef
@@ -154,7 +155,7 @@ def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) 
 
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
-    rows = [f"| {name} | {value:.4f} |" for name, value in checkpoint.metrics.items()]
+    rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.model.task, spec.model.adapter
     is_adapter = lora is not None and not lora.merge
     usage = (

@@ -7,6 +7,7 @@ from typing import Any
 import jinja2
 import pydantic_core
 
+from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import Metered
 from orchestrator.decisions.advice import advise
 from orchestrator.decisions.plan import Candidate, Plan
@@ -120,8 +121,7 @@ def receipt_text(receipt: Receipt) -> str:
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}{paid}")
     if receipt.speed is not None:
         lines.append(f"speed     {speed_text(receipt.speed)}")
-    scores = ", ".join(f"{name} {value:.4f}" for name, value in receipt.metrics.items())
-    return "\n".join([*lines, f"quality   {scores}"])
+    return "\n".join([*lines, f"quality   {format_metrics(receipt.metrics)}"])
 
 
 def _memory_lines(receipt: Receipt) -> list[str]:
@@ -193,7 +193,7 @@ def _cards(data: ReportData) -> list[dict[str, str]]:
         if receipt.actual_memory_gib is not None:
             value = f"{receipt.actual_memory_gib:.1f} GiB"
             cards.append({"label": "peak memory of a worker", "value": value})
-        cards += [{"label": k, "value": f"{v:.4f}"} for k, v in receipt.metrics.items()]
+        cards += [{"label": k, "value": format_metric(v)} for k, v in receipt.metrics.items()]
     return cards
 
 
@@ -228,7 +228,7 @@ def _trial_row(trial: TrialResult) -> dict[str, str]:
     return {
         "params": params or "as in the job",
         "steps": str(last[0]) if last else "–",
-        "score": f"{last[1]:.4f}" if last else "–",
+        "score": format_metric(last[1]) if last else "–",
         "ended": trial.failure or ("stopped early" if trial.stopped_early else "complete"),
     }
 
@@ -253,13 +253,13 @@ def _pareto_plot(data: ReportData) -> dict[str, Any] | None:
                 "x": LEFT + WIDTH * (x - x_low) / (x_high - x_low),
                 "y": TOP + HEIGHT * (y_high - (y or 0.0)) / (y_high - y_low),
                 "kind": _kind(option, data.winner),
-                "title": f"{option.id}: {show(x)}, {data.metric} {y:.4f}",
+                "title": f"{option.id}: {show(x)}, {data.metric} {format_metric(y)}",
             }
             for option, x, y in points
         ],
         "x_ticks": _ticks(x_low, x_high, LEFT, WIDTH, show),
         "limits": _limits(data, y_low, y_high),
-        "y_ticks": _ticks(y_high, y_low, TOP, HEIGHT, lambda value: f"{value:.3f}"),
+        "y_ticks": _ticks(y_high, y_low, TOP, HEIGHT, format_metric),
     }
 
 
@@ -287,7 +287,7 @@ def _learning_curves(trials: Sequence[TrialResult]) -> dict[str, Any] | None:
         )
 
     lines = [{"points": points(t), "title": _trial_row(t)["params"]} for t in drawn]
-    return {"lines": lines, "low": f"{low:.3f}", "high": f"{high:.3f}", "steps": last}
+    return {"lines": lines, "low": format_metric(low), "high": format_metric(high), "steps": last}
 
 
 def _limits(data: ReportData, low: float, high: float) -> list[dict[str, float]]:
@@ -328,7 +328,7 @@ def _loss_curve(fit: FitResult | None) -> dict[str, Any] | None:
     ]
     return {
         "points": " ".join(points),
-        "low": f"{low:.3f}",
-        "high": f"{high:.3f}",
+        "low": format_metric(low),
+        "high": format_metric(high),
         "steps": fit.losses[-1][0],
     }

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError, first_line
+from jobs.spec.quantities import format_metric
 from jobs.spec.serve import EngineName
 from jobs.training import environment, eval_sample
 from jobs.training.config import Device
@@ -266,7 +267,8 @@ class Judge:
         elif agreement < AGREEMENT:
             refusal = f"it gives {1 - agreement:.1%} of the rows another label than training"
         elif before - accuracy > ACCURACY_DROP:
-            refusal = f"its accuracy is {accuracy:.4f}, and {before:.4f} in training"
+            shown = format_metric(accuracy), format_metric(before)
+            refusal = f"its accuracy is {shown[0]}, and {shown[1]} in training"
         elif spread > INVARIANCE:
             refusal = f"the score of a text changes by {spread:.3f} with the texts beside it"
         return Trial(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobs.training.events import Started, Stepped
+from jobs.training.events import Evaluated, Started, Stepped
 from orchestrator.decisions.predict import Phases
-from orchestrator.notices import Notice, Remark
+from orchestrator.notices import Notice, Progress, Remark
 from orchestrator.watch import FitWatch
 from tests.builders import prediction
 
@@ -45,6 +45,20 @@ def test_a_fit_that_is_much_slower_is_told_early() -> None:
     assert len(warned) == 3
     assert "5% done: looks like 2.7 min in all, +45%" in warned[0]
     assert watch.projections[0].time_s == pytest.approx(5 + 150 + 5 * 0.95)
+
+
+def test_values_of_any_size_are_told_in_few_characters() -> None:
+    told: list[str] = []
+
+    def notify(notice: Notice) -> None:
+        if isinstance(notice, Remark | Progress):
+            told.append(notice.text)
+
+    watch = FitWatch(notify, None, None, lambda: 0.0)
+    watch.show(Stepped(1, 1e300, 16, 160, 200, 1.0, 1.0))
+    watch.show(Evaluated(1, {"perplexity": 1e304, "token_accuracy": 0.25}, 1.0))
+    assert told[0].startswith("loss 1.000e+300, 16 samples/s")
+    assert told[1] == "step 1: perplexity 1.000e+304, token_accuracy 0.2500"
 
 
 def test_a_resumed_fit_is_not_projected() -> None:

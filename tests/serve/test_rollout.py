@@ -41,10 +41,13 @@ def test_a_difference_that_may_be_chance_is_let_through() -> None:
     assert against(judged) == ()
 
 
-def test_a_language_model_that_foresees_less_is_seen() -> None:
+@pytest.mark.parametrize(
+    ("perplexity", "shown"), [(12.5, "12.5000, 1.25 times"), (1e304, "1.000e+304, 1e+303 times")]
+)
+def test_a_language_model_that_foresees_less_is_seen(perplexity: float, shown: str) -> None:
     assert reasons_against(GATE, None, Perplexities(10.0, 10.4), GOOD, GOOD) == ()
-    (reason,) = reasons_against(GATE, None, Perplexities(10.0, 12.5), GOOD, GOOD)
-    assert reason == "its perplexity is 12.5, 1.25 times the old one's 10"
+    (reason,) = reasons_against(GATE, None, Perplexities(10.0, perplexity), GOOD, GOOD)
+    assert reason == f"its perplexity is {shown} the old one's 10.0000"
 
 
 @pytest.mark.parametrize("model", ["reviews", "reviews--b", "a--0123456789ab--c"])

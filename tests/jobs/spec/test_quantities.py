@@ -1,5 +1,6 @@
-"""Durations, cadences, bounds and accelerators: what is read and what is refused."""
+"""Durations, cadences, bounds, accelerators, metrics: what is read, refused and written."""
 
+import math
 from datetime import timedelta
 
 import pytest
@@ -9,6 +10,8 @@ from jobs.spec.quantities import (
     Bound,
     Cadence,
     format_duration,
+    format_metric,
+    format_metrics,
     parse_accelerators,
     parse_bound,
     parse_cadence,
@@ -83,3 +86,23 @@ def test_accelerators_have_a_name_and_a_count(value: object, request_: Accelerat
 def test_accelerators_without_name_or_count_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="NAME:COUNT"):
         parse_accelerators(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.91503, "0.9150"),
+        (0, "0.0000"),
+        (-0.25, "-0.2500"),
+        (12345.678, "12345.6780"),
+        (1e6, "1.000e+06"),
+        (-2.5e9, "-2.500e+09"),
+        (1.23456e304, "1.235e+304"),
+        (math.inf, "infinite"),
+        (-math.inf, "minus infinite"),
+        (math.nan, "not a number"),
+    ],
+)
+def test_metrics_are_short_whatever_their_size(value: float, text: str) -> None:
+    assert format_metric(value) == text
+    assert format_metrics({"f1": 0.5, "loss": value}) == f"f1 0.5000, loss {text}"

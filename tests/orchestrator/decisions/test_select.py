@@ -193,3 +193,13 @@ def test_the_noise_of_a_metric_falls_with_the_rows_that_judge(
     metric: str, value: float, rows: int, expected: float
 ) -> None:
     assert select.noise(metric, value, rows) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(31.5, "perplexity 31.5000 is not"), (1e304, "perplexity 1.000e+304 is not")],
+)
+def test_a_broken_limit_is_told_in_few_characters(value: float, text: str) -> None:
+    objective = {"maximize": "token_accuracy", "subject_to": {"perplexity": "<=20"}}
+    spec = job(sweep=sweep({"train.optimizer.lr": [1e-5]}, objective=objective))
+    assert select.broken_limits(spec, {"perplexity": value}) == (f"{text} <=20",)

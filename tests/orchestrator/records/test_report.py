@@ -3,6 +3,7 @@
 import dataclasses
 import html.parser
 import json
+import re
 
 import pytest
 
@@ -147,6 +148,20 @@ def test_the_same_is_there_for_programs() -> None:
     assert value["heat_maps"]
     assert value["receipt"] is None
     assert isinstance(value["advice"], list)
+
+
+def test_receipt_and_report_show_values_of_any_size_in_few_characters() -> None:
+    reference = CheckpointRef("/x", 20, {"perplexity": 1e304})
+    huge = dataclasses.replace(fit(110.0), checkpoint=reference, losses=((1, 1e300), (2, 1e9)))
+    trials = tuple(
+        dataclasses.replace(tried, history=((1, 1e303), (2, 1e304 * (1 + index))))
+        for index, tried in enumerate(TRIALS)
+    )
+    found = receipt.write_receipt("run", WINNER, huge, 30)
+    assert report.receipt_text(found).endswith("quality   perplexity 1.000e+304")
+    page = render(trials=trials, fit=huge, receipt=found)
+    assert "1.000e+304" in page.text
+    assert not re.search(r"\d{12}", page.text)
 
 
 def test_a_report_before_training_leaves_those_parts_out() -> None:
