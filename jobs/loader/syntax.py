@@ -212,6 +212,13 @@ def _unaligned(stop: _Stop, line: int, above: int) -> Mistake:
     return Mistake(line + 1, stop.depth(line) + 1, message)
 
 
+def _variable(stop: _Stop) -> Mistake | None:
+    if "got '{'" in stop.problem and stop.text(stop.at.line)[: stop.at.column].endswith("$"):
+        message = "environment variables are not expanded here; write ~/... or the value"
+        return Mistake(stop.at.line + 1, stop.at.column, message)
+    return None
+
+
 def _open_bracket(stop: _Stop) -> Mistake | None:
     match = re.match(r"expected ',' or '(.)'", stop.problem)
     if match is None:
@@ -259,6 +266,7 @@ RULES: tuple[Callable[[_Stop], Mistake | None], ...] = (
     _stray_dash,
     _closed_twice,
     _odd_indent,
+    _variable,
     _open_bracket,
     _odd_start,
     _odd_escape,

@@ -1,24 +1,18 @@
 """Rules across fields: combinations that can never run, found before anything starts."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 from jobs.errors import PASSWORD
-from jobs.spec.data import FOLDERS, FORMATS, format_of
+from jobs.spec import paths
+from jobs.spec.data import FORMATS
 from jobs.spec.job import JobSpec
 from jobs.spec.quantities import format_duration
 from jobs.spec.sweep import LogUniform, Uniform
 from jobs.spec.train import LOWER_IS_BETTER, METRICS_OF_TASK
 
 Path = tuple[str | int, ...]
-HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
-OTHER_ENDINGS = (
-    *(".txt", ".xlsx", ".xls", ".xml", ".yaml", ".html", ".pkl", ".arrow", ".feather", ".orc"),
-    *(".zip", ".tar", ".tgz", ".gz", ".zst", ".bz2", ".xz", ".7z"),
-)
-"""Of files that no reader takes; a hub id never ends so."""
 LEAST_SILENCE = timedelta(minutes=1)
 """Of workers that hang."""
 
@@ -132,23 +126,32 @@ def sources_can_be_read(spec: JobSpec) -> Iterator[Violation]:
     """Rows are read from files of a few formats, from saved folders and from the hub."""
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         for path in source.paths:
-            if message := unreadable(path):
+            if message := paths.why_unreadable(path):
                 yield Violation(("data", split, "path"), f"{path} {message}")
         if not isinstance(source.path, str) and not source.is_file:
             message = f"a list holds files; each ends in {', '.join(FORMATS)}"
             yield Violation(("data", split, "path"), message)
 
 
-def unreadable(path: str) -> str:
-    """What is wrong with a path, whatever is there; empty if nothing is."""
-    scheme, mark, _ = path.partition("://")
-    if mark and scheme != "s3":
-        return "is a URL; download the file, or put it into a bucket and write s3://bucket/key"
-    is_named_for_another = path.lower().endswith(OTHER_ENDINGS)
-    is_known = path.startswith(FOLDERS) or mark or HUB_ID.fullmatch(path)
-    if format_of(path) or (is_known and not is_named_for_another):
-        return ""
-    return f"is no hub id and no file that ends in {', '.join(FORMATS)}, perhaps with .gz or .zst"
+def paths_hold_no_variables(spec: JobSpec) -> Iterator[Violation]:
+    """A path is taken as it is written, so that a job means the same wherever it is read."""
+    for path, text in _paths(spec):
+        if message := paths.why_not_literal(text):
+            field = ".".join(str(part) for part in path)
+            yield Violation(path, f"{message}, or give the path by --set {field}=...")
+
+
+def _paths(spec: JobSpec) -> Iterator[tuple[Path, str]]:
+    """Every field that names a file, a folder, a bucket or a model."""
+    yield ("model", "base"), spec.model.base
+    for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
+        for path in source.paths:
+            yield ("data", split, "path"), path
+    yield ("storage",), spec.storage
+    if spec.tracking and spec.tracking.mlflow:
+        yield ("tracking", "mlflow", "uri"), spec.tracking.mlflow.uri
+    if spec.serve and spec.serve.auth and spec.serve.auth.tokens_file:
+        yield ("serve", "auth", "tokens_file"), spec.serve.auth.tokens_file
 
 
 def text_and_label_differ(spec: JobSpec) -> Iterator[Violation]:
@@ -303,6 +306,7 @@ RULES: tuple[Rule, ...] = (
     placements_are_distinct,
     placements_are_one_list,
     columns_match_task,
+    paths_hold_no_variables,
     sources_can_be_read,
     text_and_label_differ,
     train_and_eval_differ,

@@ -14,7 +14,7 @@ from jobs.errors import DataError, RunError
 from jobs.loader import loads
 from jobs.loader.rows import rows_match
 from jobs.spec.data import FOLDERS, FORMATS, SourceSpec
-from jobs.spec.rules import unreadable
+from jobs.spec.paths import why_unreadable
 from jobs.storage import files
 from jobs.storage.storage import S3_SCHEME
 from jobs.training.data import columns, holdout, sources, writers
@@ -157,7 +157,7 @@ def _source(name: str) -> SourceSpec:
     """Files, a pattern or a folder; DataError for anything else."""
     is_folder = Path(name).expanduser().is_dir()
     path = f"./{name}" if is_folder and not name.startswith(FOLDERS) else name
-    if problem := unreadable(path):
+    if problem := why_unreadable(path):
         raise DataError(f"{name} {problem}")
     source = SourceSpec(path=path)
     if not source.is_file and not is_folder:

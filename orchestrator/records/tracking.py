@@ -117,7 +117,8 @@ class Mlflow:
         self._held: list[mlflow.entities.Metric] = []
         self._is_lost = False
         try:
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            place = str(Path(uri).expanduser()) if uri.startswith("~") else uri
+            self._client = mlflow.MlflowClient(tracking_uri=place)
             found = self._client.get_experiment_by_name(spec.name)
             experiment = found.experiment_id if found else self._client.create_experiment(spec.name)
             self._run = self._client.create_run(experiment, run_name=run).info.run_id
