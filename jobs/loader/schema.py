@@ -18,7 +18,8 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 REFERENCE_HEAD = """# The job file
 
 Generated from the specification by `make schema`; `job.schema.json` is the same for editors. Every
-section but `version`, `name`, `model` and `data` may be left out.
+section but `version`, `name`, `model` and `data` may be left out. Paths are taken as they are
+written: `~` stands for the home folder, environment variables are not expanded.
 """
 
 

@@ -2,8 +2,8 @@
 
 A block of `bash` or `python` is run, in the order of its page, in a folder that looks like a fresh
 clone; a block with a title is a file that is written first. All pages share one local cluster. A
-block of `sh` needs what a test has not (another machine, a cloud): its winnow commands must have
-the options that they are given.
+block of `sh` needs what a test has not (another machine, a cloud): `test_names.py` checks its
+commands.
 """
 
 import json
@@ -13,31 +13,18 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer
 
-from orchestrator.cli import app
 from tests import alone
 from tests.alone import needs_namespaces
+from tests.docs.pages import GENERATED, PAGES, ROOT, blocks, name_of
 
-ROOT = Path(__file__).parents[2]
-GENERATED = ROOT / "docs/commands.md"
-PAGES = sorted(
-    {ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("**/*.md")} - {GENERATED}
-)
-BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 CLONE = ("examples", "infra")
 """What commands on the pages name."""
 PAGES_S = 1200
 """How long all of them may take."""
-
-
-def blocks(page: Path) -> list[tuple[str, str, str]]:
-    """Language, title and text of each."""
-    return BLOCK.findall(page.read_text(encoding="utf-8"))
 
 
 def script(page: Path) -> str:
@@ -52,10 +39,6 @@ def script(page: Path) -> str:
             lines.append(f"python - <<'END OF SCRIPT'\n{text}END OF SCRIPT")
     can_run = any(language in ("bash", "python") for language, title, _ in blocks(page))
     return "\n".join(lines) if can_run else ""
-
-
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
 
 
 def needs_cluster(page: Path) -> bool:
@@ -106,34 +89,11 @@ def check_pages(pages: list[Path], clone: Path, folder: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment |= {"WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT)}
+    environment["HOME"] = str(folder)  # where Ray's token is made
     done = alone.run("\n".join(parts), folder=folder, environment=environment, timeout_s=PAGES_S)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert len(parts) > 3
     assert len(re.findall("^page ", done.stderr, re.MULTILINE)) == len(parts)
-
-
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every winnow command on every page, with the page's name."""
-    for page in PAGES:
-        for language, _, text in blocks(page):
-            if language in ("bash", "sh"):
-                for line in text.replace("\\\n", " ").splitlines():
-                    words = shlex.split(line, comments=True)
-                    if words[:1] == ["winnow"]:
-                        end = words.index(">") if ">" in words else len(words)
-                        yield name_of(page), words[1:end]
-
-
-@pytest.mark.parametrize(("page", "words"), list(commands()), ids=str)
-def test_every_command_has_the_options_it_is_given(page: str, words: list[str]) -> None:
-    command, rest = typer.main.get_command(app), words
-    context = command.make_context("winnow", [], resilient_parsing=True)
-    while hasattr(command, "commands"):
-        assert rest, f"{page}: winnow {' '.join(words)} names no command"
-        assert rest[0] in command.commands, f"{page}: winnow has no command {rest[0]}"
-        command, rest = command.commands[rest[0]], rest[1:]
-        context = command.make_context(rest[0] if rest else "", list(rest), parent=context)
-    assert context.params is not None
 
 
 def test_the_notebook_has_the_cells_of_its_guide() -> None:
