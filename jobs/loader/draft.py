@@ -48,9 +48,11 @@ class Draft:
             try:
                 return JobSpec.model_validate(kept)
             except ValidationError as error:
-                for details in error.errors():
-                    path = explain.written_path(details, Document("", kept))
-                    self._mend(self.written(path), is_missing=details["type"] == "missing")
+                errors, document = error.errors(), Document("", kept)
+                paths = [self.written(explain.written_path(e, document)) for e in errors]
+                # after all paths are known, because mending one moves those that follow
+                for path, details in zip(paths, errors, strict=True):
+                    self._mend(path, is_missing=details["type"] == "missing")
         return None
 
     def written(self, path: Path) -> Path:
@@ -76,7 +78,8 @@ class Draft:
 
     def _mend(self, path: Path, *, is_missing: bool) -> None:
         """Put a stand-in where a required field is missing, else take the value out."""
-        self._faulty.append(path)
+        if path:
+            self._faulty.append(path)
         name = ".".join(str(part) for part in path)
         if not is_missing:
             self._take_out(path)

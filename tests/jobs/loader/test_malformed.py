@@ -283,7 +283,7 @@ resources:
     - {accelerators: L9}
 serve:
   accelerators: H9
-  fallback: ["T4:0", T9]
+  fallback: ["T4:0", "L4:0", T9, T8]
 prices: {T7: free, T6: 1}
 """
 
@@ -293,7 +293,7 @@ prices: {T7: free, T6: 1}
 )
 def test_accelerators_are_checked_beside_every_other_error(lost: str) -> None:
     unknown = ["resources.any_of[1].accelerators", "resources.any_of[3].accelerators"]
-    unknown += ["serve.accelerators", "serve.fallback[1]", "prices.T6"]
+    unknown += ["serve.accelerators", "serve.fallback[2]", "serve.fallback[3]", "prices.T6"]
     problems = problems_of(MINIMAL.replace(lost, "") + FAULTY)
     found = [problem.split(": ")[1:3] for problem in problems]
     assert [path for path, what in found if "is not known" in what] == unknown
