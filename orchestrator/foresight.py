@@ -52,16 +52,6 @@ def check_base(spec: JobSpec) -> None:
         base.check_base(spec.model, place)
 
 
-def cut_rows(spec: JobSpec, longest: int | None) -> str | None:
-    """A sentence where the longest training row, in tokens, is cut; None where all are whole."""
-    if longest is None or longest <= spec.data.max_length:
-        return None
-    return (
-        f"the longest training row has {longest:,} tokens, and rows are cut at"
-        f" {spec.data.max_length:,} (data.max_length)"
-    )
-
-
 def _packages(spec: JobSpec) -> Iterator[Violation]:
     for field, package, extra, is_used in PACKAGES:
         if is_used(spec) and importlib.util.find_spec(package) is None:

@@ -94,14 +94,11 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     foresight.check(spec)
     foresight.check_base(spec)
     shape = shape_of(spec.model.base, spec.model.task)
-    longest = longest_row(spec)
-    plan = make_plan(spec, inventory, shape, longest, read_book())
+    plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
 
     def remark(text: str) -> None:
         context.notify(Remark(text))
 
-    if text := foresight.cut_rows(spec, longest):
-        remark(text)
     if spec.serve:
         deployment.serving_nodes(spec.serve, inventory)
         deployment.tell_moves(spec.name, spec.serve, context.serve_port, remark)
@@ -111,8 +108,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
         f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
     )
     context.notify(StageFinished("plan", text))
-    for remark in plan.remarks:
-        context.notify(Remark(remark))
+    for each in plan.remarks:
+        remark(each)
     if any(node.simulated for node in inventory.nodes):
         context.notify(Remark("simulated accelerators: all times and prices below are simulated"))
     return inventory, plan

@@ -1,6 +1,7 @@
 """`winnow plan`: what a run would try, and what it would not, without running anything."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from cluster import local
@@ -33,33 +34,25 @@ def plan(
 ) -> None:
     """Show every candidate with its memory verdict, and every one skipped with the reason."""
     spec = load_job(job, settings)
-    remarks: list[str] = []
-    found, nodes = planned(spec, inventory, address, remarks.append)
+    found, nodes = planned(spec, inventory, address)
     if as_json:
         print_json(found)
-        return
-    show(found, nodes)
-    for text in remarks:
-        out().print(f"\n{text}", markup=False)
+    else:
+        show(found, nodes)
 
 
-def planned(
-    spec: JobSpec,
-    inventory: Path | None,
-    address: str | None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> tuple[Plan, Inventory]:
+def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple[Plan, Inventory]:
     """What a run would try on the nodes of a file, else of a running cluster; and those nodes.
 
     Raises JobFileError with what the job needs and cannot have, DeployError where its route is
     another model's.
     """
     foresight.check(spec)
-    nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, tell)
+    moves: list[str] = []
+    nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
     shape, longest = shape_of(spec.model.base, spec.model.task), longest_row(spec)
-    if text := foresight.cut_rows(spec, longest):
-        tell(text)
-    return make_plan(spec, nodes, shape, longest, read_book()), nodes
+    found = make_plan(spec, nodes, shape, longest, read_book())
+    return replace(found, remarks=(*found.remarks, *moves)), nodes
 
 
 def known_inventory(path: Path | None) -> Inventory | None:

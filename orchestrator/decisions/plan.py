@@ -147,7 +147,8 @@ def make_plan(
     if not candidates:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
         raise InfeasibleError(f"nothing in this job can run here: {reasons}")
-    remarks = dict.fromkeys((*catalogue.choices(spec), *inventory.remarks))
+    cut = _cut_rows(longest, length)
+    remarks = dict.fromkeys((*catalogue.choices(spec), *inventory.remarks, *cut))
     return Plan(tuple(candidates), tuple(skipped), tuple(remarks))
 
 
@@ -169,6 +170,15 @@ def _affordable(placement: Placement, spec: JobSpec) -> Placement:
     if limit is not None and price is not None and price > limit:
         raise InfeasibleError(f"costs {price:.2f} USD per hour, over max_hourly_cost {limit:g}")
     return placement
+
+
+def _cut_rows(longest: int | None, most: int) -> tuple[str, ...]:
+    if longest is None or longest <= most:
+        return ()
+    return (
+        f"the longest training row has {longest:,} tokens, and rows are cut at {most:,}"
+        " (data.max_length)",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,11 +130,3 @@ def test_what_is_in_a_bucket_is_looked_at(bucket: str) -> None:
     assert "none.csv" in found
     (found,) = problems(data__train=train, data__eval=train, storage="s3://no-such-bucket/runs")
     assert found.startswith("storage: ")
-
-
-def test_rows_that_are_cut_are_told() -> None:
-    spec = job(data__max_length=64)
-    assert foresight.cut_rows(spec, None) is foresight.cut_rows(spec, 64) is None
-    assert foresight.cut_rows(spec, 1200) == (
-        "the longest training row has 1,200 tokens, and rows are cut at 64 (data.max_length)"
-    )

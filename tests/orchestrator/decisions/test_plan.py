@@ -164,3 +164,12 @@ def test_a_device_of_one_s_own_costs_its_purchase_and_its_power() -> None:
     )
     plan = make_plan(spec, inventory(RTX4090=2), BERT_BASE)
     assert plan.placements[0].price_usd_per_hour == pytest.approx(2 * (0.1 + 0.1))
+
+
+def test_rows_that_are_cut_are_told() -> None:
+    spec = job(data__max_length=64, resources__any_of=any_of("RTX4090:2"))
+    whole, cut = (make_plan(spec, inventory(RTX4090=2), BERT_BASE, n) for n in (64, 1200))
+    assert whole.remarks == ()
+    assert cut.remarks == (
+        "the longest training row has 1,200 tokens, and rows are cut at 64 (data.max_length)",
+    )

@@ -175,7 +175,7 @@ def test_a_trial_stopped_from_outside_leaves_its_devices_free(
 
     from cluster.discovery import discover
     from orchestrator.stages.devices import release
-    from orchestrator.stages.group import stream
+    from orchestrator.stages.group import Start, stream
 
     placement = place(AcceleratorRequest("L40S", 2), discover(), {})
     config = training_config(reviews, tiny_model, micro_batch_size=16, epochs=5000.0)
@@ -187,9 +187,7 @@ def test_a_trial_stopped_from_outside_leaves_its_devices_free(
         def run(self) -> str:
             """Start a long training and return the group's id."""
             groups: list[str] = []
-            events = stream(
-                train, config, placement, name="x", storage=tmp_path, on_group=groups.append
-            )
+            events = stream(Start(train, config, placement, "x", tmp_path, groups.append))
             next(events)
             self.kept = events
             return groups[0]
@@ -208,13 +206,13 @@ def test_ray_train_gives_the_loss_curve_of_one_plain_process(
 ) -> None:
     """Earns its fifteen seconds: two DDP workers x 16 under Ray against 1 x 32 without it."""
     from cluster.discovery import discover
-    from orchestrator.stages.group import stream
+    from orchestrator.stages.group import Start, stream
 
     reference: list[Event] = []
     train(training_config(reviews, tiny_model), reference.append)
     placement = place(AcceleratorRequest("cpu", 2), discover(), {})
     config = training_config(reviews, tiny_model, micro_batch_size=16)
-    spread = list(stream(train, config, placement, name="curve", storage=tmp_path))
+    spread = list(stream(Start(train, config, placement, "curve", tmp_path)))
     assert losses_of(spread) == pytest.approx(losses_of(reference), abs=1e-5)
     assert len(losses_of(spread)) == 5
 
@@ -229,20 +227,13 @@ def test_a_worker_on_the_wrong_sku_refuses_to_work(
 ) -> None:
     """Shows that the assertion inside the workers can fail."""
     from cluster.discovery import discover
-    from orchestrator.stages.group import stream
+    from orchestrator.stages.group import Start, stream
 
     t4 = discover().with_sku("T4")[0]
     mislabelled = Placement("L40S", 2, (t4.id,), 48.0, 1.0, simulated=True)
     with pytest.raises(TrainingError, match="a worker of L40S:2 was started on a node of T4"):
-        list(
-            stream(
-                _do_nothing,
-                training_config(reviews, tiny_model),
-                mislabelled,
-                name="t",
-                storage=tmp_path,
-            )
-        )
+        config = training_config(reviews, tiny_model)
+        list(stream(Start(_do_nothing, config, mislabelled, "t", tmp_path)))
 
 
 def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
@@ -250,7 +241,7 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
 ) -> None:
     from cluster.discovery import discover
     from orchestrator.stages.causes import GroupError
-    from orchestrator.stages.group import stream
+    from orchestrator.stages.group import Start, stream
 
     def stand_still(*_: object) -> None:
         threading.Event().wait(600)
@@ -259,7 +250,7 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
     with pytest.raises(
         GroupError, match=r"reported nothing for 3 s \(train.hang_after\)"
     ) as caught:
-        list(stream(stand_still, None, placement, name="x", storage=tmp_path, silence_s=3))
+        list(stream(Start(stand_still, None, placement, "x", tmp_path, silence_s=3)))
     assert caught.value.failed.cause is Cause.HANG
     assert caught.value.failed.nodes == set(placement.node_ids)
     assert eventually(lambda: _worker_groups_left() == [])
@@ -271,7 +262,7 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
     """Also that work leaves the cores to endpoints: these keep a niceness of 0."""
     from cluster.discovery import discover
     from orchestrator.stages.causes import GroupError
-    from orchestrator.stages.group import stream
+    from orchestrator.stages.group import Start, stream
     from orchestrator.stages.secrets import secrets_of
 
     phrase = "open sesame, quoth he"
@@ -291,7 +282,7 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
 
     placement = place(AcceleratorRequest("cpu", 1), discover(), {})
     with pytest.raises(GroupError, match=rf"niceness 15, {expected} is of \*\*\*$"):
-        list(stream(secrets.given_to(blurt), None, placement, name="x", storage=tmp_path))
+        list(stream(Start(secrets.given_to(blurt), None, placement, "x", tmp_path)))
 
 
 def test_a_sku_that_is_not_there_fails_when_planning(
