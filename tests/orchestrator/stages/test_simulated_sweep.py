@@ -231,8 +231,8 @@ def test_a_worker_on_the_wrong_sku_refuses_to_work(
 
     t4 = discover().with_sku("T4")[0]
     mislabelled = Placement("L40S", 2, (t4.id,), 48.0, 1.0, simulated=True)
+    config = training_config(reviews, tiny_model)
     with pytest.raises(TrainingError, match="a worker of L40S:2 was started on a node of T4"):
-        config = training_config(reviews, tiny_model)
         list(stream(Start(_do_nothing, config, mislabelled, "t", tmp_path)))
 
 
