@@ -1,5 +1,6 @@
 """Which engine serves a model on this machine: the fastest whose scores are those of training."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -14,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from jobs.errors import DeployError, first_line
 from jobs.spec.quantities import format_metric
 from jobs.spec.serve import EngineName
+from jobs.spec.train import Precision
 from jobs.training import environment, eval_sample
 from jobs.training.config import Device
 from serve.batches import BLOCK_BATCHES, Limits, block
@@ -96,10 +99,8 @@ class Maker:
     def make(self, name: EngineName, gate: GateRows) -> Engine:
         """A loaded engine; exports the model first where that was not done."""
         library, _, precision = name.partition("-")
-        if library == "torch" and self.device == "cuda":
-            return CapturedEngine(self.model, self.tokenizer, precision)  # type: ignore[arg-type]
         if library == "torch":
-            return TorchEngine(self.model, self.tokenizer, precision, self.device, self.threads)  # type: ignore[arg-type]
+            return self._torch(cast("Precision", precision), gate)
         if library == "onnx":
             graph = self._exported("model.onnx", self._export_onnx)
             return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
@@ -111,6 +112,15 @@ class Maker:
 
             graph = self._exported("openvino-rows-int8.xml", quantize)
         return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
+
+    def _torch(self, precision: Precision, gate: GateRows) -> Engine:
+        """With captured batches on a GPU, unless the model waits for the host, as T5 does."""
+        if self.device == "cuda":
+            captured = CapturedEngine(self.model, self.tokenizer, precision)
+            with contextlib.suppress(Exception):
+                captured.run([gate.pattern])
+                return captured
+        return TorchEngine(self.model, self.tokenizer, precision, self.device, self.threads)
 
     def _export_onnx(self, target: Path) -> None:
         onnx_engine.export(self.model, self.tokenizer, target)

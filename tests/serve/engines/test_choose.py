@@ -2,9 +2,11 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 from jobs.errors import DeployError
@@ -14,8 +16,10 @@ from jobs.spec.train import OptimizerSpec
 from jobs.training import eval_sample
 from jobs.training.loop import train
 from serve.engines import choose
+from serve.engines.captured_engine import CapturedEngine
 from serve.engines.choose import Maker
 from serve.engines.rows import Tokenizer
+from serve.engines.torch_engine import TorchEngine
 from tests import tiny
 from tests.builders import training_config
 
@@ -62,6 +66,21 @@ def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publ
             assert choose.scores(engine, gate.rows, batch) == pytest.approx(gate.scores, abs=1e-3)
     texts = [tuple(row.texts) for row in eval_sample.read(maker.model)]
     assert [list(row.ids) for row in maker.tokenizer.rows(texts)] == [r.ids for r in gate.rows]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("kind", "engine"), [("t5", TorchEngine), ("bart", TorchEngine), ("bert", CapturedEngine)]
+)
+def test_models_that_cannot_be_captured_are_run_as_they_are(
+    kind: str, engine: type, published: Publish
+) -> None:
+    maker = replace(published(kind), device="cuda")
+    gate = choose.read_gate(maker.model)
+    assert type(maker.make("torch-fp32", gate)) is engine
+    choice = choose.choose(maker, ("torch-fp32",), gate, is_timed=False)
+    assert (choice.engine, choice.is_one_by_one) == ("torch-fp32", False)
 
 
 def exchanged(maker: Maker, folder: Path) -> Maker:
