@@ -16,6 +16,7 @@ import ray.train
 import ray.train.torch
 import ray.util
 import ray.util.queue
+from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 
 from cluster import labels
 from cluster.placement import Placement
@@ -164,10 +165,18 @@ _NO_RETRIES = ray.train.FailureConfig(
 """What is done about a failure is ours to decide."""
 
 
+class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
+    """Without Ray Data, whose manager is one process more for each group that nothing here asks."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        every = super()._create_default_callbacks()
+        return [each for each in every if not isinstance(each, DatasetsCallback)]
+
+
 def _trainer(start: Start, channels: dict[str, Any]) -> ray.train.torch.TorchTrainer:
     placement = start.placement
     resources = worker_resources(placement)
-    return ray.train.torch.TorchTrainer(
+    return _Trainer(
         run_worker,
         train_loop_config={
             "work": start.work,
