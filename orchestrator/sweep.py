@@ -142,7 +142,9 @@ def probe(
             names = ", ".join(placement.name for placement in placements)
             return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
 
-        findings = speed.Findings(speeds.take, speeds.take_launch, give_up_s, first_free)
+        findings = speed.Findings(
+            speeds.take, speeds.take_launch, give_up_s, speeds.tell, first_free
+        )
         speed.measure(context.spec, todo, context.run.folder, findings)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
@@ -205,7 +207,7 @@ def _confirm(
         if todo and not speeds.must_end("timing again", trials):
             names = " and ".join(candidate.id for candidate in todo)
             context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-            findings = speed.Findings(speeds.take, speeds.take_launch)
+            findings = speed.Findings(speeds.take, speeds.take_launch, tell=speeds.tell)
             speed.measure_again(context.spec, todo, context.run.folder, findings)
             timed = True
     return timed
@@ -255,6 +257,10 @@ class Speeds:
         self._context.notify(Progress("probe", len(self.measured), total, text))
         for disturbance in measured.disturbances:
             self._context.notify(Remark(f"{measured.candidate}: {disturbance}"))
+
+    def tell(self, text: str) -> None:
+        """Say something."""
+        self._context.notify(Remark(text))
 
     def take_launch(self, launch: Launch) -> None:
         """Record what starting a group took."""

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.placement import Placement
 from jobs.errors import TrainingError
@@ -32,7 +32,7 @@ from orchestrator.interruption import asked_first
 from orchestrator.records.receipt import FitResult
 from orchestrator.stages.causes import GroupError
 from orchestrator.stages.elastic import Growth, found_again
-from orchestrator.stages.group import Start, stream
+from orchestrator.stages.group import Patience, Start, stream
 from orchestrator.stages.secrets import Secrets
 
 
@@ -67,6 +67,8 @@ class _Gathered:
     speed: Metered | None = None
     stopped_at: int | None = None
     proof: Proven | None = None
+    waited_s: float = 0.0
+    """For devices that others held, which costs nothing and is no training."""
     has_left: bool = False
     """Whether the last attempt left before its end, as it was asked to."""
     losses: dict[int, float] = field(default_factory=dict)
@@ -114,7 +116,8 @@ def fit(
         try:
             _attempt(config, placement, checkpoints, rules, gathered, on_event, tell, growth)
             if not (growth.is_due and gathered.has_left):
-                return _result(gathered, config, checkpoints, time.monotonic() - begin)
+                spent_s = time.monotonic() - begin - gathered.waited_s
+                return _result(gathered, config, checkpoints, spent_s)
         except GroupError as error:
             failures.append(error.failed)
             smaller = with_smaller_micro_batch(config)
@@ -154,14 +157,27 @@ def _attempt(
         storage=checkpoints.folder.parent,
         leave=leave,
         silence_s=rules.hang_after_s,
+        delayed=_delayed,
     )
-    events = stream(start, wait_s=rules.wait.timeout.total_seconds(), tell=tell)
+    patience = Patience(rules.wait.timeout.total_seconds(), tell)
+    events = stream(start, patience)
     with asked_first(leave, tell), growth.watched(leave), contextlib.closing(events):
         for event in events:
             if isinstance(event, Started):
                 growth.begin()
+                gathered.waited_s += patience.waited_s
             gathered.take(event, config.metrics[0])
             on_event(event)
+
+
+def _delayed(payload: FitPayload, waited_s: float) -> FitPayload:
+    """Ends as early as if it had begun at once, where it has to end at some time."""
+    left_s = payload.config.stop_after_s
+    if left_s is None:
+        return payload
+    return replace(
+        payload, config=replace(payload.config, stop_after_s=max(0.0, left_s - waited_s))
+    )
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:

@@ -6,7 +6,7 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,15 @@ from jobs.training.events import Event
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.stages import causes
 from orchestrator.stages.causes import Failure, GroupError
-from orchestrator.stages.devices import release, selector, worker_resources
+from orchestrator.stages.devices import is_free, release, selector, worker_resources
 from orchestrator.stages.worker import Grouped, Message, run_worker
 
 COLLECTIVE_TIMEOUT_S = 300
 """A collective that takes longer has lost a worker."""
-START_TIMEOUT_S = 120
-"""How long the workers of a placement may wait for their resources."""
+RESERVE_TIMEOUT_S = 20
+"""How long Ray Train may take to reserve the devices of a group, before it is asked anew."""
+BUSY_TIMEOUT_S = 120.0
+"""How long busy devices are waited for where no job says."""
 POLL_S = 1.0
 END_TIMEOUT_S = 20.0
 """How long a group that is left early may take to end."""
@@ -46,7 +48,7 @@ Report = Callable[[Event], None]
 SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(SILENCE_S),
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TIMEOUT_S),
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(RESERVE_TIMEOUT_S),
     "RAY_TRAIN_COLLECTIVE_TIMEOUT_S": str(COLLECTIVE_TIMEOUT_S),
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
@@ -90,33 +92,55 @@ class Start:
     """When it is set, `work` is told so and has GRACE_S to end."""
     silence_s: float = math.inf
     """How long the workers may report nothing."""
+    delayed: Callable[[Any, float], object] | None = None
+    """The payload after so many seconds of waiting for devices; None where it is the same."""
 
 
-def stream(
-    start: Start, *, wait_s: float = START_TIMEOUT_S, tell: Callable[[str], None] | None = None
-) -> Generator[Event, None, None]:
+@dataclass(slots=True)
+class Patience:
+    """How long a group may wait for devices that others hold, and how long it did."""
+
+    limit_s: float = BUSY_TIMEOUT_S
+    tell: Callable[[str], None] = lambda _: None
+    """Told once that it waits."""
+    waited_s: float = 0.0
+
+
+def stream(start: Start, patience: Patience | None = None) -> Generator[Event, None, None]:
     """Start a group and yield what rank 0 reports.
 
-    Another job may take the devices before the group has started: it is started again until
-    `wait_s` are over, which `tell` hears of. Close the iterator when it is left early
-    (`contextlib.closing`): that ends the group.
+    Another job may take the devices before the group has started: it is started again when they are
+    free. Close the iterator when it is left early (`contextlib.closing`): that ends the group.
     Raises GroupError with the worker's own words or when the workers are silent for too long, or
-    BusyError when the devices stay busy.
+    BusyError when the devices stay busy for longer than `patience` has.
     """
-    began, placement = time.monotonic(), start.placement
+    patience = patience or Patience()
     while True:
+        began = time.monotonic()
         try:
             yield from _stream(start)
             return
-        except causes.BusyError:
-            is_asked_to_leave = start.leave is not None and start.leave.is_set()
-            if is_asked_to_leave or time.monotonic() - began >= wait_s:
-                raise
-        if not causes.is_alive(placement.node_ids):
-            words = f"a node of {placement.name} was lost before the workers had started"
-            raise GroupError(Failed(Cause.LOST_NODE, words))
-        if tell:
-            tell(f"another job or endpoint took the devices of {placement.name}; waiting for them")
+        except causes.BusyError as busy:
+            _wait(start, patience, began, busy)
+        waited_s = time.monotonic() - began
+        patience.waited_s += waited_s
+        if start.delayed:
+            start = replace(start, payload=start.delayed(start.payload, waited_s))
+
+
+def _wait(start: Start, patience: Patience, began: float, busy: causes.BusyError) -> None:
+    """Until the devices are free; raises `busy` when the time is over, or at an order to leave."""
+    if not patience.waited_s:
+        name = start.placement.name
+        patience.tell(f"another job or endpoint took the devices of {name}; waiting for them")
+    while not is_free(start.placement):
+        if not causes.is_alive(start.placement.node_ids):
+            words = f"a node of {start.placement.name} was lost before the workers had started"
+            raise GroupError(Failed(Cause.LOST_NODE, words)) from None
+        is_asked_to_leave = start.leave is not None and start.leave.is_set()
+        left_s = patience.limit_s - patience.waited_s - (time.monotonic() - began)
+        if is_asked_to_leave or left_s <= 0:
+            raise busy
 
 
 def _stream(start: Start) -> Generator[Event, None, None]:

@@ -23,7 +23,7 @@ from orchestrator.decisions.resolve import Params, Scalar, training_config, with
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
 from orchestrator.stages import causes, tuning
 from orchestrator.stages.devices import release
-from orchestrator.stages.group import Work
+from orchestrator.stages.group import Patience, Work
 from orchestrator.stages.secrets import secrets_of
 
 ROUNDS = 3
@@ -220,10 +220,11 @@ def _train(
 
     groups: list[str] = []
     began, start_s = time.monotonic(), list[float]()
+    patience = Patience(spec.wait.timeout.total_seconds())
 
     def report(event: Event) -> None:
         if isinstance(event, Joined) and candidate.placement.workers > 1:
-            start_s.append(time.monotonic() - began)
+            start_s.append(time.monotonic() - began - patience.waited_s)
         if isinstance(event, Evaluated):
             names = list(event.metrics)
             own = {"step": event.step, "metric_names": names, "groups": list(groups)}
@@ -236,7 +237,7 @@ def _train(
         report,
         name="trial",
         storage=storage,
-        wait_s=spec.wait.timeout.total_seconds(),
+        patience=patience,
         on_group=groups.append,
     )
 

@@ -29,7 +29,7 @@ from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import causes, tuning
-from orchestrator.stages.group import Start, Work, stream
+from orchestrator.stages.group import Patience, Start, Work, stream
 from orchestrator.stages.secrets import secrets_of
 
 FRUITLESS_ROUNDS = 3
@@ -54,6 +54,8 @@ class Findings:
     on_launch: Callable[[Launch], None]
     give_up_s: GiveUp | None = None
     """None to carry every probe through."""
+    tell: Callable[[str], None] = lambda _: None
+    """Told what is waited for."""
     first_free: FirstFree = operator.itemgetter(0)
     """Which of some placements to probe next; None when their devices stay busy."""
 
@@ -97,14 +99,15 @@ def measure_again(
     spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
 ) -> None:
     """Probe in fresh processes started from here, as the full run will be: no Tune between."""
-    work, wait_s = secrets_of(spec).given_to(probe_all), spec.wait.timeout.total_seconds()
+    work = secrets_of(spec).given_to(probe_all)
+    patience = Patience(spec.wait.timeout.total_seconds(), findings.tell)
     for placement in dict.fromkeys(candidate.placement for candidate in candidates):
         group = [
             dataclasses.replace(_request(spec, c, storage), is_brief=True, give_up_s=math.inf)
             for c in candidates
             if c.placement == placement
         ]
-        for found in _stream(work, group, placement, storage, wait_s, nested=False):
+        for found in _stream(work, group, placement, storage, patience, nested=False):
             if isinstance(found, Launch):
                 findings.on_launch(found)
             else:
@@ -121,6 +124,12 @@ def _probe_round(
     def take(_: str, report: dict[str, Any]) -> None:
         if "failure" in report:
             failures.append(Failed(Cause(report["cause"]), report["failure"]))
+        elif "remark" in report:
+            findings.tell(report["remark"])
+        elif "busy" in report and spec.wait.then == "next_best":
+            search.busy.append(placements[report["busy"]])
+        elif "busy" in report:
+            failures.append(Failed(Cause.INPUT, report["words"]))
         elif "launch" in report:
             findings.on_launch(LAUNCH.validate_python(report["launch"]))
         else:
@@ -172,7 +181,7 @@ class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
         """The next placement's number, and step times to give up at by candidate."""
         placement = self._findings.first_free(list(self._left)) if self._left else None
         if placement is None:
-            self.busy = list(self._left)
+            self.busy += self._left
             return str(self.FINISHED)
         number, group = self._left.pop(placement)
         limit = self._findings.give_up_s or (lambda _: math.inf)
@@ -198,6 +207,8 @@ def _request(spec: JobSpec, candidate: Candidate, storage: Path) -> ProbeRequest
 def _drive(config: dict[str, Any], **fixed: Any) -> None:
     try:
         _probe(config, **fixed)
+    except causes.BusyError as error:
+        ray.tune.report({"busy": config["placement"], "words": str(error)})
     except WinnowError as error:
         ray.tune.report({"failure": str(error), "cause": causes.of_worker(error)})
 
@@ -212,11 +223,12 @@ def _probe(
     wait_s: float,
 ) -> None:
     placement, limits = placements[config["placement"]], config["give_up_s"]
+    patience = Patience(wait_s, lambda text: ray.tune.report({"remark": text}))
     requests = [
         dataclasses.replace(request, give_up_s=limits[request.candidate])
         for request in groups[config["placement"]]
     ]
-    for found in _stream(work, requests, placement, storage, wait_s):
+    for found in _stream(work, requests, placement, storage, patience):
         name = "launch" if isinstance(found, Launch) else "measurement"
         ray.tune.report({name: dataclasses.asdict(found)})
 
@@ -226,19 +238,19 @@ def _stream(
     requests: Sequence[ProbeRequest],
     placement: Placement,
     storage: Path,
-    wait_s: float,
+    patience: Patience,
     *,
     nested: bool = True,
 ) -> Iterator[Measurement | Launch]:
     """What one group finds. A group even for one worker, because the full run starts one too."""
     launched = last = time.monotonic()
     start_s: float | None = None
-    events = stream(Start(work, requests, placement, "probe", storage), wait_s=wait_s)
+    events = stream(Start(work, requests, placement, "probe", storage), patience)
     with contextlib.closing(events):
         for event in events:
             last = time.monotonic()
             if isinstance(event, Joined):
-                start_s = last - launched
+                start_s = last - launched - patience.waited_s
             if isinstance(event, Probed | OutOfMemory):
                 yield predict.summarise(event)
     if start_s is not None:

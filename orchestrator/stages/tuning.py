@@ -12,7 +12,7 @@ import ray.tune.execution.class_cache
 
 from cluster.placement import Placement
 from orchestrator.stages.devices import selector, worker_resources
-from orchestrator.stages.group import Report, Start, Work, stream
+from orchestrator.stages.group import Patience, Report, Start, Work, stream
 from orchestrator.stages.worker import check_node, stand_back
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
@@ -39,7 +39,7 @@ def run_on(
     *,
     name: str,
     storage: Path,
-    wait_s: float,
+    patience: Patience,
     on_group: Callable[[str], None],
 ) -> None:
     """Do the work here for one worker, else in a Ray Train group; `report` takes its events."""
@@ -48,7 +48,7 @@ def run_on(
         stand_back()
         work(payload, report)
         return
-    events = stream(Start(work, payload, placement, name, storage, on_group), wait_s=wait_s)
+    events = stream(Start(work, payload, placement, name, storage, on_group), patience)
     with contextlib.closing(events):
         for event in events:
             report(event)

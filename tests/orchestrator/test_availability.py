@@ -77,9 +77,14 @@ def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_pa
     assert available.first_free([free]) == free
 
 
-def report_once(payload: object, report: "Report") -> None:
+def report_payload(payload: int, report: "Report") -> None:
     """Work of a group."""
-    report(Left(1))
+    report(Left(payload))
+
+
+def one_more(payload: int, _: float) -> int:
+    """The payload of a group that waited."""
+    return payload + 1
 
 
 def test_devices_that_another_job_took_since_are_waited_for(
@@ -90,23 +95,25 @@ def test_devices_that_another_job_took_since_are_waited_for(
 
     monkeypatch.setitem(group.SETTINGS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     _, plan, _ = prepared(tmp_path, any_of=LISTED)
-    placement = plan.placements[0]
-    start = group.Start(report_once, None, placement, "fit", tmp_path)
+    placement = plan.placements[1]
+    start = group.Start(report_payload, 1, placement, "fit", tmp_path, delayed=one_more)
     with contextlib.ExitStack() as other:
         other.enter_context(held(plan, placement.name))
         with pytest.raises(causes.BusyError, match="did not get their devices in time"):
-            list(group.stream(start, wait_s=0))
+            list(group.stream(start, group.Patience(0)))
         told: list[str] = []
 
         def let_go(text: str) -> None:
             told.append(text)
             other.close()
 
-        events = list(group.stream(start, wait_s=60, tell=let_go))
-    assert set(events) == {Left(1)}
-    assert set(told) == {
+        patience = group.Patience(60, let_go)
+        events = list(group.stream(start, patience))
+    assert set(events) == {Left(2)}
+    assert told == [
         f"another job or endpoint took the devices of {placement.name}; waiting for them"
-    }
+    ]
+    assert 2 <= patience.waited_s < 60
 
 
 def test_a_job_may_fail_instead(ray_cluster: Connection, tmp_path: Path) -> None:

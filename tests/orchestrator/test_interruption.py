@@ -1,0 +1,44 @@
+"""What interrupted a command is known whatever exception it became on its way."""
+
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import RunError
+from jobs.storage.storage import open_storage
+from orchestrator import cli, interruption
+from orchestrator.cli.run import _journaled
+from orchestrator.console import Console
+from orchestrator.interruption import Terminated
+from orchestrator.records.runs import Run
+
+
+def after(first: BaseException, error: Exception, link: str) -> Exception:
+    """An error that came of another one, as Python links the two."""
+    setattr(error, link, first)
+    return error
+
+
+@pytest.mark.parametrize("link", ["__cause__", "__context__"])
+@pytest.mark.parametrize("first", [Terminated(), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [SystemError("C code"), RunError("the cluster is gone")])
+def test_an_error_that_an_interruption_became_is_one(
+    first: BaseException, error: Exception, link: str, tmp_path: Path
+) -> None:
+    found = after(first, type(error)(*error.args), link)
+    assert interruption.of(found) is type(first)
+    assert cli._exit_code(found) == {Terminated: 143, KeyboardInterrupt: 130}[type(first)]
+    run = Run("r", open_storage(tmp_path))
+    with pytest.raises(type(error)), _journaled(run, Path("job.yaml"), Console(quiet=True)):
+        raise found
+    assert [note["event"] for note in run.notes] == ["interrupted"]
+
+
+def test_any_other_error_is_a_failure(tmp_path: Path) -> None:
+    found = after(KeyError("x"), RunError("no data"), "__context__")
+    assert interruption.of(found) is None
+    assert cli._exit_code(found) == 1
+    run = Run("r", open_storage(tmp_path))
+    with pytest.raises(RunError), _journaled(run, Path("job.yaml"), Console(quiet=True)):
+        raise found
+    assert [(note["event"], note["error"]) for note in run.notes] == [("failed", "no data")]
