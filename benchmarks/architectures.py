@@ -247,7 +247,11 @@ def on_two_workers(config: TrainingConfig, strategy: Strategy, folder: Path) -> 
     half = config.global_batch_size // 2
     made = dataclasses.replace(config, strategy=strategy, micro_batch_size=half)
     log = folder / f"{strategy}.jsonl"
-    codes = workers.finish(workers.start(made, 2, None, log))
+    group = workers.start(made, 2, None, log)
+    try:
+        codes = workers.finish(group)
+    finally:
+        workers.kill(group, 0)
     if any(codes):
         raise WorkerError(log.with_suffix(".error").read_text(encoding="utf-8"))
     return workers.losses(workers.read(log))[:LOSSES]

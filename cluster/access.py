@@ -12,7 +12,7 @@ from jobs.errors import ClusterError
 
 TIMEOUT_S = 5.0
 TOKEN_HINT = (
-    "one that asks for a token wants RAY_AUTH_MODE=token here, and its token in RAY_AUTH_TOKEN or"
+    "a cluster that asks for a token wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or"
     " in the file that RAY_AUTH_TOKEN_PATH names"
 )
 """What to do where a cluster cannot be joined: Ray does not always say that the token is why."""

@@ -166,6 +166,11 @@ def _listed(nodes: Sequence[str]) -> str:
 
 def stop() -> bool:
     """Stop the local cluster and all it started; False when none was up."""
+    with _alone():
+        return _stop()
+
+
+def _stop() -> bool:
     cluster = running()
     process = _process(cluster) if cluster else None
     if process is None:

@@ -16,6 +16,7 @@ from jobs.loader import rows
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
 from jobs.spec.rules import Violation
+from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training.model import location
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from jobs.training.data.table import Table
 
 TIMEOUT_S = 5.0
-"""How long a server may take to answer; one that does not is told, the hub alone may be away."""
+"""How long the tracking server and the hub may take to answer. Workers may reach a hub that this
+process does not, so one that does not answer is no fault of the job."""
 PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     ("tracking.mlflow", "mlflow", "mlflow", lambda s: bool(s.tracking and s.tracking.mlflow)),
     ("serve.grpc", "tritonclient", "grpc", lambda s: bool(s.serve and s.serve.grpc)),
@@ -32,11 +34,16 @@ PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
 """Field, the package that it needs, the extra of ours with it, and whether a job uses it."""
 
 
-def check(spec: JobSpec) -> None:
-    """Raise JobFileError with everything that the job needs and that is not there."""
+def check(spec: JobSpec, *, is_trained: bool = False) -> None:
+    """Raise JobFileError with everything that the job needs and that is not there.
+
+    A run that is trained needs neither rows nor base any more. Raises StorageError where S3 may
+    answer later.
+    """
+    rules = (_packages, _storage) if is_trained else (_packages, _storage, _tracking, _base, _rows)
     found = [
         Problem(f"job {spec.name}", 0, 0, ".".join(map(str, violation.path)), violation.message)
-        for rule in (_packages, _tracking, _storage, _base, _rows)
+        for rule in rules
         for violation in rule(spec)
     ]
     if found:
@@ -64,8 +71,11 @@ def _tracking(spec: JobSpec) -> Iterator[Violation]:
     if not uri.startswith(("http://", "https://")):
         return
     try:
-        httpx.get(uri, timeout=TIMEOUT_S)
-    except httpx.HTTPError as error:
+        # MLflow itself knows which certificate it trusts
+        httpx.get(uri, timeout=TIMEOUT_S, verify=False)
+    except httpx.ReadTimeout:
+        return  # it is there, and just waking up
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         message = f"no server answers at {uri}: {error or type(error).__name__}"
         yield Violation(("tracking", "mlflow", "uri"), message)
 
@@ -75,6 +85,8 @@ def _storage(spec: JobSpec) -> Iterator[Violation]:
         try:
             open_storage(spec.storage).objects.children("runs")
         except StorageError as error:
+            if error.is_passing:
+                raise
             yield Violation(("storage",), str(error))
 
 
@@ -86,7 +98,7 @@ def _base(spec: JobSpec) -> Iterator[Violation]:
         if isinstance(place, Path):
             location.check(place, base)
             return
-    except (ModelError, StorageError) as error:
+    except ModelError as error:
         yield Violation(("model", "base"), str(error))
         return
     names = _files_on_hub(place, "model")
@@ -113,7 +125,7 @@ def _files_on_hub(name: str, kind: Literal["model", "dataset"]) -> set[str] | No
 def _rows(spec: JobSpec) -> Iterator[Violation]:
     """Columns, texts and labels of splits that are not both in files of this machine.
 
-    Of data sets on the hub it is looked alone whether they are there.
+    Of data sets on the hub nothing is read: they are there, or not.
     """
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         if (
@@ -139,13 +151,14 @@ def _read(source: SourceSpec) -> "Table | None":
         is_large = sum(map(_size, source.paths)) > rows.LARGEST_FILES
         return None if is_large else sources.read(source)
     except StorageError as error:
+        if error.is_passing:
+            raise
         raise DataError(str(error)) from None
 
 
 def _size(path: str) -> int:
-    """Bytes of an object in S3, or of the files below a folder. Raises StorageError."""
+    """Bytes of an object in S3, or of what is here. Raises StorageError."""
     if not path.startswith(S3_SCHEME):
-        below = Path(path).expanduser().rglob("*")
-        return sum(file.stat().st_size for file in below if file.is_file())
+        return sum(map(files.size_of, files.matching(path)))
     place, _, key = path.removeprefix(S3_SCHEME).partition("/")
     return BucketObjects(f"{S3_SCHEME}{place}").size(key)

@@ -91,8 +91,10 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     context.notify(StageStarted("plan"))
     secrets_of(context.spec)  # what is missing is told before anything is done
     inventory, spec = discovery.discover(), context.spec
-    foresight.check(spec)
-    foresight.check_base(spec)
+    is_trained = context.run.read("fit", FitResult) is not None
+    foresight.check(spec, is_trained=is_trained)
+    if not is_trained:
+        foresight.check_base(spec)
     shape = shape_of(spec.model.base, spec.model.task)
     plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
 

@@ -80,7 +80,8 @@ def deploy(
     """Deploy or update the version's endpoint and wait until it answers with this version.
 
     Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy,
-    breaks the slo, or the gate of a rollout stops it; the version before it then still answers.
+    breaks the slo, or the gate of a rollout stops it; the version before it then still answers, but
+    not where the same version moves to another route.
     """
     nodes = serving_nodes(spec, inventory)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

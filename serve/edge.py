@@ -59,7 +59,7 @@ def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list
         return list(ray.get(asked, timeout=TIMEOUT_S))
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise DeployError(f"a node's HAProxy could not be told of its routes: {reason}") from None
+        raise DeployError(f"a node's HAProxy does not answer about its routes: {reason}") from None
 
 
 def _folder() -> str:

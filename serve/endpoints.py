@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import httpx
 import ray.serve
+from pydantic import TypeAdapter, ValidationError
 
 from serve import edge
 from serve.routing import Routes, model_of, version_of
@@ -34,7 +35,8 @@ def models_by_route(port: int) -> dict[str, str]:
     if routes is not None:
         return _owners(routes)
     known = ray.serve.status().applications
-    return {route: model_of(name) for route, name in _told_by_proxy(port) if name in known}
+    told = _told_by_proxy(port) if known else {}
+    return {route: model_of(name) for route, name in told.items() if name in known}
 
 
 def remove(model: str) -> bool:
@@ -48,7 +50,7 @@ def remove(model: str) -> bool:
 
 
 def drop(routes: Sequence[str]) -> None:
-    """Let HAProxy know of these routes no more."""
+    """Take routes out of HAProxy's maps."""
     if routes:
         edge.write(dict.fromkeys(routes))
 
@@ -62,10 +64,10 @@ def _owners(routes: Routes) -> dict[str, str]:
     }
 
 
-def _told_by_proxy(port: int) -> list[tuple[str, str]]:
+def _told_by_proxy(port: int) -> dict[str, str]:
     """Routes and their applications as Ray Serve's own proxy has them; none when it is not up."""
     try:
         answer = httpx.get(f"http://{HOST}:{port}/-/routes", timeout=ROUTES_TIMEOUT_S)
-        return list(answer.raise_for_status().json().items())
-    except (httpx.HTTPError, ValueError):
-        return []
+        return TypeAdapter(dict[str, str]).validate_json(answer.raise_for_status().content)
+    except (httpx.HTTPError, ValidationError):
+        return {}

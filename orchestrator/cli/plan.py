@@ -44,11 +44,13 @@ def plan(
 def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple[Plan, Inventory]:
     """What a run would try on the nodes of a file, else of a running cluster; and those nodes.
 
-    Raises JobFileError with what the job needs and cannot have, DeployError where its route is
+    On a running cluster, which the job may be run on next, it is compared with what it needs from
+    elsewhere too. Raises JobFileError with what it cannot have, DeployError where its route is
     another model's.
     """
-    foresight.check(spec)
     moves: list[str] = []
+    if inventory is None:
+        foresight.check(spec)
     nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
     shape, longest = shape_of(spec.model.base, spec.model.task), longest_row(spec)
     found = make_plan(spec, nodes, shape, longest, read_book())
@@ -75,9 +77,10 @@ def live_inventory(
 
     with session.connect(address=address, start=False) as cluster:
         from cluster import discovery
-        from serve import deployment
 
         if spec and spec.serve:
+            from serve import deployment  # a second that other jobs need not pay
+
             deployment.tell_moves(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()
 

@@ -1,5 +1,6 @@
 """`winnow status`: the local cluster, its endpoints, and the runs in a storage folder."""
 
+import os
 from dataclasses import dataclass
 
 from cluster import local, session
@@ -42,7 +43,8 @@ def status(
     storage: StorageOption = DEFAULT_STORAGE, address: Address = None, as_json: AsJson = False
 ) -> None:
     """Show the local cluster or the one at an address, its endpoints and the newest runs."""
-    cluster = None if address else local.running()
+    address = address or os.environ.get("RAY_ADDRESS")
+    cluster = local.at(address) if address else local.running()
     applications = _applications(address) if cluster or address else {}
     newest = tuple(_run_status(run) for run in runs.every(open_storage(storage))[:SHOWN_RUNS])
     found = Status(cluster, applications, newest)

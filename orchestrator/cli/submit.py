@@ -91,8 +91,10 @@ def _answering(address: str) -> Iterator[Any]:
         yield ray.job_submission.JobSubmissionClient(address)
     except ray.exceptions.AuthenticationError:
         raise ClusterError(f"{address} does not let this in; {access.TOKEN_HINT}") from None
+    except BrokenPipeError:
+        raise  # of our own output
     except (OSError, RuntimeError, ValueError) as error:
-        raise ClusterError(f"no job API answers at {address}: {first_line(error)}") from None
+        raise ClusterError(f"Ray's job API at {address}: {first_line(error)}") from None
 
 
 def _state(client: Any, identity: str) -> str | None:

@@ -63,7 +63,8 @@ class Plan:
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
     remarks: tuple[str, ...] = ()
-    """Sentences on accelerator names that fit several SKUs."""
+    """Sentences on what the plan took for granted: names that fit several SKUs, nodes left out, rows
+    that are cut, routes that move."""
 
     def candidate(self, identity: str) -> Candidate:
         """The candidate with an id; InfeasibleError when the cluster has no place for it."""
@@ -176,8 +177,8 @@ def _cut_rows(longest: int | None, most: int) -> tuple[str, ...]:
     if longest is None or longest <= most:
         return ()
     return (
-        f"the longest training row has {longest:,} tokens, and rows are cut at {most:,}"
-        " (data.max_length)",
+        f"the longest training row has about {longest:,} tokens; what is beyond {most:,} of a row"
+        " is cut (data.max_length)",
     )
 
 

@@ -1,6 +1,5 @@
 """Which engine serves a model on this machine: the fastest whose scores are those of training."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -19,6 +18,7 @@ from jobs.spec.serve import EngineName
 from jobs.spec.train import Precision
 from jobs.training import environment, eval_sample
 from jobs.training.config import Device
+from jobs.training.memory import is_out_of_memory
 from serve.batches import BLOCK_BATCHES, Limits, block
 from serve.engines import onnx_engine, openvino_engine, openvino_graph
 from serve.engines.captured_engine import CapturedEngine
@@ -115,12 +115,20 @@ class Maker:
 
     def _torch(self, precision: Precision, gate: GateRows) -> Engine:
         """With captured batches on a GPU, unless the model waits for the host, as T5 does."""
-        if self.device == "cuda":
-            captured = CapturedEngine(self.model, self.tokenizer, precision)
-            with contextlib.suppress(Exception):
-                captured.run([gate.pattern])
-                return captured
-        return TorchEngine(self.model, self.tokenizer, precision, self.device, self.threads)
+        captured = self._captured(precision, gate) if self.device == "cuda" else None
+        return captured or TorchEngine(
+            self.model, self.tokenizer, precision, self.device, self.threads
+        )
+
+    def _captured(self, precision: Precision, gate: GateRows) -> Engine | None:
+        engine = CapturedEngine(self.model, self.tokenizer, precision)
+        try:
+            engine.run([gate.pattern])
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+        return engine
 
     def _export_onnx(self, target: Path) -> None:
         onnx_engine.export(self.model, self.tokenizer, target)

@@ -34,16 +34,18 @@ class LoadedModel:
     """What became of the head of a base that is a classifier itself; empty for others."""
 
 
-def load_tokenizer(base: str) -> Any:
+def load_tokenizer(base: str, folder: Path | None = None) -> Any:
     """The fast tokenizer that belongs to the model, with a token to pad with.
+
+    `folder`: where the base's files are, if that is known.
 
     Raises:
         ModelError: if there is none, or only one in Python.
     """
     transformers.utils.logging.set_verbosity_error()
-    place = location.locate(base)
+    place = folder or location.locate(base)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except UNLOADABLE as error:
         raise ModelError(_unloadable("tokenizer", base, error)) from None
     if not getattr(tokenizer, "is_fast", False):
@@ -91,12 +93,13 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
     transformers.utils.logging.disable_progress_bar()
     place, auto = location.locate(spec.base), _class_for(spec)
     try:
-        own = transformers.AutoConfig.from_pretrained(place)
+        own = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         config = _configured(own, spec, label_names, tokenizer)
         model, info = auto.from_pretrained(
             place,
             config=config,
             use_safetensors=True,
+            trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
             dtype="float32",
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -125,10 +128,10 @@ def check_base(spec: ModelSpec, folder: Path) -> None:
 
     Its tokenizer is loaded, and the model built on the meta device, which has no memory.
     """
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer = load_tokenizer(spec.base, folder)
     auto = _class_for(spec)
     try:
-        own = transformers.AutoConfig.from_pretrained(folder)
+        own = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"):
             auto.from_config(_configured(own, spec, ("0", "1"), tokenizer))
     except UNLOADABLE as error:
