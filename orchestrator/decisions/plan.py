@@ -63,8 +63,8 @@ class Plan:
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
     remarks: tuple[str, ...] = ()
-    """Sentences on what the plan took for granted: names that fit several SKUs, nodes left out, rows
-    that are cut, routes that move."""
+    """Sentences on what the plan took for granted: names that fit several SKUs, nodes left out,
+    rows that are cut, routes that move."""
 
     def candidate(self, identity: str) -> Candidate:
         """The candidate with an id; InfeasibleError when the cluster has no place for it."""
