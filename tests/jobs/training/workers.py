@@ -27,7 +27,7 @@ STARTED = 60.0
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["jobs.training.loop", "torch._dynamo", "transformers.models.bert.modeling_bert"]
+    ["jobs.training.loop", "datasets", "torch._dynamo", "transformers.models.bert.modeling_bert"]
 )
 
 
