@@ -58,10 +58,13 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
     model, of_head = _model(config, corpus, world)
-    corpus, of_rows = proven(corpus, model, config, world)
+    with parallel.noting_calls() as called:
+        corpus, of_rows = proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
-    spread = parallel.shard if sharded else parallel.replicate
-    wrapped, weights = spread(model, config, world)
+    if sharded:
+        wrapped, weights = parallel.shard(model, config, world, called)
+    else:
+        wrapped, weights = parallel.replicate(model, config)
     layers = parallel.repeated_layers(wrapped)
     if config.compile and world.device.type == "cuda":
         for layer in layers:  # not the call, whose hooks differ between layers

@@ -1,6 +1,7 @@
 """How the model is spread over workers: replicated (ddp) or in shards (zero2, zero3)."""
 
 import contextlib
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.training.config import TrainingConfig
@@ -21,7 +23,7 @@ from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
 
-def replicate(model: Any, config: TrainingConfig, _: World) -> tuple[Any, list[Weight]]:
+def replicate(model: Any, config: TrainingConfig) -> tuple[Any, list[Weight]]:
     """The model to call and its trained weights, whole on every worker."""
     compute = with_low_precision_copies(model, config.precision)
     sources = dict(compute.named_parameters())
@@ -34,9 +36,15 @@ def replicate(model: Any, config: TrainingConfig, _: World) -> tuple[Any, list[W
 
 
 def average_gradients(compute: Any, world: World) -> Any:
-    """The model behind PyTorch's DDP, which averages gradients over workers."""
+    """The model behind PyTorch's DDP, which averages gradients over workers.
+
+    On CPUs it looks in each pass for weights that the loss does not depend on, such as the pooler
+    of BigBird or what only some rows use: it would wait for their gradients.
+    """
     if world.device.type == "cpu":
-        return DistributedDataParallel(compute, gradient_as_bucket_view=True)
+        return DistributedDataParallel(
+            compute, gradient_as_bucket_view=True, find_unused_parameters=True
+        )
     # DDP that is to be captured is built off the main stream
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -48,11 +56,25 @@ def average_gradients(compute: Any, world: World) -> Any:
     return wrapped
 
 
-def shard(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[Weight]]:
+@contextlib.contextmanager
+def noting_calls() -> Iterator[set[torch.nn.Module]]:
+    """The modules that are called meanwhile, as their hooks are: some are only run by `forward`."""
+    called = set[torch.nn.Module]()
+    hook = register_module_forward_pre_hook(lambda module, _: called.add(module))
+    try:
+        yield called
+    finally:
+        hook.remove()
+
+
+def shard(
+    model: Any, config: TrainingConfig, world: World, called: Container[torch.nn.Module]
+) -> tuple[Any, list[Weight]]:
     """The model in shards, gathered layer by layer: gradients and optimizer state stay sharded.
 
-    zero3 drops gathered weights after each layer's forward pass; zero2 keeps them until the
-    backward pass. Frozen and trained weights may be mixed.
+    Layers that are not `called`, but run in another way, are gathered with all else at once. zero3
+    drops gathered weights after each layer's forward pass; zero2 keeps them until the backward
+    pass. Frozen and trained weights may be mixed.
     """
     mesh = init_device_mesh(world.device.type, (world.size,))
     offloads = config.cpu_offload and world.device.type == "cuda"  # a CPU's state is there already
@@ -65,7 +87,8 @@ def shard(model: Any, config: TrainingConfig, world: World) -> tuple[Any, list[W
         "offload_policy": offload,
     }
     for layer in repeated_layers(model):
-        fully_shard(layer, **settings)
+        if layer in called:
+            fully_shard(layer, **settings)
     fully_shard(model, **settings)
     weights = [
         Weight(name, _local(parameter), parameter)
