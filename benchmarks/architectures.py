@@ -174,6 +174,10 @@ def cells(base: str, task: Task, data: Path, folder: Path) -> Row:
         reference = train(config, events.append, folder / "whole")
     except WinnowError as error:
         return {"trains": str(error)}
+    except TimeoutError:
+        raise
+    except Exception as error:  # noqa: BLE001 - what is not a sentence of ours is a fault
+        return {"trains": f"{WRONG}: {type(error).__name__} {first_line(error)[:80]}"}
     row["trains"] = YES
     started = next(event for event in events if isinstance(event, Started))
     if task == "causal-lm":

@@ -74,6 +74,9 @@ def config_of(model_type: str, **fields: Any) -> Any:
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         if values.get(name):
             values[name] = [values[name][0], values[name][-1]]
+    for name in values:
+        if "jitter" in name:  # noise that no loop could repeat
+            values[name] = 0.0
     return kind(**{**values, **fields})
 
 

@@ -6,6 +6,7 @@ of their own sample's earlier tokens, whether it stands alone or shares a row wi
 
 import dataclasses
 import inspect
+import math
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenS
 from jobs.training.engine.objective import attention_inputs, classify
 from jobs.training.memory import is_of_the_machine
 from jobs.training.model.adapter import has_adapter
-from jobs.training.model.base import UNLOADABLE, settle
+from jobs.training.model.base import UNLOADABLE, settle, token_embeddings
 from jobs.training.model.precision import autocast
 from jobs.training.world import World
 
@@ -108,7 +109,8 @@ def _accepted(corpus: Corpus, model: Any) -> Corpus:
 
 
 def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
-    known = model.get_input_embeddings().weight.shape[0]
+    embeddings = token_embeddings(model)
+    known = math.inf if embeddings is None else embeddings.shape[0]
     largest = max(int(tokens.columns[INPUT_IDS].max()) for tokens in (corpus.train, corpus.eval))
     if largest >= known:
         raise ModelError(
@@ -233,8 +235,9 @@ class _Judge:
 
     def changed(self, sample: Tokens) -> Tokens:
         """The sample with another last token."""
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]
-        return np.append(sample[:-1], (sample[-1] + 1) % vocabulary)
+        embeddings = token_embeddings(self.model)
+        known = int(sample.max()) + 2 if embeddings is None else embeddings.shape[0]
+        return np.append(sample[:-1], (sample[-1] + 1) % known)
 
     def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether logits differ by rounding alone."""

@@ -160,7 +160,7 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
 
 def _untie(model: Any) -> None:
     """Give an adapted output layer a weight of its own, or merging would change the embedding."""
-    embedding = model.get_input_embeddings().weight
+    embedding = base.token_embeddings(model)
     for module in model.modules():
         layer = getattr(module, "base_layer", None)
         if isinstance(layer, torch.nn.Linear) and layer.weight is embedding:

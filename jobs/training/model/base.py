@@ -64,6 +64,14 @@ def load_tokenizer(base: str, folder: Path | None = None) -> Any:
     return tokenizer
 
 
+def token_embeddings(model: Any) -> Any:
+    """The weight with a row for each token; None of a model that computes them, such as CANINE."""
+    try:
+        return model.get_input_embeddings().weight
+    except (NotImplementedError, AttributeError):
+        return None
+
+
 def settle(tokenizer: Any, **settings: Any) -> None:
     """Set attributes of a tokenizer so that they are saved with it."""
     for name, value in settings.items():
