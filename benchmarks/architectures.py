@@ -79,6 +79,8 @@ NAMES: dict[Task, Mapping[str, Any]] = {
     "text-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
+MOST_WEIGHTS = 50_000_000
+"""Of what counts as small."""
 YES, WRONG = "yes", "**wrong**"
 Row = dict[str, str]
 
@@ -153,6 +155,10 @@ def judged(kind: str, task: Task, data: Path) -> Row:
         if task == "causal-lm":
             auto = transformers.AutoModelForCausalLM
         try:
+            with torch.device("meta"):
+                made = auto.from_config(tiny.config_of(kind))
+            if (size := sum(weight.numel() for weight in made.parameters())) > MOST_WEIGHTS:
+                return {"small": f"has {size:,} weights at least"}
             base = tiny.save(folder / "base", kind, auto)
         except Exception as error:  # noqa: BLE001 - configurations refuse small values in many ways
             return {"small": first_line(error)[:100]}

@@ -74,6 +74,8 @@ def config_of(model_type: str, **fields: Any) -> Any:
     for name in ("layer_types", "layers_block_type", "mlp_layer_types"):
         if values.get(name):
             values[name] = [values[name][0], values[name][-1]]
+    if "kv_lora_rank" in values:  # keys and values of all heads come from one latent vector
+        values["num_key_value_heads"] = values["num_attention_heads"]
     for name in values:
         if "jitter" in name:  # noise that no loop could repeat
             values[name] = 0.0
