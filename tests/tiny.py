@@ -76,9 +76,7 @@ def config_of(model_type: str, **fields: Any) -> Any:
             values[name] = [values[name][0], values[name][-1]]
     if "kv_lora_rank" in values:  # keys and values of all heads come from one latent vector
         values["num_key_value_heads"] = values["num_attention_heads"]
-    for name in values:
-        if "jitter" in name:  # noise that no loop could repeat
-            values[name] = 0.0
+    values |= {name: 0.0 for name in values if "jitter" in name}  # no loop could repeat the noise
     return kind(**{**values, **fields})
 
 
