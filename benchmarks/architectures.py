@@ -382,6 +382,12 @@ def page(result: dict[str, Any]) -> str:
         f"Written by `benchmarks/architectures.py` with transformers {result['transformers']} and"
         f" torch {result['torch']}: each architecture with two small layers and random weights. A"
         " cell is `yes`, the sentence that a user reads, or wrong.",
+        "",
+        "The first 12 losses are those of a loop in plain PyTorch (loop), with gradient"
+        " checkpointing too, and on two workers (ddp, zero2, zero3); causal-lm samples share rows"
+        " (packed); plain transformers gives the saved model's rows the scores of training"
+        " (published), also with an adapter (LoRA) and with one that is merged; engines are those of"
+        " a CPU that answer alone and in lists as training did.",
     ]
     for task in NAMES:
         rows: dict[str, Row] = result.get(task, {})
@@ -394,6 +400,8 @@ def page(result: dict[str, Any]) -> str:
         left = [kind for kind, row in rows.items() if "small" in row]
         if left:
             lines += ["", f"Not made small, so not tried: {', '.join(left)}."]
+        if missing := sorted(set(NAMES[task]) - set(rows)):
+            lines += ["", f"Not judged yet: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 
