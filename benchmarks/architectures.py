@@ -386,8 +386,8 @@ def page(result: dict[str, Any]) -> str:
         "The first 12 losses are those of a loop in plain PyTorch (loop), with gradient"
         " checkpointing too, and on two workers (ddp, zero2, zero3); causal-lm samples share rows"
         " (packed); plain transformers gives the saved model's rows the scores of training"
-        " (published), also with an adapter (LoRA) and with one that is merged; engines are those of"
-        " a CPU that answer alone and in lists as training did.",
+        " (published), also with an adapter (LoRA) and with one that is merged; engines are those"
+        " of a CPU that answer alone and in lists as training did.",
     ]
     for task in NAMES:
         rows: dict[str, Row] = result.get(task, {})
