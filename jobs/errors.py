@@ -1,5 +1,6 @@
 """Every error a user can meet, under one root; the command line prints them without a traceback."""
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,14 @@ SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORE
 SHORTEST_SECRET = 8
 """Characters; less is as likely a word of the sentence."""
 MASK = "***"
+SHOWN = 60
+"""Characters of a value that an error shows."""
+LISTED = 10
+"""Names that an error lists."""
+LONGEST_CLAUSE = 300
+"""Characters of a library's words that an error repeats."""
+NEXT_SENTENCE = re.compile(r"(?<=[^.])\.\s+(?=[A-Z])")
+"""Between two sentences."""
 _named: set[str] = set()
 """Further variables whose values nobody may read."""
 
@@ -115,7 +124,26 @@ class DeployError(WinnowError):
     """An endpoint that did not become healthy or does not answer."""
 
 
+def shown(value: object) -> str:
+    """A value as errors show it: in one line, and cut where it is long."""
+    return _cut(repr(value))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names with commas between them, each in one line; `…` stands for what is left out."""
+    found = list(itertools.islice(names, LISTED + 1))
+    words = [_cut(repr(name)[1:-1]) for name in found[:LISTED]]
+    return ", ".join([*words, "…"] if len(found) > LISTED else words)
+
+
 def first_line(error: object) -> str:
-    """What an error of a library says, in one line without secrets; its kind if it says nothing."""
-    lines = str(error).splitlines()
-    return redacted(next((line for line in lines if line.strip()), type(error).__name__))
+    """The first sentence of a library's error, without secrets; with its kind if that is a word."""
+    lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
+    line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
+    clause = NEXT_SENTENCE.split(line, maxsplit=1)[0].rstrip(".:(")[:LONGEST_CLAUSE]
+    is_word = isinstance(error, BaseException) and " " not in clause
+    return f"{type(error).__name__}: {clause}".rstrip(": ") if is_word else clause
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

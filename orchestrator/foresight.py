@@ -96,7 +96,7 @@ def _base(spec: JobSpec) -> Iterator[Violation]:
     try:
         place = location.locate(base, has_weights=False)
         if isinstance(place, Path):
-            location.check(place, base)
+            location.check(place, base, has_weights=False)
             return
     except ModelError as error:
         yield Violation(("model", "base"), str(error))

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from jobs.errors import Problem
+from jobs.errors import Problem, shown
 from jobs.loader.fields import field_names
 from jobs.loader.source import Document, Path, dotted
 from jobs.loader.syntax import key_meant
@@ -134,5 +134,4 @@ def _not_one_of(value: object, names: list[str]) -> str:
 def _shown(value: object) -> str:
     if value is None:
         return "nothing"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return str(value).lower() if isinstance(value, bool) else shown(value)

@@ -1,10 +1,12 @@
 """A rule that needs the disk: the data files and the model of a job are there."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.errors import ModelError
+from jobs.errors import ModelError, listed, shown
 from jobs.spec import JobSpec
+from jobs.spec.data import SourceSpec, format_of
 from jobs.spec.paths import has_variable
 from jobs.spec.rules import Rule, Violation
 from jobs.storage import files
@@ -17,18 +19,40 @@ def files_exist(folder: Path) -> Rule:
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-            for path in source.paths if source.is_local else ():
-                if not has_variable(path) and not files.matching(path, folder):
-                    message = f"{path} does not exist; paths are relative to {folder.resolve()}"
-                    yield Violation(("data", split, "path"), message)
+            for path in source.paths:
+                if not has_variable(path) and (message := _why_not_data(path, source, folder)):
+                    yield Violation(("data", split, "path"), f"{path} {message}")
         base = spec.model.base
         if base.startswith(S3_SCHEME) or has_variable(base):
             return  # the one is looked up when it is needed, the other is refused already
+        is_here = files.is_here(base, folder)
         try:
-            place = model_location.locate(str(folder / base) if base.startswith(".") else base)
+            here = str(folder.absolute() / files.expanded(base))
+            place = model_location.locate(here if is_here else base)
             if isinstance(place, Path):
                 model_location.check(place, base)
         except ModelError as error:
             yield Violation(("model", "base"), str(error))
 
     return check
+
+
+def _why_not_data(path: str, source: SourceSpec, folder: Path) -> str:
+    """What is wrong with a path of this machine; empty for others, and if nothing is."""
+    if not source.is_local and not files.is_here(path, folder):
+        return ""
+    found = files.matching(path, folder)
+    if not found:
+        return f"does not exist; paths are relative to {folder.resolve()}"
+    return "" if format_of(path) else _why_not_saved(found[0], source.split)
+
+
+def _why_not_saved(place: Path, split: str) -> str:
+    """What is wrong with a folder that `datasets` is to read; empty if nothing is."""
+    if (place / "state.json").is_file():
+        return ""
+    try:
+        known = json.loads((place / "dataset_dict.json").read_bytes())["splits"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return "is no folder that save_to_disk of the datasets library wrote"
+    return "" if split in known else f"has no split {shown(split)}; it has {listed(known)}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.errors import DataError, ModelError
+from jobs.errors import DataError, ModelError, listed, shown
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
 from jobs.spec.rules import Rule, Violation
@@ -94,25 +94,23 @@ def _columns_are_usable(spec: JobSpec, source: SourceSpec, rows: "Table") -> Ite
     wanted += [(field, name) for field, name in of_answers if name is not None]
     for field, name in wanted:
         try:
-            rows.require_columns((name,), source.shown)
-            _check_values(field, name, rows, source.shown)
+            _check_column(field, name, source, rows)
         except DataError as error:
             yield Violation(("data", field), str(error))
 
 
-def _check_values(field: str, name: str, rows: "Table", shown: str) -> None:
-    """Raise DataError at the first value that training cannot use."""
-    from jobs.training.data import labels
-    from jobs.training.data.conversations import check_conversation
+def _check_column(field: str, name: str, source: SourceSpec, rows: "Table") -> None:
+    """Raise DataError for what training would refuse in a column."""
+    from jobs.training.data import conversations, labels, texts
 
-    if field == "label":
-        labels.read(rows, name, shown)
-        return
-    for row, value in enumerate(rows.values(name), 1):
-        if field == "messages":
-            check_conversation(value, f"{shown} row {row}")
-        elif value is None or isinstance(value, list | dict):
-            raise DataError(f"{shown} row {row}: column {name!r} holds {value!r:.60}, not text")
+    rows.require_columns((name,), source.shown)
+    match field:
+        case "label":
+            labels.read(rows, name, source.shown)
+        case "messages":
+            conversations.read(rows, name, source.shown)
+        case _:
+            texts.read(rows, name, source.shown, may_be_empty=field == "text")
 
 
 def _labels_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
@@ -121,34 +119,40 @@ def _labels_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Viola
     counts = {
         split: Counter(labels.read(rows, spec.data.label, split)) for split, rows in found.items()
     }
-    train, held_back = counts.get("train"), counts.get("eval")
-    if train and len(train) == 1:
+    train, held_back = counts.get("train"), counts.get("eval", Counter())
+    if not train:
+        return
+    if message := _why_no_classes(train):
+        yield Violation(("data", "label"), f"{spec.data.train.shown} {message}")
+    elif unknown := sorted(held_back.keys() - train.keys()):
+        rows, known = held_back[unknown[0]], listed(sorted(train))
         message = (
-            f"{spec.data.train.shown} has only the label {next(iter(train))!r}; two are needed"
+            f"{spec.data.eval.shown} has the label {shown(unknown[0])} ({rows} rows), which is not"
+            f" among the training labels ({known})"
         )
         yield Violation(("data", "label"), message)
-    elif train and len(train) > max(MANY, RARELY * train.total()):
-        message = (
-            f"{len(train)} different labels in {train.total()} rows of {spec.data.train.shown} are"
-            " no classes; name a column with few different values"
+
+
+def _why_no_classes(counts: "Counter[str]") -> str:
+    """Why the training labels are no classes to tell apart; empty if they are."""
+    if len(counts) == 1:
+        return f"has only the label {shown(next(iter(counts)))}; two are needed"
+    if len(counts) > max(MANY, RARELY * counts.total()):
+        return (
+            f"has {len(counts)} different labels in {counts.total()} rows, which are no classes;"
+            " name a column with few different values"
         )
-        yield Violation(("data", "label"), message)
-    elif train and held_back and (unknown := sorted(held_back.keys() - train.keys())):
-        known = ", ".join(sorted(train)[:10])
-        message = (
-            f"{spec.data.eval.shown} has the label {unknown[0]!r} ({held_back[unknown[0]]} rows),"
-            f" which is not among the training labels ({known})"
-        )
-        yield Violation(("data", "label"), message)
+    return ""
 
 
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
     base = spec.model.base
     if base.startswith(S3_SCHEME):
         return  # looked up when it is needed
-    here = folder / Path(base).expanduser()
+    here = folder / files.expanded(base)
     try:
-        place = here if here.is_dir() else location.locate(base, has_weights=False)
+        is_here = files.exists(here) and here.is_dir()
+        place = here if is_here else location.locate(base, has_weights=False)
         config = location.read_config(place) if isinstance(place, Path) else {}
     except (ModelError, OSError):
         return  # told by the rule for the base
@@ -161,7 +165,7 @@ def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
 def _positions(config: dict[str, object]) -> int:
     """Tokens that a configuration has learnt positions for; 0 where that is not known."""
     kind, most = config.get("model_type"), config.get("max_position_embeddings")
-    if kind not in LEARNT_TYPES or not isinstance(most, int):
+    if kind not in LEARNT_TYPES or not isinstance(most, int) or most < 1:
         return 0
     pad = config.get("pad_token_id", 1)
     return most - (int(pad) + 1 if kind in OFFSET_TYPES and isinstance(pad, int) else 0)

@@ -22,6 +22,9 @@ MAX_DEPTH = 20
 MAX_NODES = 10_000
 """Most keys and values."""
 
+NO_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
+"""What YAML's escapes can write and no file, path or terminal takes."""
+
 Path = tuple[str | int, ...]
 """Way to a value: mapping keys and list indices."""
 
@@ -180,6 +183,9 @@ class _Reader:
             )
         if event.tag is not None:
             raise self.refuse(f"tag {event.tag!r} is not allowed; remove it", event.start_mark)
+        if isinstance(event, yaml.ScalarEvent) and (found := NO_CHARACTERS.search(event.value)):
+            code = f"character U+{ord(found[0]):04X} is not allowed; remove it"
+            raise self.refuse(code, event.start_mark)
         if depth > MAX_DEPTH:
             raise self.refuse(f"nested deeper than {MAX_DEPTH} levels", event.start_mark)
         if self.nodes > MAX_NODES:

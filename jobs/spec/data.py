@@ -14,6 +14,9 @@ COMPRESSIONS = (".gz", ".zst")
 FOLDERS = ("/", ".", "~")
 """How the path of a folder begins; a hub id never does."""
 
+MOST_SHOWN = 3
+"""Paths of a list that a message names."""
+
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 Location = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -44,8 +47,8 @@ class SourceSpec(SpecModel):
 
     @property
     def shown(self) -> str:
-        """The paths in one line, for messages."""
-        return ", ".join(self.paths)
+        """The first paths in one line, for messages."""
+        return ", ".join([*self.paths[:MOST_SHOWN], *(["…"] if self.paths[MOST_SHOWN:] else [])])
 
     @property
     def is_file(self) -> bool:

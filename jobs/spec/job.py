@@ -8,7 +8,7 @@ from pydantic import Field
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.data import DataSpec
 from jobs.spec.model import ModelSpec
-from jobs.spec.quantities import Duration
+from jobs.spec.quantities import Duration, PositiveDuration
 from jobs.spec.resources import ResourcesSpec, WaitSpec
 from jobs.spec.serve import ServeSpec
 from jobs.spec.sweep import SweepSpec
@@ -29,7 +29,7 @@ class OwnedSpec(SpecModel):
 
     purchase: Annotated[float, Field(ge=0)]
     """USD of one device, with its share of the machine around it."""
-    life: Duration = timedelta(days=4 * 365)
+    life: PositiveDuration = timedelta(days=4 * 365)
     """How long it will be used, such as 1460d."""
     busy: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of its life in which it works; idle hours are paid by busy ones."""

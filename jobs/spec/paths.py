@@ -4,7 +4,7 @@ import re
 
 from jobs.spec.data import FOLDERS, FORMATS, format_of
 
-HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*")
+HUB_ID = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*", re.ASCII)
 OTHER_ENDINGS = (
     *(".txt", ".xlsx", ".xls", ".xml", ".yaml", ".html", ".pkl", ".arrow", ".feather", ".orc"),
     *(".zip", ".tar", ".tgz", ".gz", ".zst", ".bz2", ".xz", ".7z"),
@@ -22,7 +22,7 @@ def why_unreadable(path: str) -> str:
     if mark and scheme != "s3":
         return "is a URL; download the file, or put it into a bucket and write s3://bucket/key"
     is_named_for_another = path.lower().endswith(OTHER_ENDINGS)
-    is_known = path.startswith(FOLDERS) or mark or has_variable(path) or HUB_ID.fullmatch(path)
+    is_known = path.startswith(FOLDERS) or has_variable(path) or HUB_ID.fullmatch(path)
     if format_of(path) or (is_known and not is_named_for_another):
         return ""
     return f"is no hub id and no file that ends in {', '.join(FORMATS)}, perhaps with .gz or .zst"

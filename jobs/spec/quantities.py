@@ -5,10 +5,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
+from jobs.errors import shown
+
+LONGEST_DURATION = timedelta(days=36_500)
+"""Longer ones are slips of the pen, and more than the operating system's clocks can wait for."""
 SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 LARGEST_PLAIN = 1e6
@@ -32,11 +37,19 @@ def parse_duration(value: Any) -> timedelta:
         return value
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{value!r} has no clear unit; {DURATION_RULE}")
-    try:
-        return timedelta(seconds=float(match[1]) * SECONDS_PER_UNIT[match[2]])
-    except OverflowError:
-        raise ValueError(f"{value!r} is longer than any run; {DURATION_RULE}") from None
+        raise ValueError(f"{shown(value)} has no clear unit; {DURATION_RULE}")
+    seconds = float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if seconds > LONGEST_DURATION.total_seconds():
+        raise ValueError(f"{shown(value)} is longer than any run; {DURATION_RULE}")
+    return timedelta(seconds=seconds)
+
+
+def parse_positive_duration(value: Any) -> timedelta:
+    """Read a duration that something is divided by or limited to, so that none is too short."""
+    duration = parse_duration(value)
+    if duration <= timedelta(0):
+        raise ValueError(f"{shown(value)} is no time at all; {DURATION_RULE}")
+    return duration
 
 
 def format_duration(value: timedelta) -> str:
@@ -45,12 +58,25 @@ def format_duration(value: timedelta) -> str:
     for unit in ("d", "h", "m", "s"):
         if seconds >= SECONDS_PER_UNIT[unit] and seconds % SECONDS_PER_UNIT[unit] == 0:
             return f"{seconds / SECONDS_PER_UNIT[unit]:.0f}{unit}"
-    return f"{seconds * 1000:g}ms"
+    return f"{format_number(value / timedelta(milliseconds=1))}ms"
+
+
+def format_number(value: float) -> str:
+    """Write a finite number without an exponent, so that reading it gives the same value."""
+    return f"{Decimal(repr(value)):f}".removesuffix(".0")
 
 
 Duration = Annotated[
     timedelta,
     BeforeValidator(parse_duration),
+    PlainSerializer(format_duration),
+    WithJsonSchema({"type": "string", "pattern": _DURATION.pattern, "examples": ["90s", "2h"]}),
+]
+
+
+PositiveDuration = Annotated[
+    timedelta,
+    BeforeValidator(parse_positive_duration),
     PlainSerializer(format_duration),
     WithJsonSchema({"type": "string", "pattern": _DURATION.pattern, "examples": ["90s", "2h"]}),
 ]
@@ -66,7 +92,7 @@ class Cadence:
     def __str__(self) -> str:
         if self.unit == "second":
             return format_duration(timedelta(seconds=self.value))
-        return f"{self.value:g}{self.unit}" + ("s" if self.unit == "step" else "")
+        return f"{format_number(self.value)}{self.unit}" + ("s" if self.unit == "step" else "")
 
 
 def parse_cadence(value: Any) -> Cadence:
@@ -78,11 +104,12 @@ def parse_cadence(value: Any) -> Cadence:
         try:
             cadence = Cadence(parse_duration(value).total_seconds(), "second")
         except ValueError:
-            raise ValueError(f"{value!r} is no interval; {CADENCE_RULE}") from None
+            raise ValueError(f"{shown(value)} is no interval; {CADENCE_RULE}") from None
     else:
         cadence = Cadence(float(match[1]), "epoch" if match[2].startswith("epoch") else "step")
-    if cadence.value <= 0 or (cadence.unit == "step" and cadence.value % 1):
-        raise ValueError(f"{value!r} is not positive and whole in steps; {CADENCE_RULE}")
+    is_whole = cadence.unit != "step" or cadence.value % 1 == 0
+    if not (0 < cadence.value < math.inf and is_whole):
+        raise ValueError(f"{shown(value)} is not positive and whole in steps; {CADENCE_RULE}")
     return cadence
 
 
@@ -114,7 +141,7 @@ class Bound:
     def __str__(self) -> str:
         if self.is_duration:
             return f"{self.comparison}{format_duration(timedelta(seconds=self.value))}"
-        return f"{self.comparison}{self.value:g}"
+        return f"{self.comparison}{format_number(self.value)}"
 
 
 def parse_bound(value: Any) -> Bound:
@@ -123,13 +150,13 @@ def parse_bound(value: Any) -> Bound:
         return value
     match = _BOUND.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{value!r} is no limit; {BOUND_RULE}")
+        raise ValueError(f"{shown(value)} is no limit; {BOUND_RULE}")
     comparison, text = match[1], match[2]
     if _DURATION.fullmatch(text):
         return Bound(comparison, parse_duration(text).total_seconds(), is_duration=True)  # type: ignore[arg-type]
     share = re.fullmatch(rf"(-?{_NUMBER})(%?)", text)
-    if share is None:
-        raise ValueError(f"{value!r} is no limit; {BOUND_RULE}")
+    if share is None or math.isinf(float(share[1])):
+        raise ValueError(f"{shown(value)} is no limit; {BOUND_RULE}")
     return Bound(comparison, float(share[1]) / (100 if share[2] else 1))  # type: ignore[arg-type]
 
 
@@ -161,7 +188,7 @@ def parse_accelerators(value: Any) -> AcceleratorRequest:
     match = _ACCELERATORS.fullmatch(value.strip()) if isinstance(value, str) else None
     count = int(match[2] or 1) if match else 0
     if match is None or count < 1:
-        raise ValueError(f"{value!r} names no accelerators; {ACCELERATORS_RULE}")
+        raise ValueError(f"{shown(value)} names no accelerators; {ACCELERATORS_RULE}")
     return AcceleratorRequest(match[1].strip(), count)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from jobs.errors import PASSWORD
+from jobs.errors import PASSWORD, shown
 from jobs.spec import paths
 from jobs.spec.data import FORMATS
 from jobs.spec.job import JobSpec
@@ -158,9 +158,11 @@ def text_and_label_differ(spec: JobSpec) -> Iterator[Violation]:
     """A column cannot be both input and answer."""
     columns = spec.data.text_columns
     if spec.data.label in columns:
-        yield Violation(("data", "label"), f"column {spec.data.label!r} is already a text column")
+        yield Violation(
+            ("data", "label"), f"column {shown(spec.data.label)} is already a text column"
+        )
     if len(set(columns)) < len(columns):
-        yield Violation(("data", "text"), f"column {columns[0]!r} is paired with itself")
+        yield Violation(("data", "text"), f"column {shown(columns[0])} is paired with itself")
 
 
 def train_and_eval_differ(spec: JobSpec) -> Iterator[Violation]:
@@ -194,14 +196,14 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
     if objective.minimize not in (None, "cost", "time"):
         value = objective.minimize
         yield Violation(
-            (*path, "minimize"), f"{value!r} is not cost or time; metrics are maximized"
+            (*path, "minimize"), f"{shown(value)} is not cost or time; metrics are maximized"
         )
     if objective.maximize is not None and objective.maximize not in metrics:
         known = ", ".join(metrics)
-        message = f"{objective.maximize!r} is not among train.eval.metrics ({known})"
+        message = f"{shown(objective.maximize)} is not among train.eval.metrics ({known})"
         yield Violation((*path, "maximize"), message)
     if objective.maximize in LOWER_IS_BETTER:
-        message = f"{objective.maximize!r} is better when lower; maximize another metric"
+        message = f"{shown(objective.maximize)} is better when lower; maximize another metric"
         yield Violation((*path, "maximize"), message)
 
 
@@ -263,7 +265,7 @@ def storage_names_a_bucket(spec: JobSpec) -> Iterator[Violation]:
     """A URL is one of S3, with a bucket; anything else is a folder."""
     scheme, mark, rest = spec.storage.partition("://")
     if mark and (scheme != "s3" or not rest.partition("/")[0]):
-        what = f"{spec.storage!r} is neither a folder nor a bucket; write s3://bucket/prefix"
+        what = f"{shown(spec.storage)} is neither a folder nor a bucket; write s3://bucket/prefix"
         yield Violation(("storage",), what)
 
 

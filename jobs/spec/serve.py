@@ -1,5 +1,6 @@
 """The serve section: the endpoint that the trained model gets."""
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import timedelta
@@ -7,8 +8,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
+from jobs.errors import shown
 from jobs.spec.base import Items, SpecModel
-from jobs.spec.quantities import AcceleratorRequest, Accelerators, Bound, Duration, Limit
+from jobs.spec.quantities import (
+    AcceleratorRequest,
+    Accelerators,
+    Bound,
+    Duration,
+    Limit,
+    PositiveDuration,
+)
 from jobs.spec.train import Precision
 
 EngineName = Literal[
@@ -62,7 +71,7 @@ class LimitsSpec(SpecModel):
     requests_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Requests that one client, told by its token or else its address, may send in a second; above
     it they are answered 429. 0 for any number. Kept by HAProxy on each node."""
-    timeout: Duration = timedelta(seconds=30)
+    timeout: PositiveDuration = timedelta(seconds=30)
     """Longest that a request may take; clients may ask for less."""
 
 
@@ -102,8 +111,8 @@ def parse_gate_rule(value: Any) -> GateRule:
     if value == "slo":
         return GateRule("slo")
     match = _GATE_RULE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{value!r} is no rule of a gate; {GATE_RULE}")
+    if match is None or math.isinf(float(match[3])):
+        raise ValueError(f"{shown(value)} is no rule of a gate; {GATE_RULE}")
     return GateRule(match[1], Bound(match[2], float(match[3])))  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from jobs.spec.base import Items, SpecModel
-from jobs.spec.quantities import Duration, Limit
+from jobs.spec.quantities import Duration, Limit, PositiveDuration
 
 Scalar = int | float | str
 Choices = Annotated[Items[Scalar], Field(min_length=1, max_length=256)]
@@ -32,7 +32,7 @@ class ProbeSpec(SpecModel):
     warmup: Duration | None = None
     """Steps are not counted for this long, and until two windows in a row are equally fast; at most
     12 times as long (3 on a CPU). By default 5s, 2s on a CPU."""
-    duration: Duration | None = None
+    duration: PositiveDuration | None = None
     """Steps are timed for this long, and until the mean is known to 1.5 % (3 on a CPU); at most 12
     times as long (3 on a CPU). By default 10s, 8s on a CPU."""
     confirm: Annotated[int, Field(ge=0, le=8)] = 2

@@ -121,14 +121,38 @@ def first_of(error: Exception) -> OSError:
     return OSError(number, os.strerror(errno.ENOSPC) if is_full else first_line(error))
 
 
+def expanded(path: str) -> Path:
+    """A path with the home folder in place of `~`; as it is written if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def exists(path: Path) -> bool:
+    """Whether a path names something; names that are too long for the disk name nothing."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def is_here(path: str, folder: Path) -> bool:
+    """Whether a name in a job file, which stands in `folder`, is a path of this machine."""
+    return path.startswith((".", "~")) or exists(folder / path)
+
+
 def matching(path: str, folder: Path = Path()) -> list[Path]:
     """Files and folders that a path names, or a pattern with `*`, `?` or `[`, sorted by name.
 
     Relative ones start from `folder`.
     """
-    place = folder.absolute() / Path(path).expanduser()
-    if place.exists():
+    place = folder.absolute() / expanded(path)
+    if exists(place):
         return [place]
-    is_pattern = any(character in path for character in "*?[")
-    found = Path(place.anchor).glob(str(place.relative_to(place.anchor))) if is_pattern else ()
-    return sorted(found)
+    if not any(character in path for character in "*?["):
+        return []
+    try:
+        return sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor))))
+    except (OSError, ValueError):  # `a**b`, and names that are too long
+        return []

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.storage.bucket import BucketObjects
-from jobs.storage.files import cache_folder
+from jobs.storage.files import cache_folder, expanded
 from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
 
@@ -40,5 +40,5 @@ def open_storage(place: str | Path) -> Storage:
         bucket = BucketObjects(str(place))
         name = hashlib.sha256(bucket.url.encode()).hexdigest()[:16]
         return Storage(bucket, cache_folder() / "work" / name)
-    folder = Path(place).expanduser().resolve()
+    folder = expanded(str(place)).resolve()
     return Storage(LocalObjects(folder), folder)

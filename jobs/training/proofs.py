@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from jobs.errors import ModelError, first_line
+from jobs.errors import ModelError
 from jobs.training.config import TrainingConfig
 from jobs.training.data import packing
 from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenSet, TokenStore
 from jobs.training.engine.objective import attention_inputs, classify
-from jobs.training.memory import is_of_the_machine
 from jobs.training.model.adapter import has_adapter
-from jobs.training.model.base import UNLOADABLE, settle, token_embeddings
+from jobs.training.model.base import settle, token_embeddings
+from jobs.training.model.library import as_model_error
 from jobs.training.model.precision import autocast
 from jobs.training.world import World
 
@@ -59,11 +59,10 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
     try:
         with torch.no_grad():
             judge = _judge_packing if config.model.task == "causal-lm" else _judge_padding
-            verdict = judge(_Judge(model, config, world.device), corpus)
-    except UNLOADABLE as error:
-        if is_of_the_machine(error):
-            raise
-        verdict = _Verdict(f"cannot score a row of the training data: {first_line(error)}")
+            with as_model_error("cannot score a row of the training data"):
+                verdict = judge(_Judge(model, config, world.device), corpus)
+    except ModelError as error:
+        verdict = _Verdict(str(error))
     finally:
         model.train()
     verdict = world.gather(verdict)[0]  # every worker must lay out the same rows
@@ -167,12 +166,11 @@ def _judge_packing(judge: "_Judge", corpus: Corpus) -> _Verdict:
         return _Verdict()
     pad = corpus.train.pad_token_id
     try:
-        whole = judge.logits_packed(samples, pad)
-        moved = judge.logits_packed([samples[0], changed, samples[2]], pad)
-    except UNLOADABLE as error:
-        if is_of_the_machine(error):
-            raise
-        return _Verdict(refusal=f"the model takes no positions of samples ({first_line(error)})")
+        with as_model_error("the model takes no positions of samples"):
+            whole = judge.logits_packed(samples, pad)
+            moved = judge.logits_packed([samples[0], changed, samples[2]], pad)
+    except ModelError as error:
+        return _Verdict(refusal=str(error))
     last = len(samples[0]) + len(samples[1]) - 1
     others = [place for place in range(len(whole)) if place != last]
     if not judge.are_equal(whole[others], moved[others]):

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from jobs.errors import ModelError
 from jobs.training.config import TrainingConfig
 from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -15,6 +14,7 @@ from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, copies, parallel, precision
+from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
 from jobs.training.world import World
 
@@ -104,13 +104,10 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
     base.settle_generation(loaded.model, corpus.end_tokens, corpus.tokenizer)
     model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
-        try:
+        what = f"train.gradient_checkpointing has to be removed for {config.model.base}"
+        with as_model_error(what):
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        except ValueError:
-            raise ModelError(
-                f"train.gradient_checkpointing: {config.model.base} does not support it; remove it"
-            ) from None
-        model.enable_input_require_grads()  # frozen embeddings would cut the graph
+            model.enable_input_require_grads()  # frozen embeddings would cut the graph
     if not parallel.is_sharded(config, world):
         copies.narrow_frozen(model, config.precision)  # before they take room on the device
     return model.to(world.device).train(), loaded.remark

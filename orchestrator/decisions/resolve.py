@@ -8,6 +8,7 @@ from jobs.loader import overrides
 from jobs.spec import JobSpec
 from jobs.spec.sweep import ProbeSpec
 from jobs.spec.train import Precision
+from jobs.storage import files
 from jobs.training.config import Device, TrainingConfig
 from jobs.training.probe_timing import LEAST_WINDOWS, ProbeTiming
 
@@ -42,17 +43,14 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
     """A copy in which paths of this machine are absolute; they were relative to `folder`."""
 
     def absolute(path: str) -> str:
-        return str((folder / Path(path).expanduser()).resolve())
-
-    def is_here(path: str) -> bool:
-        return path.startswith((".", "~")) or (folder / path).exists()
+        return str((folder / files.expanded(path)).resolve())
 
     values = spec.model_dump(mode="json", exclude_unset=True)
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        if source.is_local or all(map(is_here, source.paths)):
+        if source.is_local or all(files.is_here(path, folder) for path in source.paths):
             found = [absolute(path) for path in source.paths]
             values["data"][split]["path"] = found[0] if isinstance(source.path, str) else found
-    if is_here(spec.model.base):
+    if files.is_here(spec.model.base, folder):
         values["model"]["base"] = absolute(spec.model.base)
     return JobSpec.model_validate(values)
 

@@ -105,11 +105,17 @@ class _Sender:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._flush()
         if isinstance(error, Exception):
-            is_ours = isinstance(error, WinnowError)
-            words = str(error) if is_ours else f"{type(error).__name__}: {first_line(error)}"
-            self._messages.put(causes.Failure(words, causes.of_worker(error), self._rank))
+            self._messages.put(causes.Failure(_words(error), causes.of_worker(error), self._rank))
 
     def _flush(self) -> None:
         if self._pending:
             self._messages.put(self._pending)
         self._pending, self._sent = [], time.monotonic()
+
+
+def _words(error: Exception) -> str:
+    """What an error says, with its kind where it is not one of ours."""
+    if isinstance(error, WinnowError):
+        return str(error)
+    kind, clause = type(error).__name__, first_line(error)
+    return clause if clause.startswith(kind) else f"{kind}: {clause}"

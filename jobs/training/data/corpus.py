@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.errors import DataError
+from jobs.errors import DataError, shown
 from jobs.spec.data import SourceSpec
 from jobs.training.config import TrainingConfig
 from jobs.training.data import cache, classification, encoding, language, sources
@@ -82,7 +82,7 @@ def _classification(config: TrainingConfig, named: _Tokenizer, progress: SplitPr
     train = cache.table(of_train, lambda: make("train", data.train))
     names = encoding.label_names(train)
     if len(names) < 2:
-        raise DataError(f"{data.train.shown} has only the label {names[0]!r}; two are needed")
+        raise DataError(f"{data.train.shown} has only the label {shown(names[0])}; two are needed")
     of_eval = key(data.eval)
     held_back = cache.table(of_eval, lambda: make("eval", data.eval))
     token_sets = [encoding.token_set(table, tokenizer) for table in (train, held_back)]

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import INPUT_IDS, TokenSet
+from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
 """Rows handed to the tokenizer at once, which spreads them over all cores."""
@@ -35,6 +36,12 @@ def parallel_tokenizers() -> Iterator[None]:
             del os.environ["TOKENIZERS_PARALLELISM"]
         else:
             os.environ["TOKENIZERS_PARALLELISM"] = before
+
+
+def tokenise(tokenizer: Any, *texts: Any, **settings: Any) -> dict[str, Any]:
+    """What a tokenizer makes of texts; raises ModelError where it has no token for a character."""
+    with as_model_error("the base's tokenizer cannot read the rows"):
+        return dict(tokenizer(*texts, **settings))
 
 
 def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequence[Item]]:

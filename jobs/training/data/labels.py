@@ -2,28 +2,30 @@
 
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
-from jobs.errors import DataError
+from jobs.errors import DataError, shown
 from jobs.training.data.table import Table
 
-INTEGER, NUMBER = re.compile(r"-?[0-9]{1,18}"), re.compile(r"-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?")
+INTEGER = re.compile(r"-?[0-9]{1,300}")
+NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 
 def read(table: Table, column: str, name: str) -> list[str]:
     """Returns the label of each row; `name` stands for the table in errors.
 
     Raises:
-        DataError: at a row without a label, or if the labels are numbers with fractions, which are
-            values to predict and not classes.
+        DataError: at a value that names no class, or if the labels are numbers with fractions,
+            which are values to predict and not classes.
     """
     values = named(table, column)
     fractions = are_fractions(values)
     for row, value in enumerate(values, 1):
-        is_fraction = fractions and not INTEGER.fullmatch(str(value))
-        if value is None or value == "" or isinstance(value, list | dict | float) or is_fraction:
+        is_name = isinstance(value, str | int | Decimal) and value != ""
+        if not is_name or (fractions and not INTEGER.fullmatch(str(value))):
             raise DataError(
-                f"{name} row {row}: column {column!r} holds {value!r:.60};"
+                f"{name} row {row}: column {column!r} holds {shown(value)};"
                 " a label is an integer or a string"
             )
     return [str(value) for value in values]
@@ -37,7 +39,7 @@ def named(table: Table, column: str) -> list[Any]:
     values, names = table.values(column), table.class_names.get(column)
     if names is None:
         return values
-    return [names[n] if n is not None and 0 <= n < len(names) else None for n in values]
+    return [names[n] if isinstance(n, int) and 0 <= n < len(names) else None for n in values]
 
 
 def are_fractions(values: Sequence[object]) -> bool:

@@ -9,11 +9,16 @@ import jinja2
 import numpy as np
 import pyarrow as pa
 
-from jobs.errors import DataError
+from jobs.errors import DataError, first_line
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.training.data import sources
-from jobs.training.data.conversations import check_conversation
-from jobs.training.data.encoding import Progress, in_chunks, lists, parallel_tokenizers
+from jobs.training.data import conversations, sources, texts
+from jobs.training.data.encoding import (
+    Progress,
+    in_chunks,
+    lists,
+    parallel_tokenizers,
+    tokenise,
+)
 from jobs.training.data.table import Table
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
 
@@ -26,6 +31,11 @@ PLAIN_TEMPLATE = (
 """How a conversation is written for a tokenizer that brings no chat template of its own. A prompt
 ends before the space, which belongs to the first word of the answer."""
 
+REFUSALS = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What a chat template raises, by itself or in what it calls."""
 ENDS = b"end_tokens"
 Encoded = tuple[list[int], list[int]]
 """Token ids, and 1 for those that are trained."""
@@ -80,7 +90,7 @@ def prompts(source: SourceSpec, data: DataSpec, tokenizer: Any, count: int) -> l
         return [_prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
     conversations = table.values(data.messages, 0, rows)
     texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
-    return [tokenizer(text, add_special_tokens=False)[INPUT_IDS] for text in texts]
+    return [tokenise(tokenizer, text, add_special_tokens=False)[INPUT_IDS] for text in texts]
 
 
 def _encode_chunk(
@@ -89,20 +99,20 @@ def _encode_chunk(
     start, stop = chunk[0], chunk[-1] + 1
     if data.messages is not None:
         table.require_columns((data.messages,), source.shown)
-        conversations = table.values(data.messages, start, stop)
-        return _conversations(conversations, tokenizer, source.shown)
+        found = conversations.read(table, data.messages, source.shown, start, stop)
+        return _conversations(found, tokenizer, source.shown)
     assert data.prompt is not None
     assert data.response is not None
     table.require_columns((data.prompt, data.response), source.shown)
     asked, answered = (
-        [_text(value, name, source.shown) for value in table.values(name, start, stop)]
+        texts.read(table, name, source.shown, start, stop, may_be_empty=False)
         for name in (data.prompt, data.response)
     )
     return _pairs(asked, answered, tokenizer)
 
 
 def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
-    responses = tokenizer(list(answered), add_special_tokens=False)[INPUT_IDS]
+    responses = tokenise(tokenizer, list(answered), add_special_tokens=False)[INPUT_IDS]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []
     for prompt, response in zip(asked, responses, strict=True):
@@ -113,20 +123,21 @@ def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> lis
 
 
 def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
-    ids: list[int] = tokenizer(prompt)[INPUT_IDS]
+    ids: list[int] = tokenise(tokenizer, prompt)[INPUT_IDS]
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def _conversations(conversations: Sequence[Any], tokenizer: Any, path: str) -> list[Encoded]:
+def _conversations(
+    conversations: Sequence[Sequence[Any]], tokenizer: Any, path: str
+) -> list[Encoded]:
     texts, spans = [], []
     for conversation in conversations:
-        check_conversation(conversation, path)
         text = _write(conversation, tokenizer)
         texts.append(text)
         spans.append(_answers(conversation, text, tokenizer, path))
-    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+    encoded = tokenise(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
     prompts = [text[:low] for text, found in zip(texts, spans, strict=True) for low, _ in found]
-    of_prompts = iter(tokenizer(prompts, add_special_tokens=False)[INPUT_IDS])
+    of_prompts = iter(tokenise(tokenizer, prompts, add_special_tokens=False)[INPUT_IDS])
     rows = []
     for text, ids, places, answers in zip(
         texts, encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
@@ -152,7 +163,7 @@ def _in_pieces(text: str, answers: Sequence[tuple[int, int]], tokenizer: Any) ->
     ids, mask = list[int](), list[int]()
     for (start, stop), end in zip(itertools.pairwise(starts), ends, strict=True):
         piece = text[start:stop]
-        found = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True)
+        found = tokenise(tokenizer, piece, add_special_tokens=False, return_offsets_mapping=True)
         ids += found[INPUT_IDS]
         mask += [int(start + begin < end) for begin, _ in found["offset_mapping"]]
     return ids, mask
@@ -179,39 +190,29 @@ def _answers(
 ) -> list[tuple[int, int]]:
     """Where the assistant's words are in the text."""
     spans = []
-    for index, message in enumerate(conversation):
-        if message["role"] == "assistant":
-            before = _write(conversation[:index], tokenizer, ask=True)
-            after = _write(conversation[: index + 1], tokenizer)
-            if not text.startswith(after) or not after.startswith(before):
-                raise DataError(
-                    f"{path}: the tokenizer's chat template rewrites earlier turns, so that answers"
-                    " cannot be told from prompts; use prompt and response columns"
-                )
-            spans.append((len(before), len(after)))
+    for index in conversations.answers(conversation):
+        before = _write(conversation[:index], tokenizer, ask=True)
+        after = _write(conversation[: index + 1], tokenizer)
+        if not text.startswith(after) or not after.startswith(before):
+            raise DataError(
+                f"{path}: the tokenizer's chat template rewrites earlier turns, so that answers"
+                " cannot be told from prompts; use prompt and response columns"
+            )
+        spans.append((len(before), len(after)))
     return spans
 
 
 def _before_answer(conversation: Sequence[Any], tokenizer: Any) -> str:
-    roles = [message["role"] for message in conversation]
-    last = len(roles) - 1 - roles[::-1].index("assistant")
+    *_, last = conversations.answers(conversation)
     return _write(conversation[:last], tokenizer, ask=True)
 
 
 def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) -> str:
-    if not conversation and not ask:
-        return ""
     try:
         return str(
             tokenizer.apply_chat_template(
                 list(conversation), tokenize=False, add_generation_prompt=ask
             )
         )
-    except (jinja2.TemplateError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise DataError(f"the chat template refuses a conversation: {error}") from None
-
-
-def _text(value: object, column: str, path: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise DataError(f"{path}: column {column!r} holds {value!r}, not text")
-    return value
+    except REFUSALS as error:
+        raise DataError(f"the chat template refuses a conversation: {first_line(error)}") from None

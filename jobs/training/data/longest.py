@@ -11,6 +11,7 @@ from jobs.training.config import CHARACTERS_PER_TOKEN
 from jobs.training.data import readers
 from jobs.training.data.table import Table
 from jobs.training.model import location as model_location
+from jobs.training.model.library import as_model_error
 
 LARGEST_FILES = 64 * 2**20
 """Bytes that planning reads at most; larger files are taken to hold rows of any length."""
@@ -34,8 +35,12 @@ def longest_row(spec: JobSpec) -> int | None:
         rows = _longest_texts(found, spec.data.text_columns)
     except (OSError, KeyError, DataError):
         return None  # training will say what is wrong with the file
-    count = _counter(spec.model.base)
-    return max(map(count, rows)) if rows else None
+    try:
+        with as_model_error("the longest row cannot be found"):
+            count = _counter(spec.model.base)
+            return max(map(count, rows)) if rows else None
+    except ModelError:
+        return None  # training will say what is wrong with the tokenizer
 
 
 def _longest_texts(table: Table, columns: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -9,6 +9,7 @@ import gzip
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from jobs.errors import DataError
+from jobs.errors import DataError, first_line, shown
 from jobs.spec.data import format_of
 from jobs.training.data import table
 from jobs.training.data.conversations import is_message
@@ -30,8 +31,8 @@ UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError, pa.Arro
 LONGEST_FIELD = 2**31 - 1
 DATASETS_NOTE = b"huggingface"
 """Key of what `datasets` notes in the metadata of a parquet file."""
-SHOWN = 60
-"""Characters of a wrong value that its error shows."""
+ESCAPED_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""How half of a character that needs two halves (a surrogate) begins in JSON."""
 
 csv.field_size_limit(LONGEST_FIELD)
 
@@ -59,7 +60,7 @@ def read_file(path: Path, name: str) -> Table:
             f"{name} line {_first_wrong_line(path)} is not UTF-8; save the file as UTF-8"
         ) from None
     except UNREADABLE as error:
-        raise DataError(f"{name} cannot be read: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{name} cannot be read: {first_line(error)}") from None
     if not len(found):
         raise DataError(f"{name} has no rows")
     return found
@@ -98,7 +99,7 @@ def _read_tsv(path: Path, name: str) -> Table:
     except DataError:
         return found
     raise DataError(
-        f"{name}: {_shown(torn)} is one field if quotes enclose fields, and the ends of two rows if"
+        f"{name}: {shown(torn)} is one field if quotes enclose fields, and the ends of two rows if"
         " they are text; save the file as csv or jsonl"
     )
 
@@ -127,13 +128,15 @@ def _separated(path: Path, name: str, delimiter: str, quoting: int) -> Table:
 def _check_header(header: Sequence[str], name: str) -> None:
     twice = [title for title in header if header.count(title) > 1]
     if twice:
-        raise DataError(f"{name}: its header has column {twice[0]!r} twice; rename one of them")
+        raise DataError(
+            f"{name}: its header has column {shown(twice[0])} twice; rename one of them"
+        )
 
 
 def _has_width(row: Sequence[str], width: int, line: int, name: str) -> bool:
     if len(row) != width:
         raise DataError(
-            f"{name} line {line} has {len(row)} fields and the header {width}: {_shown(row)};"
+            f"{name} line {line} has {len(row)} fields and the header {width}: {shown(row)};"
             " put fields that hold a separator into double quotes"
         )
     return True
@@ -173,6 +176,7 @@ def _read_json(path: Path, name: str) -> Table:
         if error.msg == "Extra data":
             return _read_lines(path, name)
         raise DataError(f"{name} line {error.lineno}: not valid JSON: {error.msg}") from None
+    _check_characters(value, text, name)
     rows = _rows_of(value) if isinstance(value, dict) else value
     if not isinstance(rows, list):
         raise DataError(
@@ -230,16 +234,31 @@ class _Number(float):
 
 def _loads(text: str, place: str) -> Any:
     try:
-        return json.loads(text, parse_float=_Number)
+        value = json.loads(text, parse_float=_Number)
     except json.JSONDecodeError as error:
-        raise DataError(f"{place}: not valid JSON: {error.msg}: {_shown(text.strip())}") from None
+        raise DataError(f"{place}: not valid JSON: {error.msg}: {shown(text.strip())}") from None
     except RecursionError:
         raise DataError(f"{place}: nested too deeply") from None
+    _check_characters(value, text, place)
+    return value
+
+
+def _check_characters(value: Any, text: str, place: str) -> None:
+    """Raise DataError for half of a character, which no tokenizer can read."""
+    if not ESCAPED_HALF.search(text):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{place}: {half} is half of a character, and the other half does not follow; remove it"
+        ) from None
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise DataError(f"{place}: {_shown(value)} is not an object of columns")
+        raise DataError(f"{place}: {shown(value)} is not an object of columns")
     return value
 
 
@@ -253,7 +272,7 @@ def _of_rows(rows: Sequence[Mapping[str, Any]], name: str) -> Table:
         if len(rows_of_kind) == 2:
             row = min(rows_of_kind.values())
             raise DataError(
-                f"{name} row {row}: column {title!r} holds {_shown(column[row - 1])}, and other"
+                f"{name} row {row}: column {shown(title)} holds {shown(column[row - 1])}, and other"
                 " kinds of values elsewhere"
             )
     return Table(columns)
@@ -296,8 +315,3 @@ def _first_wrong_line(path: Path) -> int:
             except UnicodeDecodeError:
                 return number
     return 0
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

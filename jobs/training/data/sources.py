@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from jobs.errors import DataError, StorageError
+from jobs.errors import DataError, StorageError, first_line, listed, shown
 from jobs.spec.data import SourceSpec
 from jobs.storage import copies, files, manifest
 from jobs.storage.bucket import BucketObjects
@@ -75,7 +75,7 @@ def _read_dataset(source: SourceSpec) -> Table:
     try:
         return table.of_arrow(found.with_format("arrow")[:], names)
     except pa.ArrowException as error:
-        raise DataError(f"{source.shown} cannot be read: {str(error).splitlines()[0]}") from None
+        raise DataError(f"{source.shown} cannot be read: {first_line(error)}") from None
 
 
 def _dataset(source: SourceSpec) -> Any:
@@ -84,8 +84,9 @@ def _dataset(source: SourceSpec) -> Any:
     found = _opened(source)
     if isinstance(found, datasets.DatasetDict):
         if source.split not in found:
-            names = ", ".join(found)
-            raise DataError(f"{source.shown} has no split {source.split!r}; it has {names}")
+            raise DataError(
+                f"{source.shown} has no split {shown(source.split)}; it has {listed(found)}"
+            )
         return found[source.split]
     return found
 
@@ -99,12 +100,13 @@ def _opened(source: SourceSpec) -> Any:
     try:
         if not source.is_local:
             return datasets.load_dataset(path, source.name, split=source.split)
-        return datasets.load_from_disk(str(Path(path).expanduser()))
+        return datasets.load_from_disk(str(files.expanded(path)))
     except FileNotFoundError as error:
-        reason = "does not exist" if not Path(path).expanduser().is_dir() else str(error)
-        raise DataError(f"{path} {reason.splitlines()[0]}") from None
+        is_there = files.expanded(path).is_dir()
+        reason = f"cannot be read: {first_line(error)}" if is_there else "does not exist"
+        raise DataError(f"{path} {reason}") from None
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise DataError(f"{path} cannot be read: {reason}") from None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.errors import DataError
+from jobs.errors import DataError, listed, shown
 
 Column = Any
 """Values of all rows: text, lists and objects in a list, or what Arrow holds in a ChunkedArray."""
@@ -39,15 +39,15 @@ class Table:
         """Raise DataError if a column is not there; `name` stands for the table."""
         for column in names:
             if column not in self.columns:
-                known = ", ".join(self.columns)
-                raise DataError(f"{name} has no column {column!r}; its columns are {known}")
+                known = listed(self.columns)
+                raise DataError(f"{name} has no column {shown(column)}; its columns are {known}")
 
 
 def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None = None) -> Table:
     """An Arrow table; booleans become `true` and `false`, bytes the UTF-8 text that they hold.
 
     Raises:
-        pyarrow.ArrowInvalid: if bytes are not UTF-8.
+        pyarrow.ArrowInvalid: if text or bytes are not UTF-8.
     """
     columns = {name: _plain(table[name]) for name in table.column_names}
     return Table(columns, class_names or {})
@@ -63,8 +63,8 @@ def joined(tables: Mapping[str, Table]) -> Table:
     for name, other in others:
         if set(other.columns) != set(one.columns):
             raise DataError(
-                f"{name} has the columns {', '.join(other.columns)}, and {first}"
-                f" {', '.join(one.columns)}; files that are read together have the same"
+                f"{name} has the columns {listed(other.columns)}, and {first}"
+                f" {listed(one.columns)}; files that are read together have the same"
             )
         if other.class_names != one.class_names:
             raise DataError(
@@ -81,5 +81,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _plain(column.cast(kind.value_type))
+    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
+        return _plain(column.cast(pa.large_binary()))
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return column.cast(pa.large_string()) if is_bytes or pa.types.is_boolean(kind) else column
+    if is_bytes or pa.types.is_boolean(kind):
+        return column.cast(pa.large_string())
+    column.validate(full=True)  # other writers may have put anything into text
+    return column

@@ -1,19 +1,22 @@
 """Low-rank adapters (LoRA) through peft, which takes seconds to import: only where one is used."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 
-from jobs.errors import ModelError
+from jobs.errors import listed
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.training.model.base import LoadedModel
+from jobs.training.model.library import as_model_error
 
 if TYPE_CHECKING:
     import peft
 
 HEADS = ("classifier", "score")
-"""Endings of the modules that peft trains whole in a classifier."""
+"""Endings of the modules that peft trains whole in a classifier; it cannot adapt them besides."""
 TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
 
 
@@ -27,12 +30,9 @@ def add_adapter(loaded: LoadedModel, spec: ModelSpec) -> Any:
         return model
     import peft
 
-    try:
+    clause = f"model.adapter.target_modules {_names(lora)} does not suit {spec.base}"
+    with as_model_error(f"{clause}, whose linear layers are {listed(_linear(model))}"):
         return peft.get_peft_model(model, _config(lora, spec, loaded))
-    except (ValueError, TypeError) as error:
-        raise ModelError(
-            f"model.adapter.target_modules {_names(lora)} does not suit {spec.base}: {error}"
-        ) from None
 
 
 def has_adapter(model: Any) -> bool:
@@ -59,8 +59,10 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
     import peft
 
     names = lora.target_modules
-    whole = [name for name in loaded.fresh if not _is_in_head(name)]
-    linear = [n for n in whole if isinstance(loaded.model.get_submodule(n), torch.nn.Linear)]
+    whole = _outermost([name for name in loaded.fresh if not _is_in_head(name)])
+    kept = (*whole, *(HEADS if spec.task == "text-classification" else ()))
+    saved = [n for n, _ in loaded.model.named_modules() if n.endswith(kept)]
+    inside = [n for n, _ in loaded.model.named_modules() if _is_inside(n, saved)]
     return peft.LoraConfig(
         task_type=TASK_TYPES[spec.task],
         r=lora.r,
@@ -68,8 +70,24 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
         lora_dropout=lora.dropout,
         target_modules=names if isinstance(names, str) else list(names),
         modules_to_save=whole or None,
-        exclude_modules=linear or None,
+        exclude_modules=inside or None,
     )
+
+
+def _outermost(names: Sequence[str]) -> list[str]:
+    """The modules that are in none of the others: peft saves a module with all that is in it."""
+    return [name for name in names if not _is_inside(name, [n for n in names if n != name])]
+
+
+def _is_inside(name: str, modules: Sequence[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _linear(model: Any) -> list[str]:
+    """Names that `target_modules` may hold."""
+    kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
+    found = (name for name, module in model.named_modules() if isinstance(module, kinds))
+    return sorted({name.rpartition(".")[2] for name in found})
 
 
 def _is_in_head(name: str) -> bool:
@@ -79,4 +97,4 @@ def _is_in_head(name: str) -> bool:
 
 def _names(lora: LoraSpec) -> str:
     names = lora.target_modules
-    return names if isinstance(names, str) else ", ".join(names)
+    return names if isinstance(names, str) else f"[{listed(names)}]"

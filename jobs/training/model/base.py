@@ -9,16 +9,11 @@ from typing import Any
 import torch
 import transformers
 
-from jobs.errors import ModelError, first_line
+from jobs.errors import ModelError, listed
 from jobs.spec.model import ModelSpec
-from jobs.training.memory import is_of_the_machine
 from jobs.training.model import location
+from jobs.training.model.library import as_model_error
 
-UNLOADABLE = (
-    *(OSError, ValueError, RuntimeError, KeyError),
-    *(AttributeError, TypeError, ImportError, IndexError),
-)
-"""What transformers raises for a model or tokenizer that it cannot load."""
 CLASSIFIER = "ForSequenceClassification"
 """How the names of classes end that hold a classifier."""
 
@@ -44,10 +39,8 @@ def load_tokenizer(base: str, folder: Path | None = None) -> Any:
     """
     transformers.utils.logging.set_verbosity_error()
     place = folder or location.locate(base)
-    try:
+    with as_model_error(f"the tokenizer of {base} cannot be loaded"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-    except UNLOADABLE as error:
-        raise ModelError(_unloadable("tokenizer", base, error)) from None
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(
             f"the tokenizer of {base} is written in Python, which endpoints cannot run; choose a"
@@ -100,8 +93,9 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     place, auto = location.locate(spec.base), _class_for(spec)
-    try:
+    with as_model_error(f"the model of {spec.base} cannot be loaded"):
         own = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        _check_kind(own, auto, spec)
         config = _configured(own, spec, label_names, tokenizer)
         model, info = auto.from_pretrained(
             place,
@@ -112,11 +106,7 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    except UNLOADABLE as error:
-        if is_of_the_machine(error):
-            raise
-        raise ModelError(_unloadable("model", spec.base, error)) from None
-    is_classifier = any(name.endswith(CLASSIFIER) for name in own.architectures or ())
+    is_classifier = any(str(name).endswith(CLASSIFIER) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     is_labelled = spec.task == "text-classification"
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
@@ -138,18 +128,26 @@ def check_base(spec: ModelSpec, folder: Path) -> None:
     """
     tokenizer = load_tokenizer(spec.base, folder)
     auto = _class_for(spec)
-    try:
+    with as_model_error(f"the model of {spec.base} cannot be loaded"):
         own = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        _check_kind(own, auto, spec)
         with torch.device("meta"):
             auto.from_config(_configured(own, spec, ("0", "1"), tokenizer))
-    except UNLOADABLE as error:
-        raise ModelError(_unloadable("model", spec.base, error)) from None
 
 
 def _class_for(spec: ModelSpec) -> Any:
     if spec.task == "causal-lm":
         return transformers.AutoModelForCausalLM
     return transformers.AutoModelForSequenceClassification
+
+
+def _check_kind(own: Any, auto: Any, spec: ModelSpec) -> None:
+    """Raise ModelError where transformers has no model of the base's type for the task."""
+    if type(own) not in auto._model_mapping:
+        raise ModelError(
+            f"{spec.base} is of the type {own.model_type}, of which transformers has no model"
+            f" for {spec.task}; choose another base"
+        )
 
 
 def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> Iterator[str]:
@@ -237,9 +235,7 @@ def _settle_head(
         else:
             torch.nn.init.zeros_(weight)
     lacking.update(kept)
-    shown = ", ".join(before[:5]) + (", …" if len(before) > 5 else "")
-    return f"the base is a classifier for other labels ({shown}), so its output layer is drawn anew"
-
-
-def _unloadable(what: str, base: str, error: Exception) -> str:
-    return f"the {what} of {base} cannot be loaded: {first_line(error)}"
+    return (
+        f"the base is a classifier for other labels ({listed(before)}), so its output layer is"
+        " drawn anew"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 from jobs.errors import ModelError
 from jobs.spec.model import Task
 from jobs.training.model import location as model_location
+from jobs.training.model.library import as_model_error
 from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
 
 HUB_TIMEOUT_S = 3.0
@@ -32,29 +33,37 @@ def shape_of(base: str, task: Task = "text-classification") -> ModelShape | None
 
 def _from_config(config: dict[str, Any], task: Task = "text-classification") -> ModelShape | None:
     def read(*names: str) -> int:
-        return int(next(config[name] for name in names if config.get(name) is not None))
+        return int(next(config[name] for name in names if _is_size(config.get(name))))
+
+    def size(name: str, otherwise: int) -> int:
+        return int(config[name]) if _is_size(config.get(name)) else otherwise
 
     kind = config.get("model_type")
     try:
         hidden = read("hidden_size", "dim", "n_embd", "d_model")
         is_gated = config.get("hidden_act") == "silu"
-        heads = config.get("num_attention_heads") or 1
+        heads = size("num_attention_heads", 1)
         layers = read(*LAYERS)
         if config.get("is_encoder_decoder") and kind not in EXACT_TYPES:
             layers += read(*DECODER_LAYERS, *LAYERS)
         return ModelShape(
             layers=layers,
             hidden=hidden,
-            intermediate=next((config[n] for n in WIDE if config.get(n)), 4 * hidden),
+            intermediate=next((config[n] for n in WIDE if _is_size(config.get(n))), 4 * hidden),
             vocabulary=read("vocab_size"),
-            positions=0 if is_gated else int(config.get("max_position_embeddings") or 0),
+            positions=0 if is_gated else size("max_position_embeddings", 0),
             is_gated=is_gated,
-            key_value_share=(config.get("num_key_value_heads") or heads) / heads,
+            key_value_share=size("num_key_value_heads", heads) / heads,
             has_own_head=is_gated and not config.get("tie_word_embeddings", False),
             counted=None if kind in EXACT_TYPES else _count(config, task),
         )
     except StopIteration:
         return None
+
+
+def _is_size(value: object) -> bool:
+    """Whether a configuration, which anybody may have written, holds a dimension there."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _count(config: dict[str, Any], task: Task) -> int:
@@ -70,10 +79,10 @@ def _count(config: dict[str, Any], task: Task) -> int:
         auto = transformers.AutoModelForCausalLM
     values = {name: value for name, value in config.items() if name != "model_type"}
     try:
-        made = transformers.AutoConfig.for_model(config["model_type"], **values)
-        with torch.device("meta"):
-            model = auto.from_config(made)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, ImportError):
+        with as_model_error("the model cannot be counted"), torch.device("meta"):
+            made = transformers.AutoConfig.for_model(config["model_type"], **values)
+            model = auto.from_config(made, trust_remote_code=False)
+    except ModelError:
         raise StopIteration from None
     return sum(parameter.numel() for parameter in model.parameters())
 

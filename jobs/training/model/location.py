@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import ModelError, StorageError
-from jobs.storage import copies
+from jobs.errors import ModelError, StorageError, first_line, shown
+from jobs.storage import copies, files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.objects import Entry
 from jobs.storage.storage import S3_SCHEME
@@ -33,18 +33,26 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
         return _in_package(base)
     if base.startswith(S3_SCHEME):
         return _in_bucket(base, has_weights=has_weights)
-    path = Path(base).expanduser()
-    if path.is_dir():
+    path = files.expanded(base)
+    if files.exists(path) and path.is_dir():
         return path.resolve()
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise ModelError(f"model folder {base} does not exist")
     return base
 
 
-def check(directory: Path, base: str) -> None:
-    """Raise ModelError where a folder has no configuration, or no tokenizer beside it."""
-    read_config(directory)
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+def check(directory: Path, base: str, *, has_weights: bool = True) -> None:
+    """Raise ModelError where a folder lacks a configuration, a tokenizer or, if wanted, weights."""
+    kind = read_config(directory).get("model_type")
+    if not isinstance(kind, str):
+        wrong = f"has the model_type {shown(kind)}" if kind else "has no model_type"
+        raise ModelError(f"config.json of {base} {wrong}, so transformers cannot load the model")
+    names = {path.name for path in directory.iterdir()}
+    if has_weights and not any(name.endswith(WEIGHTS) for name in names):
+        raise ModelError(
+            f"{base} holds no weights that end in {WEIGHTS}; save the model with save_pretrained"
+        )
+    if names.isdisjoint(TOKENIZER_FILES):
         raise ModelError(
             f"{base} holds no tokenizer: save the one that the model was trained with beside it"
         )
@@ -56,8 +64,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except OSError:
         raise ModelError(f"{directory} has no config.json, so it holds no model") from None
-    except ValueError as error:
-        raise ModelError(f"{directory}/config.json is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{directory}/config.json is not JSON: {first_line(error)}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{directory}/config.json is not a JSON object")
     return config
@@ -95,9 +103,11 @@ def _in_package(base: str) -> Path:
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         pip_name = name.replace("_", "-")
-        raise ModelError(f"package {name!r} of {base} is not installed; try pip install {pip_name}")
+        raise ModelError(
+            f"package {shown(name)} of {base} is not installed; try pip install {pip_name}"
+        )
     root = Path(next(iter(spec.submodule_search_locations))).resolve()
     path = (root / folder).resolve()
     if not path.is_relative_to(root) or not path.is_dir():
-        raise ModelError(f"package {name!r} has no folder {folder!r}")
+        raise ModelError(f"package {shown(name)} has no folder {shown(folder)}")
     return path

@@ -33,6 +33,8 @@ SYNTAX = [
     ("a: " + "[" * 30 + "]" * 30, "nested deeper than 20 levels"),
     ("a: [" + "1, " * 20_000 + "1]", "more than 10,000 keys and values"),
     ("# " + "x" * 300_000, "the file has 300,002 bytes; a job file has at most 262,144"),
+    ('storage: "a\\0b"\n', "job.yaml:1:10: character U+0000 is not allowed; remove it"),
+    ('"\\ud800": 1\n', "job.yaml:1:1: character U+D800 is not allowed; remove it"),
     ("%YAML 9.9\n---\na: 1\n", "job.yaml:1:1: not valid YAML"),
 ]
 
@@ -94,6 +96,9 @@ FIELDS = [
     ("train: {micro_batch_size: 5}", "micro batch size 5 does not divide the global batch of 32"),
     ("train: {eval: {every: 1:30}}", "train.eval.every: '1:30' is no interval"),
     ("train: {eval: {every: 30}}", "train.eval.every: 30 is no interval"),
+    ("train: {eval: {every: " + "9" * 400 + "epochs}}", "is not positive and whole in steps"),
+    ("train: {hang_after: 50000d}", "train.hang_after: '50000d' is longer than any run"),
+    ("owned: {T4: {purchase: 1, life: 0s}}", "owned.T4.life: '0s' is no time at all"),
     ("train: {eval: {metrics: []}}", "train.eval.metrics: has 0 items but needs at least 1"),
     ("train: {eval: {metrics: accuracy}}", "metrics: 'accuracy' is not a list; write [a, b]"),
     ("train: {checkpoint: {every: 10}}", "train.checkpoint.every: 10 is no interval"),
@@ -311,6 +316,12 @@ def test_accelerators_are_checked_beside_every_other_error(lost: str) -> None:
 )
 def test_a_faulty_value_breaks_no_rule_besides(text: str, paths: list[str]) -> None:
     assert [problem.split(": ")[1] for problem in problems_of(MINIMAL + text)] == paths
+
+
+@pytest.mark.parametrize("path", ["²", "s3://bucket/rows", "a b", "train.txt"])
+def test_a_path_that_names_no_rows_is_refused(path: str) -> None:
+    found = problems_of(MINIMAL.replace("train.csv", path))
+    assert f"data.train.path: {path} is no hub id and no file that ends in .csv" in found[0]
 
 
 def test_text_column_equal_to_the_label_is_refused() -> None:

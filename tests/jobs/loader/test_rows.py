@@ -21,6 +21,16 @@ data:
   label: label
   max_length: 64
 """
+ANSWERS = """\
+version: 1
+name: answers
+model: {base: gpt2, task: causal-lm}
+data:
+  train: {path: train.jsonl}
+  eval: {path: eval.jsonl}
+  prompt: p
+  response: r
+"""
 TRAIN = "text,label\ngood,yes\nbad,no\nfine,yes\n"
 EVAL = "text,label\nwell,yes\nill,no\n"
 Problems = Callable[..., list[str]]
@@ -72,8 +82,10 @@ MANY = "text,label\n" + "".join(f"a,{number}\n" for number in range(200))
             "eval.csv row 1: column 'label' holds '0.5'; a label is",
         ),
         ("train", "text,label\na,1\nb,1\n", "train.csv has only the label '1'; two are needed"),
+        ("train", "text,label\na,1\nb,\n", "data.label: train.csv row 2: column 'label' holds ''"),
+        ("train", 'text,label\na,"1\n2"\nb,3\n', "is not among the training labels (1\\n2, 3)"),
         ("held_back", "text,label\nb,maybe\n", "eval.csv has the label 'maybe' (1 rows), which"),
-        ("train", MANY, "200 different labels in 200 rows of train.csv are no classes"),
+        ("train", MANY, "train.csv has 200 different labels in 200 rows, which are no classes"),
         ("train", "text,label\na\n", "job.yaml:5:17: data.train.path: train.csv line 2 has 1"),
         ("config", ROBERTA, "job.yaml:9:15: data.max_length: 64 is more than the 63 tokens that"),
     ],
@@ -85,43 +97,43 @@ def test_what_does_not_suit_is_told_at_its_place(
     assert any(message in problem for problem in found), found
 
 
+def test_every_row_of_a_file_is_looked_at(problems: Problems) -> None:
+    (found,) = problems(train=TRAIN + "a,yes\n" * 2000 + ",\n", held_back=EVAL)
+    assert "train.csv row 2004: column 'label' holds ''" in found
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
         ('{"p": "x", "r": ["y"]}', "train.jsonl row 1: column 'r' holds ['y'], not text"),
+        ('{"p": "x", "r": ""}', "train.jsonl row 1: column 'r' holds '', not text of a character"),
+        ('{"p": "x", "r": "\\ud800"}', "train.jsonl line 1: \\ud800 is half of a character"),
         ('{"p": "x"}', "data.response: train.jsonl has no column 'r'; its columns are p"),
     ],
 )
 def test_prompts_and_responses_are_looked_at_too(row: str, message: str, tmp_path: Path) -> None:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
-    job = """\
-version: 1
-name: answers
-model: {base: gpt2, task: causal-lm}
-data:
-  train: {path: train.jsonl}
-  eval: {path: eval.jsonl}
-  prompt: p
-  response: r
-"""
     with pytest.raises(JobFileError) as caught:
-        loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
+        loads(ANSWERS, extra_rules=[rows_suit_the_job(tmp_path)])
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("row", ["[]", '[{"role": "user", "content": "hello"}]'])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[]",
+        '[{"role": "user", "content": "hello"}]',
+        '[{"role": "assistant", "content": "hello"}]',
+    ],
+)
 def test_conversations_that_teach_nothing_are_found_at_any_row(row: str, tmp_path: Path) -> None:
-    good = '{"m": [{"role": "assistant", "content": "x"}]}\n'
+    good = '{"m": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}\n'
     (tmp_path / "train.jsonl").write_text(good * 2000 + f'{{"m": {row}}}\n', encoding="utf-8")
     (tmp_path / "eval.jsonl").write_text(good, encoding="utf-8")
-    job = """\
-version: 1
-name: answers
-model: {base: gpt2, task: causal-lm}
-data: {train: {path: train.jsonl}, eval: {path: eval.jsonl}, messages: m}
-"""
-    with pytest.raises(JobFileError, match=r"jsonl row 2001: .* is not a conv"):
+    job = ANSWERS.replace("  prompt: p\n  response: r\n", "  messages: m\n")
+    message = r"data\.messages: train\.jsonl row 2001: .* an answer of the"
+    with pytest.raises(JobFileError, match=message):
         loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
 
 

@@ -1,9 +1,12 @@
 """Durations, cadences, bounds, accelerators, metrics: what is read, refused and written."""
 
 import math
+import re
 from datetime import timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs.spec.quantities import (
     AcceleratorRequest,
@@ -17,6 +20,7 @@ from jobs.spec.quantities import (
     parse_cadence,
     parse_duration,
 )
+from jobs.spec.serve import parse_gate_rule
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,34 @@ def test_durations_are_written_as_they_are_read(text: str) -> None:
 def test_cadences_are_in_epochs_steps_or_time(text: str, cadence: Cadence) -> None:
     assert parse_cadence(text) == cadence
     assert parse_cadence(str(cadence)) == cadence
+
+
+NUMBERS = st.floats(1e-9, 1e30).map(lambda value: f"{value:.12f}")
+
+
+@given(NUMBERS, st.integers(1, 10**15), st.floats(0.001, 3e9), st.sampled_from([">=", "<"]))
+def test_what_is_written_is_read_back_as_it_was(
+    number: str, steps: int, seconds: float, comparison: str
+) -> None:
+    """Jobs are written and read again on their way to workers."""
+    for text in (f"{number}epoch", f"{steps}steps", f"{seconds:.3f}s"):
+        cadence = parse_cadence(text)
+        assert parse_cadence(str(cadence)) == cadence
+    duration = timedelta(seconds=seconds)
+    assert parse_duration(format_duration(duration)) == duration
+    for text in (number, f"{number}%", f"{seconds:.3f}s"):
+        bound = parse_bound(f"{comparison}{text}")
+        assert parse_bound(str(bound)) == bound
+
+
+def test_numbers_beyond_all_bounds_are_refused() -> None:
+    many = "9" * 400
+    for read in (parse_duration, parse_cadence, parse_bound, parse_gate_rule):
+        for unit in ("", "s", "d", "epoch", "steps", "%"):
+            for start in ("", "<=", "accuracy>="):
+                with pytest.raises(ValueError, match=re.escape("'")) as caught:
+                    read(f"{start}{many}{unit}")
+                assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize("text", ["0epoch", "2.5steps", "often", 5, "0s"])

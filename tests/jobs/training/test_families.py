@@ -144,11 +144,11 @@ def test_a_published_classifier_scores_as_in_training(
 
 
 @pytest.mark.parametrize("merge", [True, False], ids=["merged", "apart"])
-@pytest.mark.parametrize("kind", ["deberta-v2", "xlnet", "bert"])
+@pytest.mark.parametrize("kind", ["deberta-v2", "xlnet", "bert", "distilbert"])
 def test_an_adapter_keeps_what_its_base_lacks(
     kind: str, *, merge: bool, reviews: Path, tmp_path: Path
 ) -> None:
-    """A pooler, or a summary: drawn anew when the adapter was merged."""
+    """A pooler, a summary, or a layer before the head that peft cannot adapt and save besides."""
     auto = transformers.AutoModelForMaskedLM if kind == "bert" else transformers.AutoModel
     base = tiny.save(tmp_path / kind, kind, auto)
     lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=merge)
@@ -165,6 +165,20 @@ def test_an_adapted_output_layer_leaves_the_embedding_as_it_was(
     config = answering(questions, base)
     model = config.model.model_copy(update={"adapter": lora})
     config = dataclasses.replace(config, model=model, optimizer=OptimizerSpec(lr=2e-2), epochs=3.0)
+    _, folder = trained(config, tmp_path / "checkpoints")
+    assert verdict(folder) == (pytest.approx(0, abs=1e-3), "")
+
+
+@pytest.mark.parametrize("merge", [True, False], ids=["merged", "apart"])
+def test_an_output_layer_that_the_base_lacks_is_trained_apart_from_the_embedding(
+    *, merge: bool, questions: Path, tmp_path: Path
+) -> None:
+    """Although its base ties the two, and a bias of it to another."""
+    base = tiny.save(tmp_path / "bert", "bert", transformers.AutoModel, is_decoder=True)
+    lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=merge)
+    config = answering(questions, base)
+    model = config.model.model_copy(update={"adapter": lora})
+    config = dataclasses.replace(config, model=model, optimizer=OptimizerSpec(lr=2e-2), epochs=2.0)
     _, folder = trained(config, tmp_path / "checkpoints")
     assert verdict(folder) == (pytest.approx(0, abs=1e-3), "")
 

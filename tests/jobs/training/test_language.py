@@ -111,15 +111,44 @@ def test_a_published_model_stops_where_its_template_ends_a_turn(
     assert ends == tokenizer.convert_tokens_to_ids(["</s>", "<mask>"])
 
 
+OPENED = [
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Is it?"},
+    {"role": "assistant", "content": "Yes, it is."},
+]
+"""A conversation that the assistant begins."""
+
+
+def write_opened(folder: Path) -> None:
+    for name in ("train", "eval"):
+        text = (json.dumps({"messages": OPENED}) + "\n") * 4
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+
+
+def test_what_an_assistant_opens_with_is_not_learnt(tmp_path: Path, tiny_llama: str) -> None:
+    """Nobody asked for it, and so no endpoint can be asked for it."""
+    write_opened(tmp_path)
+    config = language_config(tmp_path, tiny_llama, data=messages_data(tmp_path))
+    corpus = load_corpus(config)
+    assert trained_text(corpus.train, 0, corpus.tokenizer) == " Yes, it is.</s>"
+    (prompt, *_) = language.prompts(config.data.eval, config.data, corpus.tokenizer, 4)
+    assert corpus.tokenizer.decode(prompt).endswith("user: Is it?\nassistant:")
+
+
+def test_a_template_that_fails_is_told(tmp_path: Path) -> None:
+    write_opened(tmp_path)
+    for template in ("{% for x %}", "{{ 1 // 0 }}", "{{ messages[0].tools[0].name }}"):
+        base = chatting(tmp_path, template)
+        with pytest.raises(DataError, match="the chat template refuses a conversation: "):
+            load_corpus(language_config(tmp_path, base, data=messages_data(tmp_path)))
+
+
 def test_a_template_that_cannot_begin_with_the_assistant_is_told(
     tmp_path: Path, questions: Path
 ) -> None:
     strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user first') }}{% endif %}"
     base = chatting(tmp_path, strict + MARKED)
-    rows = [{"messages": [{"role": "assistant", "content": "Hello"}]}] * 4
-    for name in ("train", "eval"):
-        text = "".join(json.dumps(row) + "\n" for row in rows)
-        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    write_opened(tmp_path)
     with pytest.raises(DataError, match="the chat template refuses a conversation: user first"):
         load_corpus(language_config(tmp_path, base, data=messages_data(tmp_path)))
 
@@ -129,7 +158,7 @@ def test_a_conversation_without_an_answer_is_refused(tmp_path: Path, tiny_llama:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
     data = language_data(tmp_path, prompt=None, response=None, messages="messages")
-    with pytest.raises(DataError, match="is not a conversation"):
+    with pytest.raises(DataError, match=r"train\.jsonl row 1: .* one of them an answer of the"):
         load_corpus(language_config(tmp_path, tiny_llama, data=data))
 
 

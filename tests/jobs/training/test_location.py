@@ -1,5 +1,6 @@
 """Base models from a folder in S3."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,34 @@ def test_weights_are_counted_without_loading_them(kind: str, task: Task, tmp_pat
     shape = shape_of(base, task)
     assert shape is not None
     assert shape.parameters == pytest.approx(true, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": "many"},
+        {"hidden_size": float("inf")},
+        {"num_hidden_layers": 2.5},
+        {"vocab_size": None},
+        {"vocab_size": -1},
+        {"model_type": "albert", "num_attention_heads": 0},
+        {"model_type": "albert", "hidden_act": 5},
+        {"model_type": 5},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_makes_no_model_has_no_size(
+    fields: dict[str, object], tmp_path: Path
+) -> None:
+    whole = tiny.config_of("bert").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps({**whole, **fields}), encoding="utf-8")
+    assert shape_of(str(tmp_path)) is None
+
+
+def test_odd_values_beside_the_sizes_are_passed_over(tmp_path: Path) -> None:
+    odd = {"intermediate_size": [1], "num_key_value_heads": "x", "max_position_embeddings": "x"}
+    whole = tiny.config_of("bert").to_dict()
+    (tmp_path / "config.json").write_text(json.dumps({**whole, **odd}), encoding="utf-8")
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert (shape.intermediate, shape.key_value_share, shape.positions) == (128, 1.0, 0)

@@ -40,6 +40,15 @@ def test_without_the_tokenizer_characters_are_counted(tmp_path: Path) -> None:
     assert longest_row(spec) == pytest.approx((17 + 7 * 40) / 4 + 2, abs=1)
 
 
+def test_a_tokenizer_that_cannot_be_read_leaves_the_length_unknown(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    for content in ("{", "[]", ""):
+        (tmp_path / "base/tokenizer.json").write_text(content, encoding="utf-8")
+        path = write(tmp_path, ".csv")
+        spec = job(model__base=str(tmp_path / "base"), data__train={"path": path})
+        assert longest_row(spec) is None
+
+
 @pytest.mark.parametrize("path", ["missing.csv", "s3://bucket/train.csv"])
 def test_rows_that_are_not_here_are_of_unknown_length(path: str, tmp_path: Path) -> None:
     found = path if "://" in path else str(tmp_path / path)

@@ -153,6 +153,7 @@ def test_json_files_hold_what_was_written(
         ("a.json", '{"data": [{"t": "x", "l": 3}]}', {"t": ["x"], "l": ["3"]}),
         ("a.json", '{"t": "x", "l": 3}', {"t": ["x"], "l": ["3"]}),
         ("a.json", '{"m": [{"role": "user", "content": "x"}]}', {"m": [[TURN]]}),
+        ("a.jsonl", '{"t": "\\ud83d\\ude42"}\n', {"t": ["🙂"]}),
         ("a.jsonl", '{"m": [{"role": "user", "n": 1}]}\n', {"m": [[{"role": "user", "n": 1}]]}),
     ],
     ids=lambda value: str(value)[:30],
@@ -186,6 +187,13 @@ def test_text_stays_as_it_is_written(
             "a.jsonl row 1: column 't' holds 'x', and other kinds",
         ),
         ("a.jsonl", "", "a.jsonl has no rows"),
+        (
+            "a.jsonl",
+            '{"t": 1}\n{"t": "\\ud83d"}\n',
+            r"a.jsonl line 2: \ud83d is half of a character",
+        ),
+        ("a.jsonl", '{"t": [{"\\uDC00": 1}]}\n', r"a.jsonl line 1: \udc00 is half of a character"),
+        ("a.json", '[{"t": "\\ud83d\\ud83d"}]', r"a.json: \ud83d is half of a character"),
         ("a.json", "[1]", "a.json row 1: 1 is not an object of columns"),
         ("a.json", '{"t": [1], "l": [1, 2]}', "neither a list of objects nor columns of equal"),
         ("a.json", "{", "a.json line 1: not valid JSON"),
@@ -227,6 +235,9 @@ def test_parquet_and_saved_data_sets_keep_text_and_class_names(tmp_path: Path) -
     pa.parquet.write_table(pa.table({"t": [b"\xff"]}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet cannot be read: Invalid UTF8"):
         read(tmp_path / "b.parquet")
+    for kind in (pa.binary(2), pa.binary_view()):
+        pa.parquet.write_table(pa.table({"t": pa.array([b"ab"], kind)}), tmp_path / "c.parquet")
+        assert read(tmp_path / "c.parquet") == {"t": ["ab"]}
 
     kind = datasets.Features(
         {"t": datasets.Value("string"), "l": datasets.ClassLabel(names=["no", "yes"])}
@@ -254,6 +265,18 @@ def test_files_that_number_classes_differently_are_not_read_together(tmp_path: P
         rows.to_parquet(str(tmp_path / f"{name}.parquet"))
     with pytest.raises(DataError, match=r"b\.parquet and .*a\.parquet name the classes"):
         sources.read(SourceSpec(path=str(tmp_path / "*.parquet")))
+
+
+def test_text_of_another_encoding_in_parquet_is_refused(tmp_path: Path) -> None:
+    """Other writers check it no more than Arrow does."""
+    torn = pa.Array.from_buffers(
+        pa.string(),
+        1,
+        [None, pa.py_buffer(b"\x00\x00\x00\x00\x01\x00\x00\x00"), pa.py_buffer(b"\xff")],
+    )
+    pa.parquet.write_table(pa.table({"t": torn}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read: .*UTF8"):
+        read(tmp_path / "a.parquet")
 
 
 def test_several_files_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

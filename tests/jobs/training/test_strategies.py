@@ -19,6 +19,7 @@ from jobs.training.data.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
 from jobs.training.events import Evaluated, Event, Stepped
 from jobs.training.loop import train
+from tests import tiny
 from tests.builders import language_config, training_config
 from tests.jobs.training import flat_on_cpu, workers
 
@@ -51,6 +52,24 @@ def test_shards_learn_what_replicas_learn(
     expected = curve(two_workers(reviews, tiny_model), tmp_path)
     sharded = two_workers(reviews, tiny_model, strategy=strategy)
     assert curve(sharded, tmp_path) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [("xlnet", "ddp"), ("big_bird", "ddp"), ("squeezebert", "zero2"), ("squeezebert", "zero3")],
+)
+def test_several_workers_learn_what_one_learns(
+    kind: str, strategy: str, reviews: Path, tmp_path: Path
+) -> None:
+    """Also weights that no loss depends on, and layers that are run without being called."""
+    fields = {"attention_type": "original_full"} if kind == "big_bird" else {}
+    base = tiny.save(tmp_path / kind, kind, transformers.AutoModel, **fields)
+    events: list[Event] = []
+    train(two_workers(reviews, base), events.append)
+    expected = [event.loss for event in events if isinstance(event, Stepped)]
+    found = curve(two_workers(reviews, base, strategy=strategy), tmp_path)
+    assert found[: len(expected)] == pytest.approx(expected, abs=1e-5)
+    assert len(set(expected)) == 5
 
 
 def test_a_sharded_run_resumes_as_replicas_and_back(

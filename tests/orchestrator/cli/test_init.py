@@ -192,7 +192,7 @@ LONER = csv_text(["text", "label"], TEXTS, [f"label {n}" for n in range(30)])
         ("text\na\nb\n", (), "a.csv has only the column 'text'"),
         ("text,label\na,1\n", (), "a.csv has 1 row"),
         ("text,label\na,1\nb,1\n", (), "a.csv has only the label '1'; two are needed"),
-        (MANY, (), "120 different labels in 120 rows of a.csv are no classes"),
+        (MANY, (), "a.csv has 120 different labels in 120 rows, which are no classes"),
         (LONER, (), "a.csv has no two rows of the same label with different texts"),
         (EMPTY, (), "a.csv row 3: column 'label' holds ''; a label is an integer or a string"),
         ("one,two\na,b\nc,d\n", (), "--text COLUMN (twice for pairs) and --label COLUMN"),
