@@ -153,7 +153,6 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     adapter.load_adapter_state(model, snapshot.weights)
     _untie(model)
     merged = model.merge_and_unload()
-    _settle_ties(merged)
     base.settle_generation(merged, corpus.end_tokens, corpus.tokenizer)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
@@ -166,27 +165,8 @@ def _untie(model: Any) -> None:
         layer = getattr(module, "base_layer", None)
         if isinstance(layer, torch.nn.Linear) and layer.weight is embedding:
             layer.weight = torch.nn.Parameter(layer.weight.detach().clone())
-
-
-def _settle_ties(model: Any) -> None:
-    """Let an output layer that is no longer the embedding be saved and loaded with its own weights.
-
-    What else is tied is so by the same field of the configuration, such as a bias.
-    """
-    configs = (model.config, model.config.get_text_config())
-    output = model.get_output_embeddings()
-    is_tied = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    if not is_tied or output is None or output.weight is model.get_input_embeddings().weight:
-        return
-    for config in configs:
-        config.tie_word_embeddings = False
-    seen = set[int]()
-    for name, weight in list(model.named_parameters(remove_duplicate=False)):
-        if id(weight) in seen:
-            place, _, last = name.rpartition(".")
-            own = torch.nn.Parameter(weight.detach().clone())
-            setattr(model.get_submodule(place), last, own)
-        seen.add(id(weight))
+            for config in (model.config, model.config.get_text_config()):
+                config.tie_word_embeddings = False
 
 
 def _saved_weights(session: Session) -> Tensors:

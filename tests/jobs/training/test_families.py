@@ -169,13 +169,12 @@ def test_an_adapted_output_layer_leaves_the_embedding_as_it_was(
     assert verdict(folder) == (pytest.approx(0, abs=1e-3), "")
 
 
-@pytest.mark.parametrize("merge", [True, False], ids=["merged", "apart"])
 def test_an_output_layer_that_the_base_lacks_is_trained_apart_from_the_embedding(
-    *, merge: bool, questions: Path, tmp_path: Path
+    questions: Path, tmp_path: Path
 ) -> None:
     """Although its base ties the two, and a bias of it to another."""
     base = tiny.save(tmp_path / "bert", "bert", transformers.AutoModel, is_decoder=True)
-    lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=merge)
+    lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=False)
     config = answering(questions, base)
     model = config.model.model_copy(update={"adapter": lora})
     config = dataclasses.replace(config, model=model, optimizer=OptimizerSpec(lr=2e-2), epochs=2.0)
