@@ -48,7 +48,6 @@ def test_each_accelerator_may_have_a_target_of_its_own(
     assert Policy(targets)(context(0, {"a": 12, "b": 12}, **on))[0] == replicas
 
 
-@pytest.mark.filterwarnings("ignore")  # of Ray Serve's import
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
     from serve import deployment
 
