@@ -1,6 +1,6 @@
 """Every architecture of the installed transformers, as a table: what is right, what is refused.
 
-    python benchmarks/architectures.py [--task text-classification|causal-lm] [--only NAME ...]
+    python benchmarks/architectures.py [--task text-classification|causal-lm] [--only NAME ... | --rest]
                                        [--jobs N]
 
 Each architecture is built with two small layers, random weights and a tokenizer of 300 words
@@ -15,7 +15,8 @@ Each architecture is built with two small layers, random weights and a tokenizer
 - **engines** of a CPU that answer alone and in lists as training did.
 
 A cell is `yes`, the sentence that a user reads, or **wrong**; what cannot be made small is listed
-by itself. Writes `benchmarks/results/architectures.json` and `docs/architectures.md`.
+by itself. Writes `benchmarks/results/architectures.json` and `docs/architectures.md`; `--rest`
+judges what that file lacks and keeps its other rows.
 """
 
 import argparse
@@ -40,6 +41,7 @@ import transformers
 from transformers.models.auto import modeling_auto
 
 ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "benchmarks/results/architectures.json"
 sys.path.insert(0, str(ROOT))
 
 from jobs import errors  # noqa: E402 - runs from a clone, installed or not
@@ -89,7 +91,9 @@ def main() -> int:
     """Judges every architecture, writes JSON and table, and exits with 1 if a cell is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", action="append", choices=NAMES)
-    parser.add_argument("--only", nargs="+")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+")
+    which.add_argument("--rest", action="store_true", help="what the result file lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each for one architecture")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/architectures.md")
     arguments = parser.parse_args()
@@ -97,29 +101,34 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Row]] = {}
+    before = json.loads(RESULT.read_text(encoding="utf-8")) if arguments.rest else {}
+    found: dict[str, dict[str, Row]] = {task: before.get(task, {}) for task in NAMES}
     with (
         tempfile.TemporaryDirectory() as name,
         concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool,
     ):
         write_rows(Path(name))
         for task in arguments.task or NAMES:
-            kinds = arguments.only or sorted(NAMES[task])
+            kinds = arguments.only or sorted(set(NAMES[task]) - set(found[task]))
             each = functools.partial(judged, task=task, data=Path(name))
             if arguments.jobs > 1:
                 each = functools.partial(elsewhere, task=task)
             rows = (pool.map if arguments.jobs > 1 else map)(each, kinds)
-            found[task] = {}
             for kind, row in zip(kinds, rows, strict=True):
                 found[task][kind] = row
                 print(task, kind, json.dumps(row), flush=True)
-    result = {"transformers": transformers.__version__, "torch": torch.__version__, **found}
-    if not arguments.only:
-        place = ROOT / "benchmarks/results/architectures.json"
-        place.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        arguments.out.write_text(page(result), encoding="utf-8")
+                if not arguments.only:
+                    write(found, arguments.out)
     judgements = [text for rows in found.values() for row in rows.values() for text in row.values()]
     return int(any(WRONG in text for text in judgements))
+
+
+def write(found: Mapping[str, Mapping[str, Row]], out: Path) -> None:
+    """Writes the rows judged so far, in the order of their names."""
+    rows = {task: dict(sorted(found[task].items())) for task in NAMES}
+    result = {"transformers": transformers.__version__, "torch": torch.__version__, **rows}
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    out.write_text(page(result), encoding="utf-8")
 
 
 def write_rows(folder: Path) -> None:
