@@ -1,7 +1,7 @@
 """Every architecture of the installed transformers, as a table: what is right, what is refused.
 
-    python benchmarks/architectures.py [--task text-classification|causal-lm] [--only NAME ... | --rest]
-                                       [--jobs N]
+    python benchmarks/architectures.py [--task text-classification|causal-lm]
+                                       [--only NAME ... | --rest] [--jobs N]
 
 Each architecture is built with two small layers, random weights and a tokenizer of 300 words
 (`tests/tiny.py`), trained on sentences whose words decide the answer, and compared:
