@@ -169,6 +169,8 @@ def judged(kind: str, task: Task, data: Path) -> Row:
             if (size := sum(weight.numel() for weight in made.parameters())) > MOST_WEIGHTS:
                 return {"small": f"has {size:,} weights at least"}
             base = tiny.save(folder / "base", kind, auto)
+            model, ids = auto.from_pretrained(base).eval(), torch.arange(3, 11)[None]
+            model(input_ids=ids, attention_mask=torch.ones_like(ids))
         except Exception as error:  # noqa: BLE001 - configurations refuse small values in many ways
             return {"small": first_line(error)[:100]}
         try:

@@ -30,6 +30,8 @@ SMALL = {
     "word_embed_proj_dim": 32,
     "pooler_hidden_size": 32,
     "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
     "rotary_dim": 4,
     "vocab_size": VOCABULARY,
     "pad_token_id": 0,
@@ -76,6 +78,10 @@ def config_of(model_type: str, **fields: Any) -> Any:
             values[name] = [values[name][0], values[name][-1]]
     if "kv_lora_rank" in values:  # keys and values of all heads come from one latent vector
         values["num_key_value_heads"] = values["num_attention_heads"]
+        sizes = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_head_dim": 16}
+        values |= {name: size for name, size in sizes.items() if name in values}
+    if "num_experts_per_tok" in values:
+        values["num_experts_per_tok"] = 2
     values |= {name: 0.0 for name in values if "jitter" in name}  # no loop could repeat the noise
     return kind(**{**values, **fields})
 
