@@ -102,7 +102,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     before = json.loads(RESULT.read_text(encoding="utf-8")) if arguments.rest else {}
-    found: dict[str, dict[str, Row]] = {task: before.get(task, {}) for task in NAMES}
+    found: dict[str, dict[str, Row]] = {str(task): before.get(task, {}) for task in NAMES}
     with (
         tempfile.TemporaryDirectory() as name,
         concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool,
