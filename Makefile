@@ -66,7 +66,7 @@ site: install
 
 # of the documentation, after a quickstart; takes chromium
 pictures: install
-	$(BIN)/python infra/pictures.py
+	$(BIN)/python docs/tools/pictures.py
 
 # known holes in what the image installs; skipped, and said so, where their database is out of reach
 audit: build/audit/.installed

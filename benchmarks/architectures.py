@@ -44,25 +44,27 @@ ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/architectures.json"
 sys.path.insert(0, str(ROOT))
 
+
 from jobs import errors  # noqa: E402 - runs from a clone, installed or not
 from jobs.errors import WinnowError, first_line  # noqa: E402
-from jobs.spec.model import LoraSpec, Task  # noqa: E402
+from jobs.spec import task_registry  # noqa: E402
+from jobs.spec.model import LoraSpec  # noqa: E402
 from jobs.spec.serve import EngineName  # noqa: E402
 from jobs.spec.train import OptimizerSpec, Strategy  # noqa: E402
 from jobs.training import eval_sample, plain_scores, publication  # noqa: E402
 from jobs.training.config import TrainingConfig  # noqa: E402
+from jobs.training.corpus import load_corpus  # noqa: E402
 from jobs.training.data import batches  # noqa: E402
 from jobs.training.data.batches import FILLER  # noqa: E402
-from jobs.training.data.corpus import load_corpus  # noqa: E402
 from jobs.training.engine.learning_rate import rate_at  # noqa: E402
-from jobs.training.engine.objective import OBJECTIVES  # noqa: E402
 from jobs.training.events import Event, Started, Stepped  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
 from jobs.training.session import build_session  # noqa: E402
+from jobs.training.task import training_of  # noqa: E402
 from jobs.training.world import World  # noqa: E402
-from serve.engines import choose  # noqa: E402
-from serve.engines.choose import Maker  # noqa: E402
-from serve.engines.rows import Tokenizer  # noqa: E402
+from serve.batching.rows import Tokenizer  # noqa: E402
+from serve.engines import selection  # noqa: E402
+from serve.engines.selection import EngineFactory  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.builders import language_config, language_data, training_config  # noqa: E402
 from tests.jobs.training import workers  # noqa: E402
@@ -77,7 +79,7 @@ LIMIT_S = 240
 GOOD = ("superb", "moving", "delightful", "fresh", "brilliant")
 BAD = ("dull", "awful", "tedious", "clumsy", "lifeless")
 ENGINES: tuple[EngineName, ...] = ("openvino-fp32", "onnx-fp32", "torch-fp32")
-NAMES: dict[Task, Mapping[str, Any]] = {
+NAMES: dict[str, Mapping[str, Any]] = {
     "text-classification": modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     "causal-lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 }
@@ -102,7 +104,7 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
     before = json.loads(RESULT.read_text(encoding="utf-8")) if arguments.rest else {}
-    found: dict[str, dict[str, Row]] = {str(task): before.get(task, {}) for task in NAMES}
+    found: dict[str, dict[str, Row]] = {task: before.get(task, {}) for task in NAMES}
     with (
         tempfile.TemporaryDirectory() as name,
         concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool,
@@ -145,7 +147,7 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(chats) + "\n", encoding="utf-8")
 
 
-def elsewhere(kind: str, task: Task) -> Row:
+def elsewhere(kind: str, task: str) -> Row:
     """The same in a process of its own, which may crash alone."""
     command = [sys.executable, __file__, "--task", task, "--only", kind]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -156,7 +158,7 @@ def elsewhere(kind: str, task: Task) -> Row:
     return row
 
 
-def judged(kind: str, task: Task, data: Path) -> Row:
+def judged(kind: str, task: str, data: Path) -> Row:
     """All cells of one architecture."""
     with tempfile.TemporaryDirectory() as name, limited():
         folder = Path(name)
@@ -182,7 +184,7 @@ def judged(kind: str, task: Task, data: Path) -> Row:
             return {"small": f"took longer than {LIMIT_S} s"}
 
 
-def cells(base: str, task: Task, data: Path, folder: Path) -> Row:
+def cells(base: str, task: str, data: Path, folder: Path) -> Row:
     """What training, publishing and serving make of a base."""
     config = configured(base, task, data)
     events: list[Event] = []
@@ -207,7 +209,7 @@ def cells(base: str, task: Task, data: Path, folder: Path) -> Row:
     for strategy in STRATEGIES:
         shared = functools.partial(on_two_workers, config, strategy, folder)
         row[strategy] = shown(shared, losses)
-    row["published"] = cell(lambda: proof(model), SCORE_BOUND)
+    row["published"] = cell(lambda: proof(model, task), SCORE_BOUND)
     for merge in (False, True):
         lora = LoraSpec(type="lora", r=4, alpha=8, dropout=0.0, merge=merge)
         adapted = dataclasses.replace(
@@ -221,7 +223,7 @@ def cells(base: str, task: Task, data: Path, folder: Path) -> Row:
     return row
 
 
-def configured(base: str, task: Task, data: Path) -> TrainingConfig:
+def configured(base: str, task: str, data: Path) -> TrainingConfig:
     """A short job without dropout, as far as the architecture has any."""
     rate = OptimizerSpec(lr=1e-3)
     fields: dict[str, Any] = {"optimizer": rate, "epochs": 4.0, "global_batch_size": 16}
@@ -262,7 +264,7 @@ def plain_losses(config: TrainingConfig) -> list[float]:
         batch = store.gather(torch.from_numpy(real), int(tokens.lengths[real].max()))
         for group in optimizer.param_groups:
             group["lr"] = rate_at(len(found), total, config.optimizer.lr, config.lr_schedule)
-        loss = OBJECTIVES[config.model.task](model, batch, torch.ones(len(real)))
+        loss = training_of(config.model.task).loss(model, batch, torch.ones(len(real)))
         loss = loss / max(1, int(tokens.targets[real].sum()))
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(trained, config.optimizer.max_grad_norm)
@@ -323,30 +325,34 @@ def saved(config: TrainingConfig, folder: Path) -> Path:
 
 def proof_of(config: TrainingConfig, folder: Path) -> float:
     """The same of a model that is trained first."""
-    return proof(saved(config, folder))
+    return proof(saved(config, folder), config.model.task)
 
 
-def proof(model: Path) -> float:
+def proof(model: Path, name: str) -> float:
     """How far plain transformers scores from training."""
-    plain = publication.Plain(**plain_scores.scores_of(model, "cpu"))
-    difference, refusal = publication.compare(eval_sample.read(model), plain, SCORE_BOUND)
+    task = task_registry.find(name)
+    found = plain_scores.scores_of(model, "cpu", task.auto_class, task.activation)
+    is_loss = task.activation == "token-loss"
+    difference, refusal = publication.compare(
+        eval_sample.read(model), publication.Plain(**found), SCORE_BOUND, is_loss=is_loss
+    )
     return float("inf") if refusal else difference
 
 
 def engines(model: Path, exports: Path, max_length: int) -> str:
     """Engines that answer as training did, alone and in lists; others are refused by the gate."""
-    maker = Maker(model, exports, Tokenizer(model, max_length), "cpu", 1)
-    gate = choose.read_gate(model)
+    maker = EngineFactory(model, exports, Tokenizer(model, max_length), "cpu", 1)
+    gate = selection.read_gate(model, "softmax")
     assert gate.scores is not None
     try:
-        choice = choose.choose(maker, ENGINES, gate, is_timed=False)
+        choice = selection.choose(maker, ENGINES, gate, is_timed=False)
     except WinnowError as error:
         return str(error)
     allowed = [trial.engine for trial in choice.trials if not trial.refusal]
     for name in allowed:
         engine = maker.make(name, gate)
         for batch in (1, 7, len(gate.rows)):
-            if abs(choose.scores(engine, gate.rows, batch) - gate.scores).max() > SCORE_BOUND:
+            if abs(selection.scores(engine, gate, batch) - gate.scores).max() > SCORE_BOUND:
                 return f"{name} {WRONG}"
     return ", ".join(name.partition("-")[0] for name in allowed) or "torch, one by one"
 

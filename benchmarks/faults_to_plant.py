@@ -44,7 +44,7 @@ FAULTS = [
     ),
     Fault(
         name="jobs-embedding-rows-always-alone",
-        path="jobs/training/engine/rows.py",
+        path="jobs/training/engine/sparse_embedding.py",
         old="        self._explains = not unexplained.item() > 0\n",
         new="        self._explains = True\n",
         wrong=(
@@ -143,7 +143,7 @@ FAULTS = [
     ),
     Fault(
         name="jobs-resume-restarts-learning-rate",
-        path="jobs/training/engine/schedule.py",
+        path="jobs/training/engine/batch_plan.py",
         old=(
             "            self._load(epoch)\n"
             "        self.host_step = step\n"
@@ -346,7 +346,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-batches-under-way-lost-at-close",
-        path="serve/batcher.py",
+        path="serve/batching/batcher.py",
         old="        while self._flights:\n            self._land(self._flights.popleft())\n        self._tell()",
         new="        self._tell()",
         wrong="A replica that ends never answers the batch that its GPU has begun with: those requests are lost.",
@@ -355,7 +355,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-pauses-counted-as-late-clients",
-        path="serve/returning.py",
+        path="serve/batching/waiting.py",
         old="        if not self._back and self._has_paused(now):\n            self.answered = ()\n        if not self.answered:",
         new="        if not self.answered:",
         wrong="Clients that paused for a while count as late, so the engine stops waiting for them and serves them in two groups.",
@@ -366,7 +366,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-pipelined-answers-out-of-order",
-        path="serve/connection.py",
+        path="serve/http/fast_path.py",
         old="        and (before is None or before.response_complete)\n",
         new="",
         wrong="Requests sent one behind the other on one connection get their answers in another order, so a client takes one text's label for another's.",
@@ -377,7 +377,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-replaced-haproxy-keeps-old-routes",
-        path="serve/edge.py",
+        path="serve/deploy/haproxy_client.py",
         old="            if not any(_is_replaced(known, at.parent) for at, known in told.items()):\n                return",
         new="            return",
         wrong="A HAProxy that read the routes just before they changed takes over with the old ones, and sends requests to a version that is gone.",
@@ -388,7 +388,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-gate-compares-versions-the-wrong-way-round",
-        path="serve/release.py",
+        path="serve/deploy/release.py",
         old="    return compare(answers[0], answers[1], right), texts",
         new="    return compare(answers[1], answers[0], right), texts",
         wrong="A rollout lets a version with a tenth of its labels wrong take over, and stops one that is better.",
@@ -399,7 +399,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-front-passes-requests-on-to-strangers",
-        path="serve/fronts/front.py",
+        path="serve/frontends/worker.py",
         old='            self._url.copy_with(raw_path=target + scope["query_string"]),',
         new='            self._url.join((target + scope["query_string"]).decode("ascii")),',
         wrong="A front sends a request whose path begins with two slashes to the host that the path names, token and all, instead of to its replica.",
@@ -410,7 +410,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-replicas-listen-on-every-network",
-        path="serve/hook.py",
+        path="serve/deploy/ray_serve_patches.py",
         old="        replica.add_port_to_grpc_server = _here(_add_port)\n",
         new="",
         wrong="Replicas of a local cluster take Ray Serve's calls between replicas from every network instead of from this machine alone.",
@@ -419,7 +419,7 @@ FAULTS = [
     ),
     Fault(
         name="serve-revoked-tokens-stay-accepted",
-        path="serve/access.py",
+        path="serve/http/auth.py",
         old="            self._seen, self._known = mark, {**known, **self._fixed}",
         new="            self._seen, self._known = mark, {**self._known, **known}",
         wrong="A token that was revoked in the tokens file is accepted until the replica is started anew.",
@@ -439,9 +439,9 @@ FAULTS = [
     ),
     Fault(
         name="serve-405-without-allow",
-        path="serve/door.py",
-        old='        raise RefusedError(405, "method_not_allowed", message, headers={"allow": "POST"})',
-        new='        raise RefusedError(405, "method_not_allowed", message)',
+        path="serve/http/guard.py",
+        old='        raise HttpError(405, "method_not_allowed", message, headers={"allow": "POST"})',
+        new='        raise HttpError(405, "method_not_allowed", message)',
         wrong="Who asks for predictions by another method than POST is refused with a 405 that does not name the one allowed.",
         past=True,
         tests=("tests/serve/test_fuzz.py::test_answers_are_those_of_the_document",),

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from jobs.spec.data import DataSpec, SourceSpec  # noqa: E402 - runs from a clone, installed or not
-from jobs.spec.model import ModelSpec, Task  # noqa: E402
+from jobs.spec.model import ModelSpec  # noqa: E402
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec  # noqa: E402
 from jobs.training.config import Device, TrainingConfig  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
@@ -179,7 +179,7 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
         path = folder / f"{split}.jsonl"
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         sources[split] = SourceSpec(path=str(path))
-    task: Task = "causal-lm" if subject.is_language else "text-classification"
+    task = "causal-lm" if subject.is_language else "text-classification"
     return TrainingConfig(
         model=ModelSpec(base=subject.base, task=task),
         data=DataSpec(**sources, **subject.fields),

@@ -157,7 +157,7 @@ def again(context: Any, speeds: Any, candidates: Any) -> None:
     """Time candidates in fresh processes, one group for each placement."""
     from orchestrator.stages import speed
 
-    findings = speed.Findings(speeds.take, speeds.take_launch)
+    findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch)
     speed.measure_again(context.spec, candidates, context.run.folder, findings)
 
 

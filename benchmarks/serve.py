@@ -48,7 +48,7 @@ from cluster import local, session  # noqa: E402
 from jobs.spec.serve import ServeSpec  # noqa: E402
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
-from serve.load import sentences  # noqa: E402
+from serve.tools.load_generator import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
 PEERS = ("litserve", "mosec", "fastapi", "bentoml", "mlserver", "triton", "infinity")
@@ -80,7 +80,7 @@ end
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ClassificationHandler:
     """Something that answers at a URL, and the process that it all hangs on."""
 
     name: str
@@ -284,7 +284,7 @@ def script_of(home: str, size: int, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
+def ours(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandler]:
     """Our endpoint on a local cluster, as `winnow deploy` makes it."""
     spec = ServeSpec.model_validate(
         {
@@ -297,7 +297,7 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
     )
     with session.connect() as cluster:
         from cluster import discovery
-        from serve import deployment
+        from serve.deploy import deployment
 
         endpoint = deployment.deploy(
             version,
@@ -308,11 +308,11 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
         )
         running = local.running()
         assert running is not None
-        yield Server("winnow", endpoint.url, running.pid)
+        yield ClassificationHandler("winnow", endpoint.url, running.pid)
 
 
 @contextlib.contextmanager
-def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[Server]:
+def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandler]:
     """Our endpoint as `winnow serve` makes it."""
     words = [sys.executable, "-m", "orchestrator", "serve", version.name, "--version", version.id]
     words += ["--storage", str(arguments.storage.resolve()), "--engine", arguments.engine]
@@ -326,7 +326,7 @@ def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[Server]:
 @contextlib.contextmanager
 def other(
     name: str, python: str, version: ModelVersion, engine: str, arguments: Any
-) -> Iterator[Server]:
+) -> Iterator[ClassificationHandler]:
     """A peer in a process of its own."""
     if name not in PEERS:
         raise SystemExit(f"--peer {name} is not among {', '.join(PEERS)}")
@@ -350,13 +350,13 @@ def other(
 @contextlib.contextmanager
 def process_of(
     name: str, words: list[str], environment: dict[str, str], port: int
-) -> Iterator[Server]:
+) -> Iterator[ClassificationHandler]:
     """A server in a process that ends with the `with`."""
     log = log_of(name)
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
-        server = Server(name, f"http://127.0.0.1:{port}", process.pid)
+        server = ClassificationHandler(name, f"http://127.0.0.1:{port}", process.pid)
         wait_for(server, process, log)
         yield server
     finally:
@@ -378,7 +378,7 @@ def is_up(process: "subprocess.Popen[bytes]") -> bool:
     return process.poll() is None
 
 
-def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_for(server: ClassificationHandler, process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until it answers."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and is_up(process):
@@ -403,13 +403,14 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
     """
     clock = "process_time" if device == "cpu" else "perf_counter"
     code = (
-        "import json, sys, time; from pathlib import Path; from serve.engines import choose;"
-        "from serve.batches import Limits; from serve.loading import warm_up;"
-        "from serve.engines.rows import Tokenizer; from serve.load import sentences;"
+        "import json, sys, time; from pathlib import Path; from serve.engines import selection;"
+        "from serve.batching.policy import Limits; from serve.engines.startup import warm_up;"
+        "from serve.batching.rows import Tokenizer;"
+        "from serve.tools.load_generator import sentences;"
         f"p, l, d = Path({version.path!r}), {version.max_length}, {device!r}; t = Tokenizer(p, l);"
-        "g = choose.read_gate(p);"
-        f"m = choose.Maker(p, Path({version.exports!r}), t, d, 1).make({engine!r}, g);"
-        "d == 'cpu' and warm_up(m, Limits(batch_tokens=choose.PACKED_TOKENS), g, l);"
+        "g = selection.read_gate(p, 'softmax');"
+        f"m = selection.EngineFactory(p, Path({version.exports!r}), t, d, 1).make({engine!r}, g);"
+        "d == 'cpu' and warm_up(m, Limits(batch_tokens=selection.PACKED_TOKENS), g, l);"
         f"many = {4 if device == 'cpu' else 16};"
         "rows = sorted(t.rows([(s,) for s in sentences()]) * many, key=len); best = 0\n"
         f"for budget in {CEILING_TOKENS[device]}:\n"
@@ -434,7 +435,12 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
 
 
 def measure(
-    server: Server, concurrency: int, size: int, arguments: Any, script: Path, ceiling: float
+    server: ClassificationHandler,
+    concurrency: int,
+    size: int,
+    arguments: Any,
+    script: Path,
+    ceiling: float,
 ) -> Row:
     """Ask one server for some seconds."""
     path, _ = asking(server.name, [""])
@@ -483,7 +489,7 @@ def cpu_s(pid: int) -> dict[int, tuple[str, float]]:
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            is_front = "serve.fronts.front" in process.cmdline()
+            is_front = "serve.frontends.worker" in process.cmdline()
             name = "front" if is_front else process.name()
             found[process.pid] = name, times.user + times.system
     return found

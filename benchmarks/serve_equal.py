@@ -33,12 +33,13 @@ import uvicorn  # noqa: E402
 
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
-from serve import framework, surface  # noqa: E402
-from serve.batcher import Batcher  # noqa: E402
-from serve.connection import connections  # noqa: E402
-from serve.engines.choose import CPU_ENGINES  # noqa: E402
-from serve.loading import load  # noqa: E402
-from serve.server import ServerConfig  # noqa: E402
+from serve.batching.batcher import Batcher  # noqa: E402
+from serve.config import ReplicaConfig  # noqa: E402
+from serve.engines.selection import CPU_ENGINES  # noqa: E402
+from serve.http import app  # noqa: E402
+from serve.http.fast_path import connections  # noqa: E402
+from serve.tasks.text_classification import routes  # noqa: E402
+from serve.tasks.text_classification.handler import load  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
 BOUNDS = {"fp32": 1e-3, "bf16": 0.05, "int8": 0.3}
@@ -90,12 +91,14 @@ def reference(version: ModelVersion, texts: Sequence[str]) -> Any:
 
 def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
     """The same over HTTP."""
-    server = load(ServerConfig(version, engine=engine))
-    framework.install(server)
+    server = load(ReplicaConfig(version, engine=engine))
+    app.install(server)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        as_served = connections(framework.find)
-        web = uvicorn.Server(uvicorn.Config(surface.application, http=as_served, log_level="error"))
+        as_served = connections(app.find)
+        web = uvicorn.Server(
+            uvicorn.Config(app.guarded(routes.api), http=as_served, log_level="error")
+        )
         thread = threading.Thread(target=web.run, args=([listening],))
         thread.start()
         try:
@@ -106,8 +109,8 @@ def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
         finally:
             web.should_exit = True
             thread.join()
-            assert isinstance(server.batcher, Batcher)
-            server.batcher.close()
+            assert isinstance(server.client, Batcher)
+            server.client.close()
     by_label = [{scored["label"]: scored["score"] for scored in row} for row in found]
     return np.array([[row[label] for label in version.labels] for row in by_label])
 

@@ -49,7 +49,7 @@ from cluster import local, session  # noqa: E402
 from jobs.spec.serve import ServeSpec  # noqa: E402
 from orchestrator.cli.options import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
-from serve.load import sentences  # noqa: E402
+from serve.tools.load_generator import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402
 
 Headers = Mapping[str, str] | http.client.HTTPMessage
@@ -114,7 +114,7 @@ def disturb(
 ) -> dict[str, Any]:
     """One thing after another, while clients ask."""
     from cluster import discovery
-    from serve import deployment
+    from serve.deploy import deployment
 
     found = {version.id: version for version in (old, new)}
 

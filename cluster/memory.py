@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.spec.train import Precision, Strategy
-from jobs.training.config import EVAL_BATCH, Device
+from jobs.training.config import Device
 from jobs.training.model.shape import ModelShape
 
 STATE_BYTES_PER_PARAMETER = 16
@@ -82,6 +82,7 @@ def estimate(
     tokens: int,
     precision: Precision,
     device: Device,
+    eval_batch: int = 128,
     spread: Spread | None = None,
 ) -> MemoryEstimate:
     """Peak memory of training with AdamW for (micro_batch_size, tokens) inputs.
@@ -94,7 +95,8 @@ def estimate(
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if spread.workers > 1 else 0.0
     fixed += (
-        _state(shape, precision, spread) + _judging(shape, tokens, precision, activations)
+        _state(shape, precision, spread)
+        + _judging(shape, tokens, precision, activations, eval_batch)
     ) / GIB
     return MemoryEstimate(
         low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
@@ -138,14 +140,16 @@ def _passing(shape: ModelShape, precision: Precision) -> float:
     return float(elements * ELEMENT_BYTES[precision])
 
 
-def _judging(shape: ModelShape, tokens: int, precision: Precision, activations: float) -> float:
+def _judging(
+    shape: ModelShape, tokens: int, precision: Precision, activations: float, eval_batch: int
+) -> float:
     """Bytes that judging takes beside training."""
-    if shape.is_gated:
-        scores = EVAL_BATCH["causal-lm"] * tokens * _logits(shape, JUDGED_LOGITS)
+    if shape.scores_vocabulary:
+        scores = eval_batch * tokens * _logits(shape, JUDGED_LOGITS)
         return max(0.0, scores - activations)
-    return EVAL_BATCH["text-classification"] * tokens * _passing(shape, precision)
+    return eval_batch * tokens * _passing(shape, precision)
 
 
 def _logits(shape: ModelShape, copies: int) -> float:
     """Bytes per token of a causal model's scores."""
-    return float(copies * 4 * shape.vocabulary) if shape.is_gated else 0.0
+    return float(copies * 4 * shape.vocabulary) if shape.scores_vocabulary else 0.0

@@ -21,7 +21,7 @@ class Sample:
     labels: Mapping[str, str]
 
 
-class Teller:
+class GaugePublisher:
     """Passes samples on. Counters go as gauges: their values are sums already."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Teller:
 
 def keep_telling(read: Callable[[], Iterable[Sample]]) -> None:
     """Pass samples on as long as this process lives, from a thread of its own."""
-    teller = Teller()
+    teller = GaugePublisher()
 
     def work() -> None:
         while True:

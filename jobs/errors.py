@@ -81,6 +81,10 @@ class InfeasibleError(WinnowError):
     """No placement on this cluster can run the job."""
 
 
+class TaskError(WinnowError):
+    """A task that no installed package has, or whose package cannot be imported."""
+
+
 class DataError(WinnowError):
     """Data that cannot be read or do not fit the job."""
 

@@ -7,7 +7,7 @@ from cluster import catalogue, labels
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import open_storage
 from orchestrator.records import registry
-from serve import deployment
+from serve.deploy import deployment
 
 
 class EndpointArguments(BaseModel):

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from cluster import discovery
 from cluster.inventory import Inventory
 from cluster.prices import read_book
-from cluster.telemetry import Sample, Teller
+from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError, PublishError
 from jobs.spec import JobSpec
-from jobs.training.checkpoint import Shelf
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
@@ -31,8 +31,8 @@ from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
 from orchestrator.stages.secrets import secrets_of
 from orchestrator.watch import TOLD_EVERY_S, FitWatch
-from serve import deployment
-from serve.deployment import Endpoint
+from serve.deploy import deployment
+from serve.deploy.deployment import Endpoint
 from serve.version import ModelVersion
 
 
@@ -95,7 +95,7 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     foresight.check(spec, is_trained=is_trained)
     if not is_trained:
         foresight.check_base(spec)
-    shape = shape_of(spec.model.base, spec.model.task)
+    shape = shape_of(spec.model.base, spec.task)
     plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
 
     def remark(text: str) -> None:
@@ -128,7 +128,7 @@ def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitRe
 
 def _measured(context: Context) -> Context:
     """The same, with its progress told to Prometheus too."""
-    teller, notify = Teller(), context.notify
+    teller, notify = GaugePublisher(), context.notify
     told_s: dict[str, float] = {}
 
     def tell(notice: Notice) -> None:
@@ -146,7 +146,7 @@ def _measured(context: Context) -> Context:
     return replace(context, notify=tell)
 
 
-def _tell(teller: Teller, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
+def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
     teller.tell(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
@@ -198,7 +198,7 @@ def write_report(
     """Write the run's report.html and report.json and return where the page is."""
     data = report.ReportData(
         run=context.run.id,
-        metric=search.judged_metric(context.spec),
+        metric=search.judged_metric(context.spec).name,
         plan=plan,
         winner=found.winner,
         measurements=found.measurements,
@@ -224,7 +224,9 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))
     context.notify(StageStarted("fit", sweep.describe(winner)))
     price = winner.candidate.placement.price_usd_per_hour
-    tell = functools.partial(_tell, Teller(), {"job": context.spec.name, "run": context.run.id})
+    tell = functools.partial(
+        _tell, GaugePublisher(), {"job": context.spec.name, "run": context.run.id}
+    )
     watch = FitWatch(context.notify, price, winner.prediction, context.clock, tell)
     place = folder / "tensorboard"
 
@@ -275,10 +277,12 @@ def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
     return f"going on from the newest checkpoint{away}"
 
 
-def _shelf(run: Run) -> Shelf:
+def _shelf(run: Run) -> CheckpointStore:
     """Where a run's checkpoints are: its folder, and the bucket where there is one."""
     place = "fit/checkpoints"
-    return Shelf(run.folder / place, f"{run.url}/{place}" if run.storage.is_bucket else "")
+    return CheckpointStore(
+        run.folder / place, f"{run.url}/{place}" if run.storage.is_bucket else ""
+    )
 
 
 def _metric_limits(spec: JobSpec) -> dict[str, float]:

@@ -142,7 +142,7 @@ def probe(
             names = ", ".join(placement.name for placement in placements)
             return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
 
-        findings = speed.Findings(
+        findings = speed.ProbeCallbacks(
             speeds.take, speeds.take_launch, give_up_s, speeds.tell, first_free
         )
         speed.measure(context.spec, todo, context.run.folder, findings)
@@ -207,7 +207,7 @@ def _confirm(
         if todo and not speeds.must_end("timing again", trials):
             names = " and ".join(candidate.id for candidate in todo)
             context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-            findings = speed.Findings(speeds.take, speeds.take_launch, tell=speeds.tell)
+            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, tell=speeds.tell)
             speed.measure_again(context.spec, todo, context.run.folder, findings)
             timed = True
     return timed

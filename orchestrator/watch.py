@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import (
+    CheckpointSkipped,
     Evaluated,
     Event,
-    Left,
+    Interrupted,
     Metered,
-    PassedOver,
     Started,
     Stepped,
     Stopped,
@@ -130,9 +130,9 @@ def _remarks(event: Event) -> list[str]:
             return [f"step {event.step}: {format_metrics(event.metrics)}"]
         case Metered():
             return [speed_text(event), *(f"disturbed: {text}" for text in disturbances(event))]
-        case PassedOver():
+        case CheckpointSkipped():
             return [event.message]
-        case Left():
+        case Interrupted():
             return [f"left after step {event.step}, with a checkpoint"]
         case Stopped():
             return [f"the budget is used up after step {event.step}"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jobs.spec.model import Task
+from jobs.spec.task_registry import DEFAULT_TASK
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 
@@ -25,7 +25,7 @@ class ModelVersion:
     """Whether an input is a pair of texts."""
     max_length: int
     """Longest input in tokens."""
-    task: Task = "text-classification"
+    task: str = DEFAULT_TASK
     metrics: dict[str, float] = field(default_factory=dict)
     """What the model scored on the evaluation rows when it was trained."""
     url: str = ""

@@ -16,9 +16,11 @@ import pytest
 from cluster.inventory import Inventory, Node
 from jobs.loader import overrides
 from jobs.spec import JobSpec
-from jobs.spec.data import DataSpec, SourceSpec
+from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec
+from jobs.tasks.causal_lm.task import LanguageData
+from jobs.tasks.text_classification.task import ClassificationData
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Metered, Overheads
 from jobs.training.model.shape import KNOWN_SHAPES
@@ -170,10 +172,10 @@ def language_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
     return training_config(folder, base, **{**values, **fields})
 
 
-def language_data(folder: Path, **fields: Any) -> DataSpec:
+def language_data(folder: Path, **fields: Any) -> LanguageData:
     """A data section over prompts and responses."""
     values: dict[str, Any] = {"prompt": "prompt", "response": "response", "max_length": 64}
-    return DataSpec(
+    return LanguageData(
         train=SourceSpec(path=str(folder / "train.jsonl")),
         eval=SourceSpec(path=str(folder / "eval.jsonl")),
         **{**values, **fields},
@@ -184,7 +186,7 @@ def training_config(folder: Path, base: str, **fields: Any) -> TrainingConfig:
     """A configuration over `folder`'s train.csv and eval.csv with dropout off."""
     values: dict[str, Any] = {
         "model": ModelSpec(base=base, dropout=0.0),
-        "data": DataSpec(
+        "data": ClassificationData(
             train=SourceSpec(path=str(folder / "train.csv")),
             eval=SourceSpec(path=str(folder / "eval.csv")),
             text="text",

@@ -159,7 +159,7 @@ def ray_cluster(
 
 def start_serving(connection: session.Connection) -> None:
     """Ray Serve keeps the options that it begins with."""
-    from serve import deployment
+    from serve.deploy import deployment
 
     deployment._start(ServeSpec(route="/any", grpc=True), connection.serve_port)
 

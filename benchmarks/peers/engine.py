@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from serve.batches import Limits
-from serve.engines.choose import PACKED_TOKENS, Maker, read_gate
+from serve.batching.policy import Limits
+from serve.batching.rows import Tokenizer
 from serve.engines.engine import softmax
-from serve.engines.rows import Tokenizer
-from serve.loading import warm_up
+from serve.engines.selection import PACKED_TOKENS, EngineFactory, read_gate
+from serve.engines.startup import warm_up
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
 LABELS = os.environ["PEER_LABELS"].split(",")
@@ -20,7 +20,7 @@ class Peer:
     def __init__(self) -> None:
         device, longest = os.environ["PEER_DEVICE"], int(os.environ["PEER_MAX_LENGTH"])
         self.tokenizer = Tokenizer(MODEL, longest)
-        maker = Maker(MODEL, EXPORTS, self.tokenizer, device, 1)  # type: ignore[arg-type]
+        maker = EngineFactory(MODEL, EXPORTS, self.tokenizer, device, 1)  # type: ignore[arg-type]
         gate = read_gate(MODEL)
         self.engine = maker.make(os.environ["PEER_ENGINE"], gate)  # type: ignore[arg-type]
         if device == "cpu":  # as our endpoint does; shapes of a GPU are captured as they come

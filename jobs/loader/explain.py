@@ -11,6 +11,8 @@ from jobs.loader.fields import field_names
 from jobs.loader.source import Document, Path, dotted
 from jobs.loader.syntax import key_meant
 from jobs.loader.words import did_you_mean, field_of
+from jobs.spec import task_registry
+from jobs.spec.task import Task
 
 MESSAGES = {
     "missing": "is required",
@@ -77,7 +79,11 @@ def written_path(error: ErrorDetails, document: Document) -> Path:
 def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Problem:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        known = field_names(path[:-1])
+        task = _task(document)
+        if other := _task_with(path, task):
+            message = f"is for {other.name}; the task is {task.name if task else 'another'}"
+            return document.problem(path, message, key=True)
+        known = field_names(path[:-1], task)
         return document.problem(path, f"unknown key{_key_meant(str(path[-1]), known)}", key=True)
     if dotted(path) in PATTERNS and first["type"] == "string_pattern_mismatch":
         return document.problem(path, f"{_shown(first['input'])} {PATTERNS[dotted(path)]}")
@@ -85,6 +91,21 @@ def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Prob
         names = [name for error in errors for name in _expected(error)]
         return document.problem(path, _not_one_of(first["input"], names))
     return document.problem(path, " or ".join(dict.fromkeys(_sentence(e) for e in errors)))
+
+
+def _task(document: Document) -> Task | None:
+    """The task that a job file names, or the default; None where there is no such task."""
+    model = document.values.get("model") if isinstance(document.values, dict) else None
+    name = model.get("task", task_registry.DEFAULT_TASK) if isinstance(model, dict) else None
+    return task_registry.find(name) if name in task_registry.names() else None
+
+
+def _task_with(path: Path, task: Task | None) -> Task | None:
+    """Another task, whose data section has a field that this one's lacks."""
+    if path[:-1] != ("data",):
+        return None
+    others = [each for each in task_registry.every() if each is not task]
+    return next((each for each in others if path[-1] in each.data.model_fields), None)
 
 
 def _key_meant(word: str, known: list[str]) -> str:

@@ -7,12 +7,19 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from jobs.spec import task_registry
+from jobs.spec.data import DataSpec
 from jobs.spec.job import JobSpec
+from jobs.spec.task import Task
 
 
-def field_names(path: Sequence[str | int]) -> list[str]:
-    """Names of the fields that may stand below `path`; empty where keys are free or unknown."""
-    models = (kind for kind in _kinds_at(path) if isinstance(kind, type))
+def field_names(path: Sequence[str | int], task: Task | None = None) -> list[str]:
+    """Names of the fields that may stand below `path`; empty where keys are free or unknown.
+
+    The data section has those of a task, or of all tasks.
+    """
+    kinds = [task.data] if task and tuple(path) == ("data",) else _kinds_at(path)
+    models = (kind for kind in kinds if isinstance(kind, type))
     return sorted(
         {name for kind in models if issubclass(kind, BaseModel) for name in kind.model_fields}
     )
@@ -38,7 +45,7 @@ def all_field_paths() -> tuple[str, ...]:
                 walk(get_args(kind)[-1 if get_origin(kind) is dict else 0], prefix)
 
     walk(JobSpec, "")
-    return tuple(paths)
+    return tuple(dict.fromkeys(paths))
 
 
 def _kinds_at(path: Sequence[str | int]) -> list[Any]:
@@ -67,5 +74,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
     elif get_origin(annotation) in (Union, types.UnionType):
         for member in get_args(annotation):
             yield from _kinds(member)
+    elif annotation is DataSpec:
+        yield from (task.data for task in task_registry.every())
     else:
         yield annotation

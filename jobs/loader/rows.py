@@ -1,13 +1,12 @@
 """A rule that reads local files: their columns, texts and labels are what the job says."""
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.errors import DataError, ModelError, listed, shown
-from jobs.spec import JobSpec
+from jobs.errors import DataError, ModelError
+from jobs.spec import JobSpec, task_registry
 from jobs.spec.data import SourceSpec
 from jobs.spec.rules import Rule, Violation
 from jobs.storage import files
@@ -15,13 +14,11 @@ from jobs.storage.storage import S3_SCHEME
 from jobs.training.model import location
 
 if TYPE_CHECKING:
+    from jobs.training.data.checks import RowChecks
     from jobs.training.data.table import Table
 
 LARGEST_FILES = 32 * 2**20
 """Bytes of a split that are read; what larger ones hold is found out by training."""
-MANY, RARELY = 50, 0.5
-"""A label column is refused if it has more different values than MANY, and than this share of the
-rows."""
 OFFSET_TYPES = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "mpnet", "ibert")
 """Model types whose first position comes after that of the padding token."""
 LEARNT_TYPES = (*OFFSET_TYPES, "bert", "distilbert", "electra", "albert", "gpt2", "opt", "bart")
@@ -56,20 +53,11 @@ def violations(spec: JobSpec, read: Callable[[SourceSpec], "Table | None"]) -> I
 
 
 def rows_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
-    """Checks that the columns, texts and labels of the splits in `found` are what the job says."""
-    wrong = [
-        violation
-        for split, rows in found.items()
-        for violation in _columns_are_usable(spec, _source(spec, split), rows)
-    ]
-    yield from wrong
-    is_readable = all(violation.path != ("data", "label") for violation in wrong)
-    if is_readable and spec.model.task == "text-classification":
-        yield from _labels_match(spec, found)
-
-
-def _source(spec: JobSpec, split: str) -> SourceSpec:
-    return spec.data.train if split == "train" else spec.data.eval
+    """Checks that the columns and values of the splits in `found` are what the task takes."""
+    if found:
+        checks: RowChecks = task_registry.resolve(spec.task.checks)
+        for field, message in checks.violations(spec.data, found):
+            yield Violation(("data", field), message)
 
 
 def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
@@ -83,66 +71,6 @@ def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
         return None
     places = [place for path in source.paths for place in files.matching(path, folder)]
     return readers.read_files(places, LARGEST_FILES)
-
-
-def _columns_are_usable(spec: JobSpec, source: SourceSpec, rows: "Table") -> Iterator[Violation]:
-    data = spec.data
-    wanted = [("text", name) for name in data.text_columns]
-    if spec.model.task == "text-classification":
-        wanted.append(("label", data.label))
-    of_answers = (("prompt", data.prompt), ("response", data.response), ("messages", data.messages))
-    wanted += [(field, name) for field, name in of_answers if name is not None]
-    for field, name in wanted:
-        try:
-            _check_column(field, name, source, rows)
-        except DataError as error:
-            yield Violation(("data", field), str(error))
-
-
-def _check_column(field: str, name: str, source: SourceSpec, rows: "Table") -> None:
-    """Raise DataError for what training would refuse in a column."""
-    from jobs.training.data import conversations, labels, texts
-
-    rows.require_columns((name,), source.shown)
-    match field:
-        case "label":
-            labels.read(rows, name, source.shown)
-        case "messages":
-            conversations.read(rows, name, source.shown)
-        case _:
-            texts.read(rows, name, source.shown, may_be_empty=field == "text")
-
-
-def _labels_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
-    from jobs.training.data import labels
-
-    counts = {
-        split: Counter(labels.read(rows, spec.data.label, split)) for split, rows in found.items()
-    }
-    train, held_back = counts.get("train"), counts.get("eval", Counter())
-    if not train:
-        return
-    if message := _why_no_classes(train):
-        yield Violation(("data", "label"), f"{spec.data.train.shown} {message}")
-    elif unknown := sorted(held_back.keys() - train.keys()):
-        rows, known = held_back[unknown[0]], listed(sorted(train))
-        message = (
-            f"{spec.data.eval.shown} has the label {shown(unknown[0])} ({rows} rows), which is not"
-            f" among the training labels ({known})"
-        )
-        yield Violation(("data", "label"), message)
-
-
-def _why_no_classes(counts: "Counter[str]") -> str:
-    """Why the training labels are no classes to tell apart; empty if they are."""
-    if len(counts) == 1:
-        return f"has only the label {shown(next(iter(counts)))}; two are needed"
-    if len(counts) > max(MANY, RARELY * counts.total()):
-        return (
-            f"has {len(counts)} different labels in {counts.total()} rows, which are no classes;"
-            " name a column with few different values"
-        )
-    return ""
 
 
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, task_registry
 from jobs.spec.quantities import Cadence, format_duration
 from jobs.spec.serve import GateRule
-from jobs.spec.support import NOT_YET
+from jobs.spec.support import USES
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
@@ -43,8 +43,12 @@ def reference_text() -> str:
     for name, section in sections:
         lines = [f"## {name}\n", f"{section['description']}\n", *fields_table(section), ""]
         parts.append("\n".join(lines))
-    later = "\n".join(f"- `{path}`" for path, _ in NOT_YET)
-    parts.append(f"## Not supported yet\n\nRefused, in whole or for some values:\n\n{later}\n")
+    lacking = {
+        task.name: [f"`serve.{name}`" for name in USES if name not in task.serve_fields]
+        for task in task_registry.ours()
+    }
+    refused = "\n".join(f"- {name}: {', '.join(found)}" for name, found in lacking.items() if found)
+    parts.append(f"## Not supported yet\n\nRefused, in whole or for some values:\n\n{refused}\n")
     return "\n".join(parts)
 
 

@@ -1,10 +1,21 @@
 """The data section: where the rows are and which columns matter."""
 
+from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import (
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -65,30 +76,50 @@ class SourceSpec(SpecModel):
 
 
 class DataSpec(SpecModel):
-    """The rows to learn from, the rows to judge by, and their columns."""
+    """The rows to learn from and the rows to judge by; each task adds its columns and options."""
 
     train: SourceSpec
     """Rows to learn from."""
     eval: SourceSpec
     """Rows held back to judge by; never trained on."""
-    text: Column | Annotated[Items[Column], Field(min_length=2, max_length=2)] | None = None
-    """text-classification: column with the text, or two columns for sentence pairs."""
-    label: Column = "label"
-    """text-classification: column with the label, an integer or a string."""
-    prompt: Column | None = None
-    """causal-lm: column with the prompt."""
-    response: Column | None = None
-    """causal-lm: column with the response, which alone is learnt; joined to the prompt as it is."""
-    messages: Column | None = None
-    """causal-lm: column with a conversation, a list of `{role, content}`, instead of prompt and
-    response; what the assistant says is learnt."""
-    packing: bool = True
-    """causal-lm: put several short samples into one row of max_length, without attention between
-    them; a batch counts rows."""
     max_length: Annotated[int, Field(ge=4, le=131072)] = 128
     """Longest text in tokens; longer ones are cut."""
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The one or two columns that hold text; none for causal-lm."""
-        return (self.text,) if isinstance(self.text, str) else self.text or ()
+        """Columns whose texts are the input of a row; none where its length is not theirs."""
+        return ()
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether several samples may share a row."""
+        return False
+
+    def violations(self) -> Iterator[tuple[str, str]]:
+        """Rules of the task that the section breaks: a field, or an empty text, and a sentence."""
+        yield from ()
+
+
+def _of_task(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> DataSpec:
+    """Reads the section as the task of the job has it; `model` stands before `data`."""
+    if isinstance(value, DataSpec):
+        return value
+    model = info.data.get("model")
+    name = model.task if model is not None else task_registry.DEFAULT_TASK
+    found = task_registry.find(name).data.model_validate(value)
+    assert isinstance(found, DataSpec)
+    return found
+
+
+class _SchemaOfAll:
+    """The JSON Schema of the section: that of any task."""
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        kinds = [task.data for task in task_registry.every()]
+        return {"anyOf": [handler(kind.__pydantic_core_schema__) for kind in kinds]}
+
+
+TaskData = Annotated[SerializeAsAny[DataSpec], WrapValidator(_of_task), _SchemaOfAll()]
+"""The data section, with the columns and options of the job's task."""

@@ -5,14 +5,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
-from jobs.spec.data import DataSpec
+from jobs.spec.data import TaskData
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Duration, PositiveDuration
 from jobs.spec.resources import ResourcesSpec, WaitSpec
 from jobs.spec.serve import ServeSpec
 from jobs.spec.sweep import SweepSpec
-from jobs.spec.train import DEFAULT_METRICS, Metric, TrainSpec
+from jobs.spec.task import Task
+from jobs.spec.train import TrainSpec
 
 
 class BudgetSpec(SpecModel):
@@ -73,7 +75,7 @@ class JobSpec(SpecModel):
     """Seed of weights, data order and search."""
     model: ModelSpec
     """Which weights to start from."""
-    data: DataSpec
+    data: TaskData
     """Rows and columns."""
     train: TrainSpec = TrainSpec()
     """How to train."""
@@ -111,6 +113,11 @@ class JobSpec(SpecModel):
         return self.resources.wait if self.resources else WaitSpec()
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """What the model is judged by: the job's choice, or the task's default."""
-        return self.train.eval.metrics or DEFAULT_METRICS[self.model.task]
+    def task(self) -> Task:
+        """What the model learns to do."""
+        return task_registry.find(self.model.task)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what the model is judged by: the job's choice, or the task's default."""
+        return self.train.eval.metrics or self.task.default_metrics

@@ -2,11 +2,36 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticKnownError
 
+from jobs.errors import TaskError
+from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 
-Task = Literal["text-classification", "causal-lm"]
+
+def _known(name: str) -> str:
+    try:
+        return task_registry.find(name).name
+    except TaskError as error:
+        if name in task_registry.names():
+            raise  # its package cannot be imported
+        expected = " or ".join(map(repr, task_registry.names()))
+        raise PydanticKnownError("literal_error", {"expected": expected}) from error
+
+
+class _NamesOfAll:
+    """The JSON Schema of a task's name."""
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"type": "string", "enum": task_registry.names()}
+
+
+TaskName = Annotated[str, AfterValidator(_known), _NamesOfAll()]
+"""Name of a task, ours or that of an installed package."""
 
 
 class LoraSpec(SpecModel):
@@ -34,7 +59,7 @@ class ModelSpec(SpecModel):
 
     base: Annotated[str, Field(min_length=1, max_length=1024)]
     """Hub id, directory, `s3://bucket/folder`, or `package://import_name/folder` of a package."""
-    task: Task = "text-classification"
+    task: TaskName = task_registry.DEFAULT_TASK
     """What the model learns to do."""
     dropout: Annotated[float | None, Field(ge=0, lt=1)] = None
     """Dropout probability everywhere in the model; left out, the base model's own is kept."""

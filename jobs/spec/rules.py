@@ -9,8 +9,8 @@ from jobs.spec import paths
 from jobs.spec.data import FORMATS
 from jobs.spec.job import JobSpec
 from jobs.spec.quantities import format_duration
+from jobs.spec.serve import RULES_OF_ALL
 from jobs.spec.sweep import LogUniform, Uniform
-from jobs.spec.train import LOWER_IS_BETTER, METRICS_OF_TASK
 
 Path = tuple[str | int, ...]
 LEAST_SILENCE = timedelta(minutes=1)
@@ -84,34 +84,19 @@ def placements_are_one_list(spec: JobSpec) -> Iterator[Violation]:
 
 
 def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
-    """A classifier reads text; a language model reads prompt and response, or messages."""
-    data, task = spec.data, spec.model.task
-    if task == "text-classification":
-        if data.text is None:
-            yield Violation(("data", "text"), "is missing; name the column, or two for pairs")
-        for name in ("prompt", "response", "messages"):
-            if getattr(data, name) is not None:
-                yield Violation(("data", name), f"is for causal-lm; the task is {task}")
-        return
-    if data.text is not None:
-        yield Violation(("data", "text"), "is for text-classification; the task is causal-lm")
-    has_pair = data.prompt is not None and data.response is not None
-    has_part = data.prompt is not None or data.response is not None
-    if has_part == (data.messages is not None) or has_part != has_pair:
-        message = "causal-lm needs the columns prompt and response, or the column messages"
-        yield Violation(("data",), message)
+    """The data section names the columns that its task needs."""
+    for field, message in spec.data.violations():
+        yield Violation(("data", field) if field else ("data",), message)
 
 
 def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
     """Each metric can be computed for the task."""
-    known = METRICS_OF_TASK[spec.model.task]
+    task = spec.task
     for name in spec.train.eval.metrics or ():
-        if name not in known:
-            message = f"{name!r} is not a metric of {spec.model.task}; it has {', '.join(known)}"
+        if task.metric(name) is None:
+            known = task.metric_names
+            message = f"{shown(name)} is not a metric of {task.name}; it has {', '.join(known)}"
             yield Violation(("train", "eval", "metrics"), message)
-    if spec.sweep and all(name in LOWER_IS_BETTER for name in spec.metrics):
-        message = f"a sweep needs a metric that is better when higher, such as {known[0]}"
-        yield Violation(("train", "eval", "metrics"), message)
 
 
 def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
@@ -154,17 +139,6 @@ def _paths(spec: JobSpec) -> Iterator[tuple[Path, str]]:
         yield ("serve", "auth", "tokens_file"), spec.serve.auth.tokens_file
 
 
-def text_and_label_differ(spec: JobSpec) -> Iterator[Violation]:
-    """A column cannot be both input and answer."""
-    columns = spec.data.text_columns
-    if spec.data.label in columns:
-        yield Violation(
-            ("data", "label"), f"column {shown(spec.data.label)} is already a text column"
-        )
-    if len(set(columns)) < len(columns):
-        yield Violation(("data", "text"), f"column {shown(columns[0])} is paired with itself")
-
-
 def train_and_eval_differ(spec: JobSpec) -> Iterator[Violation]:
     """Rows that were trained on cannot judge."""
     if spec.data.train == spec.data.eval:
@@ -189,22 +163,26 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
     """Exactly one of cost, time or a computed metric is optimised."""
     if spec.sweep is None:
         return
-    objective, metrics = spec.sweep.objective, spec.metrics
+    objective = spec.sweep.objective
     path: Path = ("sweep", "objective")
     if (objective.minimize is None) == (objective.maximize is None):
         yield Violation(path, "needs exactly one of minimize and maximize")
     if objective.minimize not in (None, "cost", "time"):
-        value = objective.minimize
-        yield Violation(
-            (*path, "minimize"), f"{shown(value)} is not cost or time; metrics are maximized"
-        )
-    if objective.maximize is not None and objective.maximize not in metrics:
-        known = ", ".join(metrics)
-        message = f"{shown(objective.maximize)} is not among train.eval.metrics ({known})"
-        yield Violation((*path, "maximize"), message)
-    if objective.maximize in LOWER_IS_BETTER:
-        message = f"{shown(objective.maximize)} is better when lower; maximize another metric"
-        yield Violation((*path, "maximize"), message)
+        yield from _metric_has_goal(spec, "minimize", objective.minimize)
+    if objective.maximize is not None:
+        yield from _metric_has_goal(spec, "maximize", objective.maximize)
+
+
+def _metric_has_goal(spec: JobSpec, field: str, name: str) -> Iterator[Violation]:
+    """The metric is computed, and better in the direction of the objective."""
+    path, metric = ("sweep", "objective", field), spec.task.metric(name)
+    if name not in spec.metrics:
+        known = ", ".join(spec.metrics)
+        also = "cost, time or a metric of" if field == "minimize" else "among"
+        yield Violation(path, f"{shown(name)} is not {also} train.eval.metrics ({known})")
+    elif metric and not field.startswith(metric.goal):
+        better, other = ("lower", "minimize") if metric.goal == "min" else ("higher", "maximize")
+        yield Violation(path, f"{name} is better when {better}; write `{other}: {name}`")
 
 
 def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
@@ -220,9 +198,9 @@ def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
             yield Violation(
                 path, f"'{bound}' has the wrong unit for {name}; write it like {example}"
             )
-        elif name not in ("cost", "time", "perplexity") and bound.value > 1:
-            message = f"{name} is never above 1, so '{bound}' cannot be judged; write a share or %"
-            yield Violation(path, message)
+        elif (metric := spec.task.metric(name)) and bound.value > metric.highest:
+            most = f"{name} is never above {metric.highest:g}"
+            yield Violation(path, f"{most}, so '{bound}' cannot be judged; write a share or %")
 
 
 def replicas_rise(spec: JobSpec) -> Iterator[Violation]:
@@ -246,10 +224,8 @@ def gate_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
     rollout = spec.serve.rollout if spec.serve else None
     if rollout is None or "gate" not in rollout.model_fields_set:
         return
-    is_chat = spec.model.task == "causal-lm"
-    foreign = ("accuracy", "agreement") if is_chat else ("perplexity",)
     for number, rule in enumerate(rollout.gate):
-        if rule.name in foreign:
+        if rule.name not in (*RULES_OF_ALL, *spec.task.gate_rules):
             message = f"'{rule}' cannot be judged for {spec.model.task}; remove it"
             yield Violation(("serve", "rollout", "gate", number), message)
 
@@ -310,7 +286,6 @@ RULES: tuple[Rule, ...] = (
     columns_match_task,
     paths_hold_no_variables,
     sources_can_be_read,
-    text_and_label_differ,
     train_and_eval_differ,
     ranges_rise,
     metrics_match_task,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from jobs.errors import shown
+from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.quantities import (
     AcceleratorRequest,
@@ -84,7 +85,9 @@ class SloSpec(SpecModel):
     """Share of failed requests."""
 
 
-_GATE_RULE = re.compile(r"(accuracy|agreement|perplexity|latency)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+_GATE_RULE = re.compile(r"([a-z][a-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+RULES_OF_ALL = ("slo", "latency")
+"""Rules of a gate that suit every task."""
 GATE_RULE = (
     "write slo, 'accuracy>=-0.01' (change), 'agreement>=0.95' (share), 'perplexity<=1.05' (times)"
     " or 'latency<=1.5' (times)"
@@ -95,7 +98,7 @@ GATE_RULE = (
 class GateRule:
     """What a new version must keep; `slo` stands for the section of that name."""
 
-    name: Literal["slo", "accuracy", "agreement", "perplexity", "latency"]
+    name: str
     bound: Bound | None = None
     """On the change of accuracy, the share of equal labels, or perplexity or p95 latency over the
     old one's."""
@@ -111,7 +114,8 @@ def parse_gate_rule(value: Any) -> GateRule:
     if value == "slo":
         return GateRule("slo")
     match = _GATE_RULE.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or math.isinf(float(match[3])):
+    names = [name for task in task_registry.every() for name in task.gate_rules]
+    if match is None or match[1] not in (*RULES_OF_ALL[1:], *names) or math.isinf(float(match[3])):
         raise ValueError(f"{shown(value)} is no rule of a gate; {GATE_RULE}")
     return GateRule(match[1], Bound(match[2], float(match[3])))  # type: ignore[arg-type]
 

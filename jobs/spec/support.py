@@ -1,29 +1,23 @@
-"""Parts of the format that no stage honours yet: refused, because ignoring them would mislead."""
+"""Parts of the format that a task's endpoint does not honour: refused, or they would mislead."""
 
 from collections.abc import Callable, Iterator
 
 from jobs.spec.job import JobSpec
-from jobs.spec.rules import Path, Violation
+from jobs.spec.rules import Violation
+from jobs.spec.serve import ServeSpec
+from jobs.spec.task import ServeField
 
-
-def _is_chat(spec: JobSpec) -> bool:
-    return spec.model.task == "causal-lm"
-
-
-NOT_YET: tuple[tuple[str, Callable[[JobSpec], bool]], ...] = (
-    ("serve.engine", lambda s: _is_chat(s) and s.serve is not None and s.serve.engine != "auto"),
-    ("serve.grpc", lambda s: _is_chat(s) and s.serve is not None and s.serve.grpc),
-    (
-        "serve.fronts",
-        lambda s: _is_chat(s) and s.serve is not None and s.serve.fronts not in ("auto", 0),
-    ),
-)
-"""Field and the test that tells whether a job uses it in a way no stage honours."""
+USES: dict[ServeField, Callable[[ServeSpec], bool]] = {
+    "engine": lambda serve: serve.engine != "auto",
+    "grpc": lambda serve: serve.grpc,
+    "fronts": lambda serve: serve.fronts not in ("auto", 0),
+}
+"""Fields of the serve section that not every task honours, and whether a job uses them."""
 
 
 def unsupported(spec: JobSpec) -> Iterator[Violation]:
-    """Fields in use that no stage honours yet."""
-    for name, is_used in NOT_YET:
-        if is_used(spec):
-            path: Path = tuple(name.split("."))
-            yield Violation(path, "is not supported yet; remove it or change it")
+    """Fields in use that the task's endpoint does not honour."""
+    for name, is_used in USES.items():
+        if spec.serve and is_used(spec.serve) and name not in spec.task.serve_fields:
+            message = f"is not supported yet for {spec.model.task}; remove it or change it"
+            yield Violation(("serve", name), message)

@@ -43,11 +43,17 @@ class ObjectiveSpec(SpecModel):
     """What counts as best, and what every choice must keep."""
 
     minimize: str | None = None
-    """`cost` or `time` of the full training run."""
+    """`cost` or `time` of the full training run, or a metric of `train.eval.metrics` that is better
+    when lower."""
     maximize: str | None = None
-    """A metric of `train.eval.metrics`."""
+    """A metric of `train.eval.metrics` that is better when higher."""
     subject_to: dict[str, Limit] = Field(default={})
     """Limits on metrics, `cost` in USD and `time`, such as `accuracy: ">=0.9"`."""
+
+    @property
+    def best(self) -> str:
+        """What decides: `cost`, `time` or a metric."""
+        return self.maximize or self.minimize or "cost"
 
 
 class SweepSpec(SpecModel):

@@ -3,34 +3,30 @@
 from datetime import timedelta
 from typing import Annotated, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
-from jobs.spec.model import Task
 from jobs.spec.quantities import Cadence, Duration, Every
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Strategy = Literal["ddp", "zero2", "zero3"]
-Metric = Literal[
-    "accuracy",
-    "f1",
-    "mcc",
-    "perplexity",
-    "token_accuracy",
-    "distinct_1",
-    "distinct_2",
-    "repetition",
-]
-METRICS_OF_TASK: dict[Task, tuple[Metric, ...]] = {
-    "text-classification": ("accuracy", "f1", "mcc"),
-    "causal-lm": ("token_accuracy", "perplexity", "distinct_1", "distinct_2", "repetition"),
-}
-"""What a model of each task can be judged by."""
-LOWER_IS_BETTER: tuple[Metric, ...] = ("perplexity", "repetition")
-DEFAULT_METRICS: dict[Task, tuple[Metric, ...]] = {
-    "text-classification": ("accuracy", "f1"),
-    "causal-lm": ("token_accuracy", "perplexity"),
-}
+
+
+class _MetricsOfAll:
+    """The JSON Schema of a metric's name: those of all tasks."""
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, __: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        names = [name for task in task_registry.every() for name in task.metric_names]
+        return {"type": "string", "enum": list(dict.fromkeys(names))}
+
+
+MetricName = Annotated[str, _MetricsOfAll()]
+"""Name of a metric of the job's task."""
 Batch = Annotated[int, Field(gt=0, le=1_048_576)]
 
 
@@ -61,7 +57,7 @@ class EvalSpec(SpecModel):
 
     every: Every = Cadence(1.0, "epoch")
     """How often; the end of training is always judged."""
-    metrics: Annotated[Items[Metric], Field(min_length=1)] | None = None
+    metrics: Annotated[Items[MetricName], Field(min_length=1)] | None = None
     """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
     else macro), for causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition
     are of sampled answers."""

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jobs.errors import CheckpointError, StorageError
-from jobs.storage import client, copies, files, manifest
+from jobs.storage import cache, client, files, manifest
 from jobs.storage.client import Result
 from jobs.storage.objects import Entry, Found, checked
 
@@ -112,9 +112,9 @@ class BucketObjects:
         if found is None:
             raise CheckpointError(f"{self.url}/{key} does not exist, or is not whole")
         name = hashlib.sha256(f"{self.url}/{key}".encode() + found.content).hexdigest()[:16]
-        copy = copies.fetched() / name
+        copy = cache.fetched() / name
         place = copy / key.rpartition("/")[2]
-        with copies.holding(copy):
+        with cache.holding(copy):
             with contextlib.suppress(CheckpointError):
                 manifest.verify(place)
                 return place
@@ -231,4 +231,4 @@ class BucketObjects:
 
     def _patiently(self, what: str, key: str, act: Callable[[], Result], **answers: None) -> Any:
         words = f"{self.url}/{key} cannot be {what}"
-        return client.patiently(words, act, self._patience_s, **answers)
+        return client.with_retries(words, act, self._patience_s, **answers)

@@ -72,7 +72,7 @@ def encryption() -> dict[str, str]:
     return {**found, "SSEKMSKeyId": key} if kind and key else found
 
 
-def patiently(what: str, act: Callable[[], Result], patience_s: float, **answers: None) -> Any:
+def with_retries(what: str, act: Callable[[], Result], patience_s: float, **answers: None) -> Any:
     """Act until it works, `answers` telling which refusals are one.
 
     `what` says what cannot be done otherwise. Raises StorageError.
@@ -90,7 +90,7 @@ def patiently(what: str, act: Callable[[], Result], patience_s: float, **answers
             boto3.exceptions.Boto3Error,
             ConnectionError,
         ) as error:
-            kind, reason = understood(error)
+            kind, reason = classify_error(error)
         if kind in answers:
             return answers[kind]
         if kind != "passing" or time.monotonic() > deadline:
@@ -99,7 +99,7 @@ def patiently(what: str, act: Callable[[], Result], patience_s: float, **answers
     raise AssertionError("endless")
 
 
-def understood(error: Exception) -> tuple[str, str]:
+def classify_error(error: Exception) -> tuple[str, str]:
     """Whether a failure is absent, changed, passing or refused, and its reason in words."""
     import boto3.exceptions
     import botocore.exceptions

@@ -11,18 +11,21 @@ import safetensors
 from pydantic import ByteSize
 
 from jobs.errors import CheckpointError
-from jobs.spec.train import LOWER_IS_BETTER, CheckpointSpec
+from jobs.spec import task_registry
+from jobs.spec.task import Metric
+from jobs.spec.train import CheckpointSpec
 from jobs.storage import files, manifest
 from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
 from jobs.storage.storage import open_storage
 from jobs.training import state
+from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Saved
 from jobs.training.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class CheckpointStore:
     """Where the checkpoints of a run are."""
 
     folder: Path
@@ -39,7 +42,7 @@ class Shelf:
 class Checkpoints:
     """A shelf that one thread of the main worker fills, one checkpoint after another."""
 
-    def __init__(self, session: Session, shelf: Shelf) -> None:
+    def __init__(self, session: Session, shelf: CheckpointStore) -> None:
         self._session = session
         self._shelf = shelf
         self._writer = ThreadPoolExecutor(1)
@@ -72,7 +75,9 @@ class Checkpoints:
         return [Saved(reference.step, reference.path)]
 
 
-def latest(shelf: Shelf, tell: Callable[[str], None] = lambda _: None) -> CheckpointRef | None:
+def latest(
+    shelf: CheckpointStore, tell: Callable[[str], None] = lambda _: None
+) -> CheckpointRef | None:
     """The newest checkpoint that is whole, on this machine then.
 
     `tell` hears which torn or altered ones were passed over.
@@ -93,7 +98,7 @@ def latest(shelf: Shelf, tell: Callable[[str], None] = lambda _: None) -> Checkp
     return None
 
 
-def at_hand(reference: CheckpointRef, shelf: Shelf) -> CheckpointRef:
+def at_hand(reference: CheckpointRef, shelf: CheckpointStore) -> CheckpointRef:
     """The same checkpoint on this machine, where another one found it."""
     if Path(reference.path).is_dir() or shelf.bucket is None:
         return reference
@@ -101,7 +106,7 @@ def at_hand(reference: CheckpointRef, shelf: Shelf) -> CheckpointRef:
     return dataclasses.replace(reference, path=str(path))
 
 
-def _write(snapshot: state.Snapshot, session: Session, shelf: Shelf) -> CheckpointRef:
+def _write(snapshot: state.Snapshot, session: Session, shelf: CheckpointStore) -> CheckpointRef:
     final = Path(snapshot.reference.path)
     for left in final.parent.glob(f"{files.PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -116,7 +121,7 @@ def _write(snapshot: state.Snapshot, session: Session, shelf: Shelf) -> Checkpoi
     if bucket:  # after it is whole here, which it stays should the bucket not answer
         bucket.put_folder(final.name, final)
     for objects in filter(None, (here, bucket)):
-        _tidy(objects, spec, session.config.metrics[0])
+        _tidy(objects, spec, judged_by(session.config))
     return snapshot.reference
 
 
@@ -130,11 +135,18 @@ def _check_size(partial: Path, most: ByteSize | None) -> None:
         )
 
 
-def _tidy(objects: Objects, spec: CheckpointSpec, metric: str) -> None:
+def judged_by(config: TrainingConfig) -> Metric:
+    """The metric that tells the best checkpoint."""
+    found = task_registry.find(config.model.task).metric(config.metrics[0])
+    assert found  # a rule sees to it that jobs name metrics of their task
+    return found
+
+
+def _tidy(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
     names = sorted(objects.children(""), reverse=True)
     if len(names) > spec.keep or spec.max_size is not None:
-        scores = {name: _score(objects, name, metric) for name in names}
-        best = _best(scores, is_lower_better=metric in LOWER_IS_BETTER)
+        scores = {name: _score(objects, name, metric.name) for name in names}
+        best = _best(scores, is_lower_better=metric.goal == "min")
         kept = [name for name in names if name in {*names[: spec.keep], best}]
         if spec.max_size is not None:
             sizes = {name: sum(e.size for e in objects.entries(name)) for name in kept}

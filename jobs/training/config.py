@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from jobs.spec.data import DataSpec
-from jobs.spec.model import ModelSpec, Task
+from jobs.spec import task_registry
+from jobs.spec.data import TaskData
+from jobs.spec.model import ModelSpec
 from jobs.spec.train import (
     CheckpointSpec,
     EvalSpec,
     LrScheduleSpec,
-    Metric,
     OptimizerSpec,
     Precision,
     Strategy,
@@ -21,8 +21,6 @@ Device = Literal["cpu", "cuda"]
 
 CHARACTERS_PER_TOKEN = 4.0
 """Of English text in WordPiece, where nothing is tokenised yet."""
-EVAL_BATCH: dict[Task, int] = {"text-classification": 128, "causal-lm": 16}
-"""Rows per forward pass when judging; scores do not depend on it beyond rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class TrainingConfig:
     """One resolved training run; the world size comes from the process group."""
 
     model: ModelSpec
-    data: DataSpec
+    data: TaskData
     """File paths are absolute."""
     epochs: float
     global_batch_size: int
@@ -40,7 +38,7 @@ class TrainingConfig:
     optimizer: OptimizerSpec
     lr_schedule: LrScheduleSpec
     eval: EvalSpec
-    metrics: tuple[Metric, ...]
+    metrics: tuple[str, ...]
     """The first one tells the best checkpoint."""
     checkpoint: CheckpointSpec
     seed: int
@@ -57,6 +55,11 @@ class TrainingConfig:
     """Whether it goes on from a checkpoint that was trained on other rows."""
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, for the share of it that is used."""
+
+
+def eval_batch(config: TrainingConfig) -> int:
+    """Rows per forward pass when judging."""
+    return task_registry.find(config.model.task).eval_batch
 
 
 TRAINING_CONFIG = TypeAdapter(TrainingConfig)

@@ -24,13 +24,13 @@ class SampleRow:
     types: Sequence[int]
     """0 in the first text, 1 in the second."""
     label: int
-    """Number of its class; 0 for causal-lm."""
+    """Number of its label; 0 where rows have none."""
     texts: Sequence[str] = ()
-    """As they were written, one or a pair; empty for causal-lm."""
+    """As they were written, one or a pair; empty where tokens say it all."""
     scores: Sequence[float] = ()
-    """Probability of each class, or the mean loss of the response for causal-lm."""
+    """What the task's activation makes of the model's logits."""
     trained: Sequence[int] = ()
-    """1 for tokens of the response, for causal-lm."""
+    """1 for tokens that are trained; empty where all of the row is."""
 
 
 def rows_of(

@@ -2,26 +2,22 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 
+from jobs.spec import task_registry
 from jobs.spec.train import Precision
 from jobs.training import random_states
-from jobs.training.config import EVAL_BATCH, TrainingConfig
-from jobs.training.data import batches, encoding, language
+from jobs.training.config import TrainingConfig, eval_batch
+from jobs.training.data import batches, encoding
 from jobs.training.data.batches import FILLER, Indices
-from jobs.training.engine.objective import Batch, classify, predict_tokens
-from jobs.training.metrics import classification
-from jobs.training.metrics import language as answers
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
 from jobs.training.session import Session
+from jobs.training.task import Batch, Generate, training_of
 from jobs.training.world import World
-
-ANSWERS, ANSWER_TOKENS = 32, 64
-"""Prompts that are answered to judge diversity, and how long the answers may get."""
 
 
 def final_precision(config: TrainingConfig, world: World) -> Precision:
@@ -38,22 +34,22 @@ def evaluate(
     session: Session, number_format: Precision, *, limit: int | None = None
 ) -> dict[str, float]:
     """Metrics of the task and the mean loss over the evaluation rows, or a sample of `limit`."""
-    judge = _language if session.config.model.task == "causal-lm" else _classification
     session.update.settle()
     session.model.eval()
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):
-            return judge(session, number_format, limit)
+            return _judge(session, number_format, limit)
     finally:
         session.model.train()
 
 
 @torch.no_grad()
 def sample_scores(session: Session, number_format: Precision) -> list[list[float]]:
-    """Scores of the sampled evaluation rows: probabilities of classes, or the response's loss.
+    """Scores of the sampled evaluation rows, as the task has them.
 
     Every worker scores all of them, because sharded weights are gathered by all together.
     """
+    training = training_of(session.config.model.task)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
     session.update.settle()
@@ -61,65 +57,34 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
     found: list[list[float]] = []
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):
-            for part in torch.split(rows, EVAL_BATCH[session.config.model.task]):
+            for part in torch.split(rows, eval_batch(session.config)):
                 gathered = session.eval_store.gather(
                     part.to(session.eval_store.place), int(lengths[part.numpy()].max())
                 )
                 batch = {name: each.to(session.world.device) for name, each in gathered.items()}
                 with autocast(number_format, session.world.device):
-                    found += _scores(session, batch)
+                    found += training.scores(session.model, batch).tolist()
     finally:
         session.model.train()
     return found
 
 
-def _scores(session: Session, batch: Batch) -> list[list[float]]:
-    if session.config.model.task == "causal-lm":
-        losses, mask, _ = predict_tokens(session.model, batch)
-        means = (losses * mask).sum(dim=1) / mask.sum(dim=1)
-        return [[mean] for mean in means.tolist()]
-    probabilities: list[list[float]] = classify(session.model, batch).softmax(dim=-1).tolist()
-    return probabilities
-
-
-def _classification(
-    session: Session, number_format: Precision, limit: int | None
-) -> dict[str, float]:
-    world, classes = session.world, len(session.corpus.label_names)
-    confusion = torch.zeros(classes * classes, dtype=torch.float64, device=world.device)
-    loss = torch.zeros((), dtype=torch.float64, device=world.device)
+def _judge(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
+    world, names = session.world, session.corpus.label_names
+    training, total = training_of(session.config.model.task), None
     for batch, counts in _batches(session, limit):
         with autocast(number_format, world.device):
-            logits = classify(session.model, batch)
-        labels = batch["labels"]
-        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
-        loss += (losses * counts).sum()
-        cells = labels * classes + logits.argmax(dim=-1)
-        confusion.index_add_(0, cells, counts.double())
-    sums = world.sum_numbers([float(loss), *confusion.tolist()])
-    table = np.rint(sums[1:]).astype(np.int64).reshape(classes, classes)
-    scores = classification.compute(table, session.config.metrics)
-    return {**scores, "loss": sums[0] / max(1, int(table.sum()))}
-
-
-def _language(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
-    world = session.world
-    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    for batch, counts in _batches(session, limit):
-        with autocast(number_format, world.device):
-            losses, mask, right = predict_tokens(session.model, batch)
-        mask = mask * counts[:, None]
-        sums += torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
-    loss, right_tokens, tokens = world.sum_numbers(sums.tolist())
-    mean = loss / max(1.0, tokens)
-    scores = {
-        "token_accuracy": right_tokens / max(1.0, tokens),
-        "perplexity": math.exp(min(mean, 700)),
-    }
+            sums = training.sums(session.model, batch, counts, names)
+        total = sums if total is None else total + sums
+    assert total is not None
+    values = training.metrics(np.array(world.sum_numbers(total.tolist())), names)
     wanted = session.config.metrics
-    if any(name in answers.OF_ANSWERS for name in wanted) and limit is None:
-        scores |= answers.diversity(_answers(session, number_format))
-    return {**{name: scores[name] for name in wanted if name in scores}, "loss": mean}
+    metrics = task_registry.find(session.config.model.task).metrics
+    if limit is None and any(each.is_generated and each.name in wanted for each in metrics):
+        values |= training.generated(
+            session.config.data, session.corpus.tokenizer, _generator(session, number_format)
+        )
+    return {**{name: values[name] for name in wanted if name in values}, "loss": values["loss"]}
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
@@ -135,7 +100,7 @@ def _rounds(session: Session, limit: int | None) -> Indices:
     The longest come first: what they took of a GPU's memory is then enough for all others, where
     growing batches would each take more besides. A sample has the longest row and all lengths.
     """
-    size, workers = EVAL_BATCH[session.config.model.task], session.world.size
+    size, workers = eval_batch(session.config), session.world.size
     order = np.argsort(-session.corpus.eval.lengths, kind="stable")
     if limit is not None and limit < len(order):
         order = order[np.linspace(0, len(order) - 1, limit).astype(np.int64)]
@@ -168,26 +133,29 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 
-def _answers(session: Session, number_format: Precision) -> list[list[int]]:
-    """Sampled answers to the first prompts, the same ones at every evaluation of equal weights."""
-    world, config, tokenizer = session.world, session.config, session.corpus.tokenizer
-    asked = language.prompts(config.data.eval, config.data, tokenizer, ANSWERS)
-    torch.manual_seed(config.seed)
+def _generator(session: Session, number_format: Precision) -> Generate:
+    """Samples answers to prompts, the same ones at every evaluation of equal weights."""
+    world, config = session.world, session.config
     together = parallel.is_sharded(config, world)  # then every worker takes part in every answer
-    found = []
-    for prompt in asked if together else asked[world.rank :: world.size]:
-        ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
-        with autocast(number_format, world.device):
-            answer = session.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=ANSWER_TOKENS,
-                do_sample=True,
-                pad_token_id=session.corpus.eval.pad_token_id,
-                synced_gpus=together,
-            )
-        found.append(answer[0, ids.shape[1] :].tolist())
-    return found if together else [answer for part in world.gather(found) for answer in part]
+
+    def generate(prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
+        torch.manual_seed(config.seed)
+        found = []
+        for prompt in prompts if together else prompts[world.rank :: world.size]:
+            ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
+            with autocast(number_format, world.device):
+                answer = session.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=most_tokens,
+                    do_sample=True,
+                    pad_token_id=session.corpus.eval.pad_token_id,
+                    synced_gpus=together,
+                )
+            found.append(answer[0, ids.shape[1] :].tolist())
+        return found if together else [answer for part in world.gather(found) for answer in part]
+
+    return generate
 
 
 def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[object]:

@@ -70,7 +70,7 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Interrupted:
     """Training was asked to leave and did, with a checkpoint of where it was."""
 
     step: int
@@ -188,12 +188,12 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class WorkersReady:
     """The workers are up and know one another; nothing is read yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class Burned:
+class HardwareMeasured:
     """What devices reach by themselves, the slowest one's of several."""
 
     workers: int
@@ -216,7 +216,7 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class CheckpointSkipped:
     """A checkpoint was torn or altered, so an earlier one is taken."""
 
     message: str
@@ -243,10 +243,10 @@ Event = (
     | Proving
     | Proven
     | Metered
-    | Joined
+    | WorkersReady
     | Probed
-    | Burned
+    | HardwareMeasured
     | OutOfMemory
-    | PassedOver
-    | Left
+    | CheckpointSkipped
+    | Interrupted
 )

@@ -11,26 +11,27 @@ from pathlib import Path
 import torch
 
 from jobs.errors import first_line
+from jobs.spec import task_registry
 from jobs.spec.quantities import Cadence
 from jobs.storage import manifest
 from jobs.training import checkpoint, publication, state
-from jobs.training.checkpoint import Checkpoints, Shelf
+from jobs.training.checkpoint import Checkpoints, CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.data.corpus import load_corpus
+from jobs.training.corpus import load_corpus
 from jobs.training.evaluate import evaluate, final_precision, sample_scores
 from jobs.training.events import (
     CheckpointRef,
+    CheckpointSkipped,
     Evaluated,
     Event,
-    Joined,
-    Left,
+    Interrupted,
     OutOfMemory,
-    PassedOver,
     Saved,
     Started,
     Stepped,
     Stopped,
     Tokenised,
+    WorkersReady,
 )
 from jobs.training.memory import is_out_of_memory
 from jobs.training.meter import Meter
@@ -63,7 +64,7 @@ class Due:
     def check(self, step: int, now: float) -> bool:
         """Whether it is due after `step` steps at monotonic time `now`."""
         if self.every.unit == "second":
-            is_due = bool(self.world.agree(value=now - self.last_time >= self.every.value))
+            is_due = bool(self.world.broadcast(value=now - self.last_time >= self.every.value))
         else:
             is_due = step >= self.next_step()
         if is_due:
@@ -74,7 +75,7 @@ class Due:
 def train(
     config: TrainingConfig,
     report: Report,
-    checkpoints: Shelf | Path | None = None,
+    checkpoints: CheckpointStore | Path | None = None,
     leave: Leave | None = None,
     *,
     proves: bool = False,
@@ -87,10 +88,10 @@ def train(
     path. Running out of memory is reported by the worker it happens to, and raised.
     Raises DataError, ModelError, TrainingError, CheckpointError or StorageError.
     """
-    shelf = Shelf(checkpoints) if isinstance(checkpoints, Path) else checkpoints
+    shelf = CheckpointStore(checkpoints) if isinstance(checkpoints, Path) else checkpoints
     with join(config.device) as world:
         tell = report if world.is_main else _silent
-        tell(Joined())
+        tell(WorkersReady())
         try:
             corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
             trained = run(build_session(config, corpus, world), tell, shelf, leave)
@@ -109,13 +110,22 @@ def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Repor
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # the other process needs room for the model
     precision = final_precision(config, world)
-    found = publication.prove(checkpoint / manifest.MODEL_DIR, precision, config.device, report)
+    found = publication.prove(
+        checkpoint / manifest.MODEL_DIR,
+        task_registry.find(config.model.task),
+        precision,
+        config.device,
+        report,
+    )
     if found:
         report(found)
 
 
 def run(
-    session: Session, report: Report, checkpoints: Shelf | None, leave: Leave | None = None
+    session: Session,
+    report: Report,
+    checkpoints: CheckpointStore | None,
+    leave: Leave | None = None,
 ) -> CheckpointRef:
     """The loop itself, over a session that is ready."""
     first = _resume(session, checkpoints, report)
@@ -176,17 +186,19 @@ class _Loop:
 
     def _is_out_of_time(self, step: int, now: float) -> bool:
         limit_s = self._session.config.stop_after_s
-        if limit_s is None or not self._session.world.agree(value=now - self._origin >= limit_s):
+        if limit_s is None or not self._session.world.broadcast(
+            value=now - self._origin >= limit_s
+        ):
             return False
         self._tell(self._session.engine.collect())
         self._report(Stopped(step))
         return True
 
     def _must_leave(self, step: int) -> bool:
-        if self._leave is None or not self._session.world.agree(value=self._leave()):
+        if self._leave is None or not self._session.world.broadcast(value=self._leave()):
             return False
         self._tell(self._session.engine.collect())
-        self._report(Left(step))
+        self._report(Interrupted(step))
         return True
 
     def _judge(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:
@@ -216,10 +228,10 @@ class _Loop:
             self._report(event)
 
 
-def _resume(session: Session, shelf: Shelf | None, report: Report) -> int:
+def _resume(session: Session, shelf: CheckpointStore | None, report: Report) -> int:
     found = None
     if shelf and session.world.is_main:
-        found = checkpoint.latest(shelf, lambda text: report(PassedOver(text)))
+        found = checkpoint.latest(shelf, lambda text: report(CheckpointSkipped(text)))
     found = session.world.gather(found)[0]
     if shelf is None or found is None:
         return 0
@@ -244,14 +256,14 @@ def _started(session: Session, first: int) -> Started:
 def _finish(
     session: Session,
     saver: Checkpoints | None,
-    shelf: Shelf | None,
+    shelf: CheckpointStore | None,
     metrics: dict[str, float],
     report: Report,
 ) -> CheckpointRef:
     saved: list[Saved] = saver.finish() if saver else []
     for event in saved:
         report(event)
-    session.world.agree(value=0)  # nobody leaves before the last checkpoint is whole
+    session.world.broadcast(value=0)  # nobody leaves before the last checkpoint is whole
     total = session.schedule.total_steps
     if not shelf:
         return CheckpointRef("", total, metrics)

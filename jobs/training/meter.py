@@ -59,8 +59,10 @@ class Meter:
             step_s_p99=float(p99),
             capture_s=engine.capture_s,
             data_wait_share=engine.step.feed.waited_s / total,
-            communication_share=engine.communication_share(session.world.agree(value=float(p50))),
-            peak_memory_gib=session.world.largest(peak_memory_gib(session.world.device)),
+            communication_share=engine.communication_share(
+                session.world.broadcast(value=float(p50))
+            ),
+            peak_memory_gib=session.world.all_reduce_max(peak_memory_gib(session.world.device)),
             gpu_utilization=self.gauge.mean("utilization") if self.gauge else None,
             power_w=self.gauge.mean("power_w") if self.gauge else None,
             mfu=self._mfu(total),
@@ -72,7 +74,7 @@ class Meter:
         """The same with the peak of memory so far; every worker must ask."""
         world = self.session.world
         return dataclasses.replace(
-            speed, peak_memory_gib=world.largest(peak_memory_gib(world.device))
+            speed, peak_memory_gib=world.all_reduce_max(peak_memory_gib(world.device))
         )
 
     def _others(self) -> float:

@@ -1,9 +1,10 @@
 """Scores the evaluation rows beside a model with transformers and peft alone.
 
 Run by its path, in a process of its own: it imports nothing of this project, and so stands for
-anybody who loads the folder. Arguments: the folder, and the device. Prints JSON: the scores of the
-first rows by themselves and of all in padded batches, and how many texts become other tokens than
-in training.
+anybody who loads the folder. Arguments: the folder, the device, the class of transformers that
+loads the model, and what makes scores of its logits (softmax, sigmoid, identity, or token-loss for
+the mean loss of the trained tokens). Prints JSON: the scores of the first rows by themselves and of
+all in padded batches, and how many texts become other tokens than in training.
 """
 
 import json
@@ -22,34 +23,39 @@ Rows = list[dict[str, Any]]
 Scores = list[list[float]]
 
 
-def load(folder: Path, classes: int) -> tuple[Any, Any]:
+ACTIVATIONS = {
+    "softmax": lambda logits: logits.softmax(dim=-1),
+    "sigmoid": torch.sigmoid,
+    "identity": lambda logits: logits,
+}
+
+
+def load(folder: Path, auto_class: str, outputs: int) -> tuple[Any, Any]:
     """The model as its card loads it, and its tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    if (folder / "adapter_config.json").exists():
-        import peft
+    if not (folder / "adapter_config.json").exists():
+        return getattr(transformers, auto_class).from_pretrained(folder), tokenizer
+    import peft
 
-        if classes > 1:
-            kind = peft.AutoPeftModelForSequenceClassification
-            settings = {
-                "num_labels": classes,
-                "pad_token_id": tokenizer.pad_token_id,
-                "ignore_mismatched_sizes": True,  # the base may be a classifier of other labels
-            }
-            return kind.from_pretrained(folder, **settings), tokenizer
-        return peft.AutoPeftModelForCausalLM.from_pretrained(folder), tokenizer
-    auto = transformers.AutoModelForCausalLM
-    if classes > 1:
-        auto = transformers.AutoModelForSequenceClassification
-    return auto.from_pretrained(folder), tokenizer
+    kind = getattr(peft, auto_class.replace("Auto", "AutoPeft", 1))
+    if not outputs:
+        return kind.from_pretrained(folder), tokenizer
+    settings = {
+        "num_labels": outputs,
+        "pad_token_id": tokenizer.pad_token_id,
+        "ignore_mismatched_sizes": True,  # the base may be a classifier of other labels
+    }
+    return kind.from_pretrained(folder, **settings), tokenizer
 
 
-def classify(model: Any, tokenizer: Any, rows: Rows) -> Scores:
-    """Probabilities of each class from the texts, as a pipeline makes them."""
+def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores:
+    """Scores of the texts, as a pipeline makes them."""
     first = [row["texts"][0] for row in rows]
     second = [row["texts"][1] for row in rows] if len(rows[0]["texts"]) == 2 else None
     inputs = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
     logits = model(**inputs.to(model.device)).logits
-    found: Scores = logits.float().softmax(dim=-1).tolist()
+    score: Any = ACTIVATIONS[activation]
+    found: Scores = score(logits.float()).tolist()
     return found
 
 
@@ -69,26 +75,32 @@ def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     return found
 
 
-def scores_of(folder: Path, device: str) -> dict[str, Any]:
+def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> dict[str, Any]:
     """What all rows score in both ways, as the arguments of `publication.Plain`."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    classes = len(rows[0]["scores"])
-    model, tokenizer = load(folder, classes)
+    has_texts = activation in ACTIVATIONS
+    outputs = len(rows[0]["scores"]) if has_texts else 0
+    model, tokenizer = load(folder, auto_class, outputs)
     model = model.float().to(device).eval()
-    score = classify if classes > 1 else losses
+
+    def score(part: Rows) -> Scores:
+        if has_texts:
+            return activated(model, tokenizer, part, activation)
+        return losses(model, tokenizer, part)
+
     retokenised = 0
-    if classes > 1:
+    if has_texts:
         found = [tokenizer(*row["texts"], truncation=True)["input_ids"] for row in rows]
         retokenised = sum(ids != row["ids"] for ids, row in zip(found, rows, strict=True))
     with torch.inference_mode():
-        alone = [scores for row in rows[:ALONE] for scores in score(model, tokenizer, [row])]
+        alone = [scores for row in rows[:ALONE] for scores in score([row])]
         batches = [rows[first : first + BATCH] for first in range(0, len(rows), BATCH)]
-        together = [scores for batch in batches for scores in score(model, tokenizer, batch)]
+        together = [scores for batch in batches for scores in score(batch)]
     return {"alone": alone, "together": together, "retokenised": retokenised}
 
 
 if __name__ == "__main__":
-    json.dump(scores_of(Path(sys.argv[1]), sys.argv[2]), sys.stdout)
+    json.dump(scores_of(Path(sys.argv[1]), *sys.argv[2:]), sys.stdout)

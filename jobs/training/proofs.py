@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from jobs.errors import ModelError
 from jobs.training.config import TrainingConfig
+from jobs.training.corpus import Corpus
 from jobs.training.data import packing
-from jobs.training.data.corpus import Corpus
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenSet, TokenStore
-from jobs.training.engine.objective import attention_inputs, classify
+from jobs.training.engine.inputs import attention_inputs
 from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import settle, token_embeddings
 from jobs.training.model.library import as_model_error
 from jobs.training.model.precision import autocast
+from jobs.training.task import training_of
 from jobs.training.world import World
 
 PADDED_ROWS, PADDING = 4, 8
@@ -46,7 +47,7 @@ Tokens = NDArray[np.int64]
 def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> tuple[Corpus, str]:
     """The rows as this model can be trained on them, and a remark on what the job wants otherwise.
 
-    Classifiers are padded on the right, or else on the left; causal-lm rows are packed if the job
+    Rows are padded on the right, or else on the left; those of causal models are packed if the job
     wants them so and the model keeps samples apart.
 
     Raises:
@@ -58,7 +59,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
     model.eval()
     try:
         with torch.no_grad():
-            judge = _judge_packing if config.model.task == "causal-lm" else _judge_padding
+            judge = _judge_packing if training_of(config.model.task).is_causal else _judge_padding
             with as_model_error("cannot score a row of the training data"):
                 verdict = judge(_Judge(model, config, world.device), corpus)
     except ModelError as error:
@@ -75,7 +76,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
         )
         return dataclasses.replace(corpus, train=train, eval=held_back), ""
     settle(corpus.tokenizer, padding_side="right")
-    if config.model.task != "causal-lm" or not config.data.packing:
+    if not config.data.is_packed:
         return corpus, ""
     if verdict.refusal:
         return corpus, f"rows are not packed: {verdict.refusal}"
@@ -159,10 +160,10 @@ def _judge_packing(judge: "_Judge", corpus: Corpus) -> _Verdict:
     changed = judge.changed(samples[1])
     if not judge.are_equal(judge.logits_alone(changed)[:-1], alone[1][:-1]):
         return _Verdict(
-            "lets a token see later ones, as encoders do, so it cannot be trained as causal-lm;"
-            " choose a decoder such as Llama, Qwen or GPT-2"
+            f"lets a token see later ones, as encoders do, so it cannot be trained as"
+            f" {judge.config.model.task}; choose a decoder such as Llama, Qwen or GPT-2"
         )
-    if not judge.config.data.packing:
+    if not judge.config.data.is_packed:
         return _Verdict()
     pad = corpus.train.pad_token_id
     try:
@@ -207,13 +208,13 @@ class _Judge:
         self._bound = EXACT_BOUND if is_exact else ROUNDED_BOUND
 
     def scores(self, tokens: TokenSet, rows: Any, width: int) -> torch.Tensor:
-        """Logits of a classifier, (rows, classes)."""
+        """Logits of whole rows, rows first."""
         # a store of these rows alone: the whole set is on the device already, or does not fit
         batch = TokenStore(tokens.taken(rows), self._device).gather(
             torch.arange(len(rows), device=self._device), width
         )
         with autocast(self._precision, self._device):
-            return classify(self.model, batch).cpu()
+            return training_of(self.config.model.task).logits(self.model, batch).cpu()
 
     def logits_alone(self, sample: Tokens) -> torch.Tensor:
         """Logits of all tokens of a row that holds one sample, (tokens, vocabulary)."""

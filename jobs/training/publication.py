@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jobs.errors import first_line
+from jobs.spec.task import Task
 from jobs.spec.train import Precision
 from jobs.training import eval_sample
 from jobs.training.config import Device
@@ -29,8 +30,8 @@ ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 FAR = 1e9
 """Stands for a difference that is no number."""
 BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
-"""Largest difference of a score by the precision of the last evaluation: of a probability, or of a
-response's loss as a share of it."""
+"""Largest difference of a score by the precision of the last evaluation; a loss differs by a share
+of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Plain:
 
 
 def prove(
-    folder: Path, precision: Precision, device: Device, tell: Callable[[Event], None]
+    folder: Path, task: Task, precision: Precision, device: Device, tell: Callable[[Event], None]
 ) -> Proven | None:
     """Score the rows beside a model in a process without our code, and compare.
 
@@ -55,19 +56,24 @@ def prove(
     rows = eval_sample.read(folder)
     if not rows or not rows[0].scores:
         return None
-    plain, refusal = _score(folder, device, tell)
+    plain, refusal = _score(folder, task, device, tell)
     if plain is None and device == "cuda":  # which training may still fill
-        plain, refusal = _score(folder, "cpu", tell)
+        plain, refusal = _score(folder, task, "cpu", tell)
     difference = 0.0
     if plain:
-        difference, refusal = compare(rows, plain, BOUNDS[precision])
+        difference, refusal = compare(
+            rows, plain, BOUNDS[precision], is_loss=task.activation == "token-loss"
+        )
     return Proven(len(rows), difference, refusal, time.monotonic() - begin)
 
 
-def _score(folder: Path, device: Device, tell: Callable[[Event], None]) -> tuple[Plain | None, str]:
+def _score(
+    folder: Path, task: Task, device: Device, tell: Callable[[Event], None]
+) -> tuple[Plain | None, str]:
     """Scores, or why there are none."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "-P", str(SCRIPT), str(folder), device]
+    command += [task.auto_class, task.activation]
     pipe = subprocess.PIPE
     begin = time.monotonic()
     with (
@@ -92,10 +98,11 @@ def _score(folder: Path, device: Device, tell: Callable[[Event], None]) -> tuple
     return Plain(**json.loads(out.splitlines()[-1])), ""
 
 
-def compare(rows: Sequence[eval_sample.SampleRow], plain: Plain, bound: float) -> tuple[float, str]:
+def compare(
+    rows: Sequence[eval_sample.SampleRow], plain: Plain, bound: float, *, is_loss: bool
+) -> tuple[float, str]:
     """The largest difference of a score, and why the model must not be published; else empty."""
     expected = np.array([row.scores for row in rows])
-    is_loss = expected.shape[1] == 1
     scale = np.maximum(np.abs(expected), 1.0) if is_loss else np.ones_like(expected)
     far = {
         name: float((np.abs(np.array(found) - expected[: len(found)]) / scale[: len(found)]).max())

@@ -6,16 +6,17 @@ from typing import Any
 import torch
 
 from jobs.training.config import TrainingConfig
-from jobs.training.data.corpus import Corpus
+from jobs.training.corpus import Corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
+from jobs.training.engine.batch_plan import BatchPlan
+from jobs.training.engine.device_loader import DeviceLoader
 from jobs.training.engine.engine import Engine
-from jobs.training.engine.feed import Feed
-from jobs.training.engine.schedule import Schedule
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
-from jobs.training.model import adapter, base, copies, parallel, precision
+from jobs.training.model import adapter, base, low_precision, parallel, precision
 from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
+from jobs.training.task import training_of
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -46,7 +47,7 @@ class Session:
         return self.engine.step.update
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> BatchPlan:
         """Steps of the run."""
         return self.engine.step.schedule
 
@@ -69,7 +70,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     if config.compile and world.device.type == "cuda":
         for layer in layers:  # not the call, whose hooks differ between layers
             layer.forward = torch.compile(layer.forward)
-    schedule = Schedule(config, corpus.train, world)
+    schedule = BatchPlan(config, corpus.train, world)
     update = Update(weights, config.optimizer, config.precision, world, schedule.total_steps)
     if update.exchanges:
         update.follow(wrapped, layers, schedule.passes)
@@ -80,9 +81,10 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         config=config,
         world=world,
         model=wrapped,
-        feed=Feed(_store(corpus.train, world), schedule, world.device),
+        feed=DeviceLoader(_store(corpus.train, world), schedule, world.device),
         schedule=schedule,
         update=update,
+        objective=training_of(config.model.task).loss,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
@@ -109,7 +111,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.enable_input_require_grads()  # frozen embeddings would cut the graph
     if not parallel.is_sharded(config, world):
-        copies.narrow_frozen(model, config.precision)  # before they take room on the device
+        low_precision.narrow_frozen(model, config.precision)  # before they take room on the device
     return model.to(world.device).train(), loaded.remark
 
 

@@ -43,7 +43,7 @@ class World:
             return list(values)
         return list(self.sum(torch.tensor(values, dtype=torch.float64)).tolist())
 
-    def agree(self, *, value: float) -> float:
+    def broadcast(self, *, value: float) -> float:
         """The main process's value, in every process."""
         return self.sum_numbers([value if self.is_main else 0.0])[0]
 
@@ -55,7 +55,7 @@ class World:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def largest(self, value: float) -> float:
+    def all_reduce_max(self, value: float) -> float:
         """The largest value over all processes."""
         return float(max(self.gather(value)))
 

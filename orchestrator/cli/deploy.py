@@ -36,7 +36,7 @@ def deploy(
     quiet_libraries()
     with results_only(), session.connect(address=address, insecure_local=insecure_local) as cluster:
         from cluster import discovery
-        from serve import deployment
+        from serve.deploy import deployment
 
         nodes = discovery.discover()
         endpoint = deployment.deploy(

@@ -32,7 +32,7 @@ def export(
         raise typer.BadParameter(f"{form!r} is neither onnx nor triton", param_hint="--format")
     found = registry.read(open_storage(storage), model, version)
     quiet_libraries()
-    from serve.export import export as write
+    from serve.tools.export import export as write
 
     with results_only():
         made = write(found, form, folder, batch_rows=batch)  # type: ignore[arg-type]

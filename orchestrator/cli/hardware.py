@@ -11,7 +11,7 @@ from cluster import catalogue, local, prices, session
 from cluster.inventory import Inventory
 from cluster.prices import PriceBook
 from jobs.errors import ClusterError
-from jobs.training.events import Burned
+from jobs.training.events import HardwareMeasured
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -47,7 +47,7 @@ def hardware(
     if probe:
         if inventory is not None:
             raise ClusterError("--probe measures live nodes; leave --inventory out")
-        show_burns(address, insecure_local=insecure_local, as_json=as_json)
+        show_measured(address, insecure_local=insecure_local, as_json=as_json)
         return
     failure = refresh(region) if refresh_prices else None
     nodes = live_inventory(address) if address else known_inventory(inventory)
@@ -107,9 +107,9 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: Pri
         out().print(f"\nprices of {len(book.quotes)} accelerators were fetched on {newest}")
 
 
-def show_burns(address: str | None, *, insecure_local: bool, as_json: bool) -> None:
+def show_measured(address: str | None, *, insecure_local: bool, as_json: bool) -> None:
     """Measure and print, as a share of what the catalogue says."""
-    found: dict[str, Burned] = {}
+    found: dict[str, HardwareMeasured] = {}
     columns = ("accelerator", "measured", "rate", "of the catalogue's")
     shown = table(*columns, left=("accelerator", "measured"))
     with (
@@ -117,38 +117,38 @@ def show_burns(address: str | None, *, insecure_local: bool, as_json: bool) -> N
         tempfile.TemporaryDirectory() as folder,
     ):
         from cluster import discovery
-        from orchestrator.stages import burning
+        from orchestrator.stages import hardware
 
-        for placement, burned in burning.burn_each(discovery.discover(), Path(folder)):
-            found[placement.name] = burned
-            for row in burn_rows(placement.sku, burned):
+        for placement, measured in hardware.measure_each(discovery.discover(), Path(folder)):
+            found[placement.name] = measured
+            for row in measured_rows(placement.sku, measured):
                 shown.add_row(placement.name, *row)
     if as_json:
-        print_json({name: dataclasses.asdict(burned) for name, burned in found.items()})
+        print_json({name: dataclasses.asdict(measured) for name, measured in found.items()})
     elif found:
         out().print(shown)
     else:
         raise ClusterError("no node has a known, real accelerator to measure")
 
 
-def burn_rows(name: str, burned: Burned) -> list[tuple[str, str, str]]:
+def measured_rows(name: str, measured: HardwareMeasured) -> list[tuple[str, str, str]]:
     """What was measured, its rate, and its share of the catalogue's peak."""
     sku = catalogue.find(name)
     rows = [
         (f"{precision} matrix", f"{rate:.3g} TFLOP/s", _share(rate, peak))
-        for precision, rate in burned.tflops.items()
+        for precision, rate in measured.tflops.items()
         for peak in (catalogue.peak_tflops(name, precision),)
     ]
-    memory = burned.bandwidth_gb_per_s
+    memory = measured.bandwidth_gb_per_s
     rows.append(("memory", f"{memory:,.0f} GB/s", _share(memory, sku.bandwidth_gb_per_s)))
-    if burned.host_gb_per_s is not None:
-        rows.append(("from host", f"{burned.host_gb_per_s:.3g} GB/s", "–"))
-    if burned.all_reduce_gb_per_s is not None:
+    if measured.host_gb_per_s is not None:
+        rows.append(("from host", f"{measured.host_gb_per_s:.3g} GB/s", "–"))
+    if measured.all_reduce_gb_per_s is not None:
         # the catalogue counts both directions of a link
         link = sku.interconnect_gb_per_s
-        rate = burned.all_reduce_gb_per_s
+        rate = measured.all_reduce_gb_per_s
         share = _share(rate, link / 2 if link else None)
-        rows.append((f"all-reduce over {burned.workers}", f"{rate:.3g} GB/s", share))
+        rows.append((f"all-reduce over {measured.workers}", f"{rate:.3g} GB/s", share))
     return rows
 
 

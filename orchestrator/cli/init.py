@@ -28,7 +28,7 @@ EXAMPLE = FirstJob(
     name="my-classifier",
     train=SourceSpec(path="data/train.csv"),
     eval=SourceSpec(path="data/eval.csv"),
-    roles=Roles(("text",), "label"),
+    roles=Roles(text=("text",), label="label"),
 )
 """What the job file says without --data."""
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "eval", "test")
@@ -111,7 +111,7 @@ def _write_for(
         eval=_seen_from(path, parts[1].source),
         roles=roles,
         labels=first_job.counted(labels) if roles.label is not None else {},
-        max_length=first_job.length_for(texts, first_job.task_of(roles)),
+        max_length=first_job.length_for(texts, first_job.task_for(roles)),
     )
     new = () if held_back else parts
     contents = {Path(part.source.shown): writers.to_json_lines(part.rows) for part in new}
@@ -127,7 +127,7 @@ def _report(
     return Found(
         written=path,
         files=tuple(map(str, written[:-1])),
-        task=job.task,
+        task=job.task.name,
         rows=len(rows),
         columns=job.roles.inputs,
         label=job.roles.label,
@@ -228,5 +228,6 @@ def _seen_from(job: Path, source: SourceSpec) -> SourceSpec:
 
 
 def _job_file(job: FirstJob, path: Path) -> bytes:
-    template = importlib.resources.files("orchestrator").joinpath(job.template).read_text("utf-8")
+    package, _, name = job.task.template.partition("/")
+    template = importlib.resources.files(package).joinpath(name).read_text("utf-8")
     return first_job.fill(template, job, path.name).encode()

@@ -11,8 +11,8 @@ import typer
 from jobs.errors import DeployError
 from jobs.spec.quantities import parse_bound, parse_duration
 from orchestrator.cli.options import AsJson, out, print_json, table
-from serve import load as generator
-from serve.load import LoadResult, Plan
+from serve.tools import load_generator as generator
+from serve.tools.load_generator import LoadResult, Plan
 
 BAR = 40
 """Characters of the longest bar."""

@@ -7,7 +7,7 @@ import typer
 
 from jobs.storage.files import write_atomically
 from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
-from orchestrator.decisions import kubernetes
+from orchestrator.kubernetes.manifests import Options, documents_of, to_text
 
 
 def manifests(
@@ -25,10 +25,10 @@ def manifests(
 ) -> None:
     """Write a RayJob, a RayCluster and a RayService, each a folder for `kubectl apply -k`."""
     spec = load_job(job, settings, is_elsewhere=True)
-    options = kubernetes.Options(image, namespace, queue, claim, redis)
-    found = kubernetes.manifests(spec, options)
+    options = Options(image, namespace, queue, claim, redis)
+    found = documents_of(spec, options)
     for name, documents in found.items():
-        write_atomically(folder / name, kubernetes.to_text(*documents).encode())
+        write_atomically(folder / name, to_text(*documents).encode())
     folders = sorted({name.partition("/")[0] for name in found})
     if as_json:
         print_json({"folder": str(folder), "files": sorted(found)})

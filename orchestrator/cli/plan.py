@@ -52,7 +52,7 @@ def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple
     if inventory is None:
         foresight.check(spec)
     nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
-    shape, longest = shape_of(spec.model.base, spec.model.task), longest_row(spec)
+    shape, longest = shape_of(spec.model.base, spec.task), longest_row(spec)
     found = make_plan(spec, nodes, shape, longest, read_book())
     return replace(found, remarks=(*found.remarks, *moves)), nodes
 
@@ -79,7 +79,7 @@ def live_inventory(
         from cluster import discovery
 
         if spec and spec.serve:
-            from serve import deployment  # a second that other jobs need not pay
+            from serve.deploy import deployment  # a second that other jobs need not pay
 
             deployment.tell_moves(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()

@@ -27,7 +27,7 @@ def render(
     spec = load_job(job, settings)
     nodes = known_inventory(inventory)
     plan = (
-        make_plan(spec, nodes, shape_of(spec.model.base, spec.model.task), longest_row(spec))
+        make_plan(spec, nodes, shape_of(spec.model.base, spec.task), longest_row(spec))
         if nodes
         else None
     )

@@ -17,9 +17,9 @@ Endpoint = Annotated[
 def schema(markdown: Markdown = False, endpoint: Endpoint = False, as_json: AsJson = False) -> None:
     """Print the JSON Schema of job files, for editors and checks."""
     if endpoint:
-        from serve import reference  # takes seconds to import
+        from serve.tools import openapi_reference  # takes seconds to import
 
-        sys.stdout.write(reference.reference_text())
+        sys.stdout.write(openapi_reference.reference_text())
         return
     text = schemas.reference_text() if markdown and not as_json else schemas.schema_text()
     sys.stdout.write(text)

@@ -64,10 +64,11 @@ def serve(
         )
     found = registry.read(open_storage(storage), model, version)
     quiet_libraries()
-    from serve import local
-    from serve.server import configure
+    from serve.config import configure
+    from serve.http.auth import hashes_of
+    from serve.tools import local
 
-    config = configure(found, spec, "", is_gpu=gpu)
+    config = configure(found, spec, "", is_gpu=gpu, token_hashes=hashes_of(spec))
     out().print(f"loading {found.name} {found.id} …", markup=False)
     local.run(config, host, port, lambda text: out().print(text, markup=False))
 

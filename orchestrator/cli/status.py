@@ -67,7 +67,7 @@ def status(
 
 def _applications(address: str | None) -> dict[str, str]:
     with session.connect(address=address, start=False):
-        from serve import endpoints
+        from serve.deploy import endpoints
 
         return endpoints.states()
 

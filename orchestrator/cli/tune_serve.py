@@ -27,8 +27,9 @@ from orchestrator.cli.options import (
     table,
 )
 from orchestrator.records import registry
-from serve import tuning
-from serve.tuning import Curve, Option
+from serve.engines.curve import Curve
+from serve.tools import cost_frontier
+from serve.tools.cost_frontier import Option
 
 SHOWN = 10
 """Options that are printed at most."""
@@ -57,13 +58,15 @@ def tune_serve(
     quiet_libraries()
     with results_only(), session.connect(address=address, insecure_local=insecure_local):
         from cluster import discovery
-        from serve import tuner
+        from serve.tools import engine_benchmark
 
         found = places(serving, discovery.discover())
-        curves = tuner.curves(model, serving, found, lambda text: out().print(text, markup=False))
+        curves = engine_benchmark.curves(
+            model, serving, found, lambda text: out().print(text, markup=False)
+        )
     slo = serving.slo.p95_latency if serving.slo else None
     limit_ms = None if slo is None else 1000 * slo.total_seconds()
-    tuned = Tuned(curves, tuning.options(curves, hourly(spec, found), limit_ms), limit_ms)
+    tuned = Tuned(curves, cost_frontier.options(curves, hourly(spec, found), limit_ms), limit_ms)
     if as_json:
         print_json(tuned)
     else:

@@ -12,21 +12,12 @@ from pathlib import PurePath
 import yaml
 
 from jobs.loader.source import read_scalar
+from jobs.spec import task_registry
 from jobs.spec.data import COMPRESSIONS, FORMATS, SourceSpec
-from jobs.spec.model import Task
+from jobs.spec.task import Task
 from jobs.training.data.columns import Roles
 from jobs.training.data.labels import in_order
 
-TEMPLATES: Mapping[Task, str] = {
-    "text-classification": "templates/job.yaml",
-    "causal-lm": "templates/chat.yaml",
-}
-"""Job files with gaps, in the package `orchestrator`."""
-LENGTHS: Mapping[Task, tuple[int, ...]] = {
-    "text-classification": (128, 256, 512),
-    "causal-lm": (128, 256, 512, 1024, 2048),
-}
-"""Values of max_length to choose from: the default, and up to what the template's model takes."""
 TOKENS_PER_WORD = 1.5
 """Of English; other languages have more."""
 FITTING = 0.95
@@ -51,18 +42,13 @@ class FirstJob:
     eval: SourceSpec
     roles: Roles
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each label; empty for causal-lm, and while they are not known."""
-    max_length: int = LENGTHS["text-classification"][0]
+    """Rows of each label; empty without labels, and while they are not known."""
+    max_length: int = task_registry.find(task_registry.DEFAULT_TASK).lengths[0]
 
     @property
     def task(self) -> Task:
         """What the model learns."""
-        return task_of(self.roles)
-
-    @property
-    def template(self) -> str:
-        """Name of its template."""
-        return TEMPLATES[self.task]
+        return task_for(self.roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +70,12 @@ class Found:
     """The job file."""
     files: tuple[str, ...]
     """New files with the rows of both splits; none where evaluation rows were there already."""
-    task: Task
+    task: str
     rows: int
     columns: tuple[str, ...]
     """Those with the text: one, two of a pair, or the conversations."""
     label: str | None
-    """The column with the label; None for causal-lm."""
+    """The column with the label; None without one."""
     left_out: tuple[str, ...]
     """Columns that are not used."""
     labels: Mapping[str, int]
@@ -100,9 +86,9 @@ class Found:
     """Commands to go on with."""
 
 
-def task_of(roles: Roles) -> Task:
+def task_for(roles: Roles) -> Task:
     """The task that learns from such columns."""
-    return "text-classification" if roles.messages is None else "causal-lm"
+    return next(task for task in task_registry.ours() if task.learns_from == roles.kind)
 
 
 def fill(template: str, job: FirstJob, file: str) -> str:
@@ -181,7 +167,7 @@ def length_for(texts: Sequence[tuple[str, ...]], task: Task) -> int:
     """Returns max_length for rows with these texts: the default, or more if that cuts many."""
     words = sorted(sum(len(part.split()) for part in parts) for parts in texts)
     tokens = TOKENS_PER_WORD * words[int(FITTING * (len(words) - 1))]
-    return next((length for length in LENGTHS[task] if tokens <= length), LENGTHS[task][-1])
+    return next((length for length in task.lengths if tokens <= length), task.lengths[-1])
 
 
 def first_and_more(texts: Sequence[str]) -> str:

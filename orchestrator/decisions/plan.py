@@ -263,6 +263,7 @@ def _memory(
         tokens=workload.longest,
         precision=precision,
         device=placement.device,
+        eval_batch=spec.task.eval_batch,
         spread=memory.Spread(
             workers=placement.workers,
             strategy=spec.train.strategy,

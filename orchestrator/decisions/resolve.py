@@ -10,7 +10,7 @@ from jobs.spec.sweep import ProbeSpec
 from jobs.spec.train import Precision
 from jobs.storage import files
 from jobs.training.config import Device, TrainingConfig
-from jobs.training.probe_timing import LEAST_WINDOWS, ProbeTiming
+from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 
 GPU_PATIENCE, CPU_PATIENCE = 12, 3
 """How many times its least time a phase of a probe may take until it is called unsteady."""

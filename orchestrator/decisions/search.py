@@ -7,7 +7,7 @@ from jobs.loader.overrides import SPEED_FIELDS
 from jobs.spec import JobSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.sweep import LogUniform, Uniform
-from jobs.spec.train import LOWER_IS_BETTER
+from jobs.spec.task import Metric
 from jobs.training.data import batches
 from orchestrator.decisions.resolve import Scalar
 
@@ -96,14 +96,12 @@ def trial_budget(spec: JobSpec, train_rows: int) -> TrialBudget:
     return TrialBudget(epochs, steps, every)
 
 
-def judged_metric(spec: JobSpec) -> str:
-    """The metric that trials are compared by: the objective's, else a limit's, else the first.
-
-    One that is better when higher; rules see to it that a sweep has one.
-    """
+def judged_metric(spec: JobSpec) -> Metric:
+    """The metric that trials are compared by: the objective's, else a limit's, else the first."""
     objective = spec.sweep.objective if spec.sweep else None
     limits = objective.subject_to if objective else {}
-    if objective and objective.maximize:
-        return objective.maximize
-    rising = [name for name in spec.metrics if name not in LOWER_IS_BETTER]
-    return next((name for name in limits if name in rising), rising[0])
+    named = [objective.best] if objective else []
+    chosen = next((name for name in (*named, *limits) if name in spec.metrics), spec.metrics[0])
+    found = spec.task.metric(chosen)
+    assert found  # a rule sees to it that jobs name metrics of their task
+    return found

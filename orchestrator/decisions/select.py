@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import format_metric
-from jobs.spec.train import METRICS_OF_TASK
+from jobs.spec.task import Goal
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.predict import Prediction
 from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 
-Z95 = 1.96
-"""Standard deviations on each side that hold 95 % of a normal distribution."""
 DIVERGED = 10.0
 """How many times the best trial's loss, or 1, the loss of a trial is that has diverged."""
 TIE_BREAK = "ties by the judged metric, then its loss, then cost, then time"
@@ -32,6 +30,8 @@ class Option:
     cost_usd: float | None
     quality: float | None
     """The judged metric of the trial, reached within its shorter budget."""
+    goal: Goal = "max"
+    """Whether more or less quality is better."""
     loss: float | None = None
     """On the evaluation rows, of the same trial."""
     breaks: tuple[str, ...] = ()
@@ -210,7 +210,8 @@ def _option(
     cost = prediction.cost_usd.mean if prediction.cost_usd else None
     known = {**metrics, "time": prediction.time_s.mean, "cost": cost}
     dearest = prediction.cost_usd.high if prediction.cost_usd else None
-    noises = {name: noise(name, value, eval_rows) for name, value in metrics.items()}
+    judged = search.judged_metric(spec)
+    noises = {name: noise(spec, name, value, eval_rows) for name, value in metrics.items()}
     low = {name: value - noises[name] for name, value in metrics.items()}
     high = {name: value + noises[name] for name, value in metrics.items()}
     high["time"] = prediction.time_s.high
@@ -221,24 +222,18 @@ def _option(
         params=dict(params),
         time_s=prediction.time_s.mean,
         cost_usd=cost,
-        quality=metrics.get(search.judged_metric(spec)),
+        quality=metrics.get(judged.name),
+        goal=judged.goal,
         loss=metrics.get("loss"),
         breaks=broken_limits(spec, known),
         may_break=(*broken_limits(spec, low), *broken_limits(spec, high)),
     )
 
 
-def noise(metric: str, value: float, rows: int) -> float:
-    """Half-width of a metric's 95 % interval that judging by `rows` drawn rows leaves.
-
-    Binomial for shares, Fisher's for a correlation; 0 for metrics of tokens, which are not drawn
-    one by one.
-    """
-    if not rows or metric not in METRICS_OF_TASK["text-classification"]:
-        return 0.0
-    if metric == "mcc":
-        return Z95 * (1 - value**2) / math.sqrt(rows)
-    return Z95 * math.sqrt(max(0.0, value * (1 - value)) / rows)
+def noise(spec: JobSpec, name: str, value: float, rows: int) -> float:
+    """Half-width of a metric's 95 % interval after judging by `rows` drawn rows; 0 for none."""
+    metric = spec.task.metric(name)
+    return metric.noise(value, rows) if metric and rows else 0.0
 
 
 def _mark_pareto(options: list[Option]) -> list[Option]:
@@ -257,17 +252,19 @@ def _point(option: Option) -> tuple[float, float, float]:
     return (
         infinite if option.cost_usd is None else option.cost_usd,
         infinite if option.time_s is None else option.time_s,
-        infinite if option.quality is None else -option.quality,
+        infinite
+        if option.quality is None
+        else option.quality * (1 if option.goal == "min" else -1),
     )
 
 
 def _rank(spec: JobSpec, option: Option, *, by_quality: bool) -> tuple[float, ...]:
     cost, time, quality = _point(option)
     loss = math.inf if option.loss is None else option.loss
-    objective = spec.sweep.objective if spec.sweep else None
-    if by_quality or (objective and objective.maximize):
+    best = spec.sweep.objective.best if spec.sweep else "cost"
+    if by_quality or best not in ("cost", "time"):
         return quality, loss, cost, time
-    first = time if objective and objective.minimize == "time" else cost
+    first = time if best == "time" else cost
     return first, quality, loss, cost, time
 
 
@@ -275,4 +272,4 @@ def _objective(spec: JobSpec) -> str:
     objective = spec.sweep.objective if spec.sweep else None
     if objective and objective.maximize:
         return f"highest {objective.maximize}"
-    return f"lowest {objective.minimize if objective else 'cost'}"
+    return f"lowest {objective.best if objective else 'cost'}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from jobs.storage import copies, files, manifest
+from jobs.storage import cache, files, manifest
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.files import PARTIAL
 from jobs.storage.objects import Entry
@@ -95,5 +95,5 @@ def _uploads(storage: Storage) -> Iterator[Garbage]:
 
 def _copies() -> Iterator[Garbage]:
     """What this machine fetched from buckets, and rows as tokens."""
-    for path in sorted(copies.every()):
+    for path in sorted(cache.every()):
         yield from _file(path, "a copy of what can be had again, not used for so long")

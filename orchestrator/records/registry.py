@@ -44,12 +44,6 @@ Fine-tuned from `{base}` by Winnow, run `{run}`.
 {usage}
 ```
 """
-PIPELINES = {"text-classification": "text-classification", "causal-lm": "text-generation"}
-AUTO_CLASSES = {
-    "text-classification": "AutoPeftModelForSequenceClassification",
-    "causal-lm": "AutoPeftModelForCausalLM",
-}
-"""Classes of peft that load an adapter together with its base model."""
 
 
 def publish(
@@ -156,13 +150,11 @@ def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) 
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
-    task, lora = spec.model.task, spec.model.adapter
+    task, lora = spec.task, spec.model.adapter
     is_adapter = lora is not None and not lora.merge
-    usage = (
-        f'from transformers import pipeline\npipeline("{PIPELINES[task]}", "this/folder")("text")'
-    )
+    usage = f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
     if is_adapter:
-        loader = AUTO_CLASSES[task]
+        loader = task.auto_class.replace("Auto", "AutoPeft", 1)
         of_labels = (
             f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id,"
             " ignore_mismatched_sizes=True"
@@ -176,7 +168,7 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
     return CARD.format(
         base=spec.model.base,
         library="peft" if is_adapter else "transformers",
-        pipeline=PIPELINES[task],
+        pipeline=task.pipeline,
         usage=usage,
         name=spec.name,
         run=run_id,

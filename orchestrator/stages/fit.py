@@ -12,12 +12,12 @@ from jobs.errors import TrainingError
 from jobs.spec.resources import WaitSpec
 from jobs.spec.train import RetrySpec
 from jobs.training import checkpoint
-from jobs.training.checkpoint import Shelf
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.events import (
     Evaluated,
     Event,
-    Left,
+    Interrupted,
     Metered,
     Proven,
     Started,
@@ -56,7 +56,7 @@ class FitPayload:
     """What a training worker needs."""
 
     config: TrainingConfig
-    checkpoints: Shelf
+    checkpoints: CheckpointStore
 
 
 @dataclass(slots=True)
@@ -89,14 +89,14 @@ class _Gathered:
                 self.stopped_at = event.step
             case Proven():
                 self.proof = event
-            case Left():
+            case Interrupted():
                 self.has_left = True
 
 
 def fit(
     config: TrainingConfig,
     placement: Placement,
-    checkpoints: Shelf,
+    checkpoints: CheckpointStore,
     rules: Rules,
     on_event: Callable[[Event], None],
     on_failure: Callable[[Failed, Retry | GiveUp], None],
@@ -140,7 +140,7 @@ def fit(
 def _attempt(
     config: TrainingConfig,
     placement: Placement,
-    checkpoints: Shelf,
+    checkpoints: CheckpointStore,
     rules: Rules,
     gathered: _Gathered,
     on_event: Callable[[Event], None],
@@ -186,7 +186,7 @@ def work(payload: FitPayload, report: Report, leave: Leave) -> None:
 
 
 def _result(
-    gathered: _Gathered, config: TrainingConfig, checkpoints: Shelf, duration_s: float
+    gathered: _Gathered, config: TrainingConfig, checkpoints: CheckpointStore, duration_s: float
 ) -> FitResult:
     started, reference = gathered.started, checkpoint.latest(checkpoints)
     last = gathered.stopped_at or (started.total_steps if started else 0)

@@ -36,7 +36,7 @@ class Asking:
         Raises ClusterError when the cluster does not take the request.
         """
         for left in reversed(range(TRIES)):
-            desk = _Desk.options(  # type: ignore[attr-defined]  # the decorator is untyped
+            desk = _AutoscalerRequests.options(  # type: ignore[attr-defined]  # the decorator is untyped
                 name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
             ).remote()
             try:
@@ -56,7 +56,7 @@ class Asking:
 @contextlib.contextmanager
 def asking() -> Iterator[Asking]:
     """All that is asked for is let go at the end, even if this process is killed before."""
-    pulse = _Pulse.remote()  # type: ignore[attr-defined]  # the decorator is untyped
+    pulse = _Heartbeat.remote()  # type: ignore[attr-defined]  # the decorator is untyped
     try:
         yield Asking(pulse)
     finally:
@@ -65,7 +65,7 @@ def asking() -> Iterator[Asking]:
 
 
 @ray.remote(num_cpus=0, resources=ON_HEAD)
-class _Pulse:
+class _Heartbeat:
     """Ends with the driver that began it."""
 
     async def last(self) -> None:
@@ -74,7 +74,7 @@ class _Pulse:
 
 
 @ray.remote(num_cpus=0, resources=ON_HEAD)
-class _Desk:
+class _AutoscalerRequests:
     """One for a cluster: Ray keeps the last request only, and keeps it for ever."""
 
     def __init__(self) -> None:

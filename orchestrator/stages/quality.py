@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ import ray.tune.search.optuna
 
 from jobs.errors import TrainingError, first_line
 from jobs.spec import JobSpec
-from jobs.training.events import Evaluated, Event, Joined
+from jobs.spec.task import Metric
+from jobs.training.events import Evaluated, Event, WorkersReady
 from jobs.training.loop import train
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate
@@ -31,8 +33,8 @@ ROUNDS = 3
 ASHA_REDUCTION = 3
 """One trial in three goes on at each rung."""
 
-BELOW_ANY = -1e9
-"""What a failed trial reports: less than any metric, some of which may be negative."""
+WORST = {"max": -sys.float_info.max, "min": sys.float_info.max}
+"""What a failed trial reports, by the metric's goal: worse than any value."""
 GRACE_EVALUATIONS = 2
 """Evaluations that every trial gets: during warm-up of the learning rate all look alike."""
 
@@ -98,8 +100,8 @@ def _round(
         ray.tune.with_resources(driver, tuning.driver_resources(candidate.placement)),
         param_space={"params": ray.tune.grid_search(missing)} if is_grid else None,
         tune_config=ray.tune.TuneConfig(
-            metric=recorder.metric,
-            mode="max",
+            metric=recorder.metric.name,
+            mode=recorder.metric.goal,
             num_samples=1 if is_grid else missing,
             search_alg=None if is_grid else _optuna(spec, recorder.metric, finished),
             scheduler=_asha(budget),
@@ -138,7 +140,7 @@ class _Recorder:
 
     def __init__(
         self,
-        metric: str,
+        metric: Metric,
         candidate: Candidate,
         budget: TrialBudget,
         on_trial: Callable[[TrialResult], None],
@@ -157,7 +159,7 @@ class _Recorder:
         """Keep one evaluation."""
         if "failure" in report:
             return
-        self._histories.setdefault(trial, []).append((report["step"], report[self.metric]))
+        self._histories.setdefault(trial, []).append((report["step"], report[self.metric.name]))
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
         """Hand over a finished or stopped trial, or one that said why it failed."""
@@ -203,7 +205,8 @@ def _drive(
     try:
         _train(work, config["params"], spec, candidate, budget, storage)
     except Exception as error:  # noqa: BLE001 - told to the sweep, which goes on
-        worst = {"step": budget.steps, search.judged_metric(spec): BELOW_ANY}
+        judged = search.judged_metric(spec)
+        worst = {"step": budget.steps, judged.name: WORST[judged.goal]}
         ray.tune.report({**worst, "failure": first_line(error), "cause": causes.of_worker(error)})
 
 
@@ -223,7 +226,7 @@ def _train(
     patience = Patience(spec.wait.timeout.total_seconds())
 
     def report(event: Event) -> None:
-        if isinstance(event, Joined) and candidate.placement.workers > 1:
+        if isinstance(event, WorkersReady) and candidate.placement.workers > 1:
             start_s.append(time.monotonic() - began - patience.waited_s)
         if isinstance(event, Evaluated):
             names = list(event.metrics)
@@ -243,7 +246,7 @@ def _train(
 
 
 def _optuna(
-    spec: JobSpec, metric: str, finished: Sequence[TrialResult]
+    spec: JobSpec, metric: Metric, finished: Sequence[TrialResult]
 ) -> ray.tune.search.optuna.OptunaSearch:
     """TPE over the space, told of the trials that a run before this one finished."""
     known = [trial for trial in finished if not trial.failure]
@@ -254,11 +257,11 @@ def _optuna(
     points = [{f"params/{k}": v for k, v in trial.params.items()} for trial in known]
     return ray.tune.search.optuna.OptunaSearch(
         distributions,
-        metric=metric,
-        mode="max",
+        metric=metric.name,
+        mode=metric.goal,
         seed=random.Random(f"{spec.seed}/{len(finished)}").getrandbits(32),
         points_to_evaluate=points or None,
-        evaluated_rewards=[trial.metrics[metric] for trial in known] or None,
+        evaluated_rewards=[trial.metrics[metric.name] for trial in known] or None,
     )
 
 

@@ -20,9 +20,9 @@ from cluster import labels
 from cluster.placement import Placement
 from jobs.errors import TrainingError, WinnowError
 from jobs.spec import JobSpec
-from jobs.training import environment
-from jobs.training.events import Joined, OutOfMemory, Probed
-from jobs.training.probe import ProbeRequest, probe_all
+from jobs.training.events import OutOfMemory, Probed, WorkersReady
+from jobs.training.probing import environment
+from jobs.training.probing.probe import ProbeRequest, probe_all
 from orchestrator.decisions import predict
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.predict import Launch, Measurement
@@ -47,7 +47,7 @@ FirstFree = Callable[[Sequence[Placement]], Placement | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class ProbeCallbacks:
     """Takes what the probes find, as it comes."""
 
     on_measurement: Callable[[Measurement], None]
@@ -61,7 +61,7 @@ class Findings:
 
 
 def measure(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: ProbeCallbacks
 ) -> None:
     """Probe candidates with one Tune trial, and so one worker group, for each placement.
 
@@ -96,7 +96,7 @@ def ground_of(placement: Placement) -> dict[str, str]:
 
 
 def measure_again(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: ProbeCallbacks
 ) -> None:
     """Probe in fresh processes started from here, as the full run will be: no Tune between."""
     work = secrets_of(spec).given_to(probe_all)
@@ -115,7 +115,7 @@ def measure_again(
 
 
 def _probe_round(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: Findings
+    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, findings: ProbeCallbacks
 ) -> tuple[set[str], list[Placement], list[Failed]]:
     """Ids that came to a result, placements whose devices stayed busy, and what failed."""
     found: set[str] = set()
@@ -167,7 +167,7 @@ def _probe_round(
 class _OneByOne(ray.tune.search.Searcher):  # type: ignore[misc]
     """Hands out placements in order, each with what is known by then to be too slow."""
 
-    def __init__(self, groups: list[list[Candidate]], findings: Findings) -> None:
+    def __init__(self, groups: list[list[Candidate]], findings: ProbeCallbacks) -> None:
         super().__init__()
         self._left = {group[0].placement: (n, group) for n, group in enumerate(groups)}
         self._findings = findings
@@ -249,7 +249,7 @@ def _stream(
     with contextlib.closing(events):
         for event in events:
             last = time.monotonic()
-            if isinstance(event, Joined):
+            if isinstance(event, WorkersReady):
                 start_s = last - launched - patience.waited_s
             if isinstance(event, Probed | OutOfMemory):
                 yield predict.summarise(event)

@@ -13,7 +13,7 @@ import ray.tune.execution.class_cache
 from cluster.placement import Placement
 from orchestrator.stages.devices import selector, worker_resources
 from orchestrator.stages.group import Patience, Report, Start, Work, stream
-from orchestrator.stages.worker import check_node, stand_back
+from orchestrator.stages.worker import check_node, lower_priority
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
 """All that the driver of a worker group reserves, so that drivers never starve their workers."""
@@ -45,7 +45,7 @@ def run_on(
     """Do the work here for one worker, else in a Ray Train group; `report` takes its events."""
     if placement.workers == 1:
         check_node(placement)
-        stand_back()
+        lower_priority()
         work(payload, report)
         return
     events = stream(Start(work, payload, placement, name, storage, on_group), patience)

@@ -49,7 +49,7 @@ def check_node(placement: Placement) -> None:
         raise ClusterError(f"a worker of {placement.name} was started on a node of {sku}")
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """Let endpoints on this machine, and Ray's own processes, have the cores first."""
     os.nice(max(0, NICENESS - os.nice(0)))
 
@@ -59,7 +59,7 @@ def run_worker(config: dict[str, Any]) -> None:
     rank = ray.train.get_context().get_world_rank()
     with _Sender(config["messages"], config["orders"], rank) as sender:
         check_node(config["placement"])
-        stand_back()
+        lower_priority()
         sender.announce()
         if config["orders"] is not None:
             config["work"](config["payload"], sender.report, sender.must_leave)

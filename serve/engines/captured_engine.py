@@ -13,8 +13,8 @@ import torch
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import AUTOCAST
-from serve.engines.engine import Landing, Logits, Shape
-from serve.engines.rows import Padding, Row, Tokenizer
+from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
+from serve.engines.engine import Shape
 from serve.engines.torch_engine import NAMES, load_classifier
 
 DEVICE: Device = "cuda"
@@ -58,7 +58,7 @@ class CapturedEngine:
         return self.launch(rows)()
 
     @torch.inference_mode()
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Start a batch; what is returned waits for its logits, [rows, labels]."""
         shape = shape_of(len(rows), max(map(len, rows)))
         # of its own for each batch, because the one before may still be on its way: torch hands

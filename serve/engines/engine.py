@@ -1,18 +1,15 @@
 """What every engine does, and how one was chosen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from jobs.spec.serve import EngineName
-from serve.engines.rows import Row
+from jobs.spec.task import Activation
+from serve.batching.rows import Logits, PendingBatch, Row
 
-Logits = npt.NDArray[np.float32]
-Landing = Callable[[], Logits]
-"""Gives the logits of a batch that was launched; on a CPU they are computed then."""
 Shape = tuple[int, int]
 """Rows and padded tokens of a batch."""
 
@@ -24,6 +21,20 @@ def softmax(logits: Logits) -> Logits:
     return found
 
 
+def sigmoid(logits: Logits) -> Logits:
+    """Independent probabilities as [rows, labels]."""
+    found: Logits = np.reciprocal(1 + np.exp(-logits))
+    return found
+
+
+ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "identity": lambda logits: logits,
+}
+"""What makes scores of logits, for tasks whose rows have scores of their own."""
+
+
 class Engine(Protocol):
     """A loaded model on one device."""
 
@@ -31,7 +42,7 @@ class Engine(Protocol):
     is_packed: bool
     """Whether a batch costs as many tokens as its rows have, whatever their lengths."""
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Lay a batch out, and begin with it where that goes on by itself."""
         ...
 
@@ -49,7 +60,7 @@ class OneByOne:
         self.name = engine.name
         self._engine = engine
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Compute all rows when the logits are asked for."""
         return lambda: self.run(rows)
 
@@ -60,7 +71,7 @@ class OneByOne:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EngineResult:
     """How one engine did."""
 
     engine: EngineName
@@ -85,6 +96,6 @@ class Choice:
     engine: EngineName
     batch_tokens: int
     texts_per_s: float
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[EngineResult, ...] = ()
     is_one_by_one: bool = False
     """Whether rows are run by themselves, because every engine fails in batches."""

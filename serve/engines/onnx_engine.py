@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from jobs.spec.serve import EngineName
-from serve.engines.engine import Landing, Logits
+from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
 from serve.engines.openvino_graph import input_names, named
-from serve.engines.rows import Padding, Row, Tokenizer
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WARNINGS = 3
@@ -42,7 +41,7 @@ class OnnxEngine:
         """Logits as [rows, labels]."""
         return self.launch(rows)()
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Lay a batch out; what is returned computes its logits, [rows, labels]."""
         inputs = named(self._padding, rows, self._names)
         return lambda: np.asarray(self._session.run(None, inputs)[0], dtype=np.float32)

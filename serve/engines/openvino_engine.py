@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jobs.spec.serve import EngineName
-from serve.engines.engine import Landing, Logits, Shape
+from serve.batching.rows import Logits, PendingBatch, Row, Tokenizer
+from serve.engines.engine import Shape
 from serve.engines.openvino_graph import (
     SEGMENTS,
     Inputs,
@@ -18,7 +19,6 @@ from serve.engines.openvino_graph import (
     words_of,
 )
 from serve.engines.packing import Packing, cost, usual_shapes
-from serve.engines.rows import Row, Tokenizer
 
 PACKED_WIDTHS, TILED_WIDTHS = 16, 32
 """Of packed rows, so that OpenVINO has few shapes to prepare its graph for; the second on CPUs with
@@ -52,7 +52,7 @@ class OpenVinoEngine:
     def __init__(self, graph: Path, tokenizer: Tokenizer, name: EngineName, threads: int) -> None:
         self.name, self._graph, self._threads = name, graph, threads
         self._request = self._compiled(_read(graph))
-        self._own: dict[Shape, Own] = {}
+        self._own: dict[Shape, StaticShapeGraph] = {}
         names = names_of(self._request.get_compiled_model())
         self.is_packed = SEGMENTS in names
         self.packing = packing_of(tokenizer)
@@ -89,7 +89,7 @@ class OpenVinoEngine:
             inputs = self._packed.empty(shape)
             own = model.clone()  # reads the weights' file no second time
             own.reshape({name: list(array.shape) for name, array in inputs.items()})
-            self._own[shape] = Own(self._compiled(own), inputs)
+            self._own[shape] = StaticShapeGraph(self._compiled(own), inputs)
         self.packing.made = tuple(sorted(self._own, key=cost))
 
     def _shape_tokens(self, width: int) -> float:
@@ -112,7 +112,7 @@ class OpenVinoEngine:
         """Logits as [rows, labels]."""
         return self.launch(rows)()
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Lay a batch out; what is returned computes its logits, [rows, labels]."""
         inputs = self._inputs(rows)
         shape = inputs[SEGMENTS].shape if self.is_packed else (0, 0)
@@ -127,7 +127,7 @@ class OpenVinoEngine:
         return land
 
 
-class Own:
+class StaticShapeGraph:
     """A graph that is made for one shape, which always reads and writes the same memory."""
 
     def __init__(self, request: Any, inputs: Mapping[str, Any]) -> None:

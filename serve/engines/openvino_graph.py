@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from serve.batching.rows import Padding, Row, Tokenizer
 from serve.engines.engine import Shape
 from serve.engines.packing import Arrays, Packing, room
-from serve.engines.rows import Padding, Row, Tokenizer
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WIDTHS = 4

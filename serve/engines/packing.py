@@ -12,9 +12,9 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
-from serve.batches import LEFTOVER
+from serve.batching.policy import LEFTOVER
+from serve.batching.rows import Row
 from serve.engines.engine import Shape
-from serve.engines.rows import Row
 
 Arrays = dict[str, npt.NDArray[np.int64]]
 

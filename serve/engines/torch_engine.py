@@ -12,8 +12,7 @@ from jobs.spec.serve import EngineName
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import autocast
-from serve.engines.engine import Landing, Logits
-from serve.engines.rows import Matrix, Padding, Row, Tokenizer
+from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Row, Tokenizer
 
 NAMES: dict[Precision, EngineName] = {
     "bf16": "torch-bf16",
@@ -59,7 +58,7 @@ class TorchEngine:
         """Logits as [rows, labels]."""
         return self.launch(rows)()
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Lay a batch out; what is returned computes its logits, [rows, labels]."""
         arrays = self._padding.apply(rows)
         return lambda: self._forward(arrays)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks import partition
 from cluster import labels
-from infra import partition
 from tests import alone
 from tests.alone import needs_namespaces
 

@@ -22,7 +22,7 @@ may_make_networks = pytest.mark.skipif(
 
 def test_the_firewall_goes_with_the_ports_that_the_script_pins() -> None:
     flags = dict(re.findall(r"--([a-z-]*port)=(\d+)", RULES.read_text(encoding="utf-8")))
-    code = "import json; from infra import outsider; print(json.dumps(outsider.PORTS))"
+    code = "import json; from benchmarks import outsider; print(json.dumps(outsider.PORTS))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-c", code]  # it imports Ray, whose settings are those of other tests
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
@@ -36,7 +36,7 @@ def test_a_stranger_is_refused_at_every_port(tmp_path: Path) -> None:
     """Catches a port of Ray or ours that answers strangers: a real head, from another network."""
     out = tmp_path / "found.json"
     has_firewall = shutil.which("nft") is not None
-    words = [sys.executable, str(ROOT / "infra/outsider.py"), "--out", str(out)]
+    words = [sys.executable, str(ROOT / "benchmarks/outsider.py"), "--out", str(out)]
     words += ["--firewall"] if has_firewall else []
     environment = {**os.environ, "WINNOW_HOME": str(tmp_path / "home")}
     done = subprocess.run(

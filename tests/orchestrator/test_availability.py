@@ -11,7 +11,7 @@ import pytest
 from cluster.session import Connection
 from jobs.errors import ClusterError
 from jobs.storage.storage import open_storage
-from jobs.training.events import Left
+from jobs.training.events import Interrupted
 from orchestrator.context import Context
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
@@ -79,7 +79,7 @@ def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_pa
 
 def report_payload(payload: int, report: "Report") -> None:
     """Work of a group."""
-    report(Left(payload))
+    report(Interrupted(payload))
 
 
 def one_more(payload: int, _: float) -> int:
@@ -109,7 +109,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
 
         patience = group.Patience(60, let_go)
         events = list(group.stream(start, patience))
-    assert set(events) == {Left(2)}
+    assert set(events) == {Interrupted(2)}
     assert told == [
         f"another job or endpoint took the devices of {placement.name}; waiting for them"
     ]

@@ -12,9 +12,9 @@ from jobs.spec.train import CheckpointSpec
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from jobs.training import checkpoint
-from jobs.training.checkpoint import Shelf
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, PassedOver, Started
+from jobs.training.events import CheckpointSkipped, Event, Started
 from jobs.training.loop import train
 from orchestrator.records import journal, registry
 from tests.builders import job, small_disk, training_config
@@ -34,7 +34,7 @@ def test_a_disk_that_fills_during_a_checkpoint_keeps_the_one_before(
 ) -> None:
     whole = train(config, lambda _: None, tmp_path / "whole")
     with small_disk(tmp_path / "disk", "20m") as resize:
-        shelf = Shelf(tmp_path / "disk" / "checkpoints")
+        shelf = CheckpointStore(tmp_path / "disk" / "checkpoints")
         with pytest.raises(StorageError, match=r"No space left on device; free space") as caught:
             train(config, lambda _: None, shelf)
         assert caught.value.is_full
@@ -96,7 +96,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_named_and_the_one_before_t
     for name in files:
         flip(newest / name)
         told: list[str] = []
-        found = checkpoint.latest(Shelf(tmp_path / "whole"), told.append)
+        found = checkpoint.latest(CheckpointStore(tmp_path / "whole"), told.append)
         flip(newest / name)
         assert found is not None
         assert (found.path, len(told)) == (str(before), 1)
@@ -106,7 +106,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_named_and_the_one_before_t
     train(config, events.append, tmp_path / "whole")
     last = int(before.name.removeprefix("step-"))
     assert [e.first_step for e in events if isinstance(e, Started)] == [last]
-    assert [WEIGHTS in e.message for e in events if isinstance(e, PassedOver)] == [True]
+    assert [WEIGHTS in e.message for e in events if isinstance(e, CheckpointSkipped)] == [True]
 
 
 def test_a_flipped_bit_in_any_file_of_a_version_refuses_it(

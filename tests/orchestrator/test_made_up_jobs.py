@@ -138,7 +138,7 @@ def failure_of(spec: JobSpec, folder: Path) -> WinnowError | None:
 
 
 def publish(spec: JobSpec, folder: Path) -> None:
-    shape = shape_of(spec.model.base, spec.model.task)
+    shape = shape_of(spec.model.base, spec.task)
     plan = make_plan(spec, inventory(cpu=2), shape, longest_row(spec))
     config = training_config(spec, plan.candidates[0].execution, {})
     config = dataclasses.replace(config, epochs=min(config.epochs, EPOCHS))

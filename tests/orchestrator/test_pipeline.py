@@ -136,7 +136,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    from serve import endpoints
+    from serve.deploy import endpoints
 
     assert endpoints.remove("tiny-reviews")
 
@@ -214,7 +214,7 @@ def test_a_model_below_its_floor_is_not_deployed(
     assert code == 1
     assert "breaks the sweep's limits (accuracy" in err
     assert "Traceback" not in err
-    from serve import endpoints
+    from serve.deploy import endpoints
 
     assert "tiny-reviews" not in endpoints.states()
 

@@ -150,7 +150,7 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     for folder in (storage.folder, Path(os.environ["WINNOW_HOME"]), session):
         assert not holding(folder, planted)
 
-    from serve import endpoints
+    from serve.deploy import endpoints
 
     assert endpoints.remove("guarded")
 

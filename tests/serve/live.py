@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from infra import pictures
+from docs.tools import pictures
 from tests.builders import eventually
 
 

@@ -11,14 +11,14 @@ import typer.testing
 from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
 from orchestrator.cli import app
-from serve import access
-from serve.access import Access, add_token, digest, read_tokens, revoke_token
+from serve.http import auth
+from serve.http.auth import Access, add_token, digest, read_tokens, revoke_token
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replicas look at their file at every request."""
-    monkeypatch.setattr(access, "RECHECK_S", -1.0)
+    monkeypatch.setattr(auth, "RECHECK_S", -1.0)
 
 
 def bearer(token: str) -> str:

@@ -3,12 +3,12 @@
 import pydantic
 import pytest
 
-from serve.api import (
+from serve.tasks.text_classification.schemas import (
     MAX_CHARACTERS,
     MAX_TEXTS,
+    HttpError,
     Pair,
     PredictRequest,
-    RefusedError,
     as_texts,
     describe,
 )
@@ -21,9 +21,9 @@ def test_one_text_and_lists_become_tuples() -> None:
 
 
 def test_a_pair_for_a_text_model_is_refused_and_the_reverse() -> None:
-    with pytest.raises(RefusedError, match=r"inputs\[1\] must be a string"):
+    with pytest.raises(HttpError, match=r"inputs\[1\] must be a string"):
         as_texts(["a", Pair(text="a", text_pair="b")], is_pair=False)
-    with pytest.raises(RefusedError, match=r"inputs\[0\] must be .*text_pair"):
+    with pytest.raises(HttpError, match=r"inputs\[0\] must be .*text_pair"):
         as_texts("a", is_pair=True)
 
 

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 
 from jobs.spec.serve import EngineName
-from serve.asking import Answer, DeadlineError, FailedError, ModelError, QueueFullError
-from serve.batcher import Batcher
-from serve.batches import Limits, block, is_full
-from serve.engines.engine import Landing, Logits
-from serve.engines.rows import Row, Text
-from serve.loading import saving
-from serve.returning import (
+from serve.batching.batcher import Batcher
+from serve.batching.client import (
+    Answer,
+    DeadlineError,
+    InternalError,
+    NonFiniteScoresError,
+    QueueFullError,
+)
+from serve.batching.policy import Limits, block, is_full
+from serve.batching.rows import Logits, PendingBatch, Row, Text
+from serve.batching.waiting import (
     APART_S,
     IN_TIME,
     IN_VAIN,
@@ -28,6 +32,7 @@ from serve.returning import (
     Returning,
     Saving,
 )
+from serve.engines.startup import saving
 
 
 class Words:
@@ -78,7 +83,7 @@ class Launching(Summing):
         self.device = ThreadPoolExecutor(1)
         self.most, self.under_way = 0, 0
 
-    def launch(self, rows: Sequence[Row]) -> Landing:
+    def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Queue a batch."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
@@ -95,7 +100,7 @@ class Launching(Summing):
 def batcher(
     engine: Summing, *, ahead: int = 0, saved: Saving = NOTHING, **limits: float
 ) -> Batcher:
-    def launch(rows: Sequence[Row]) -> Landing:
+    def launch(rows: Sequence[Row]) -> PendingBatch:
         found = engine.run(rows)
         return lambda: found
 
@@ -170,13 +175,13 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
 def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serve.batcher.QUICK_S", 0.0)
+    monkeypatch.setattr("serve.batching.batcher.QUICK_S", 0.0)
     order, told = list[str](), threading.Event()
 
     async def ask_twice() -> None:
         loop = asyncio.get_running_loop()
 
-        def launch(rows: Sequence[Row]) -> Landing:
+        def launch(rows: Sequence[Row]) -> PendingBatch:
             number = rows[0].ids[0]
             loop.call_soon_threadsafe(order.append, f"laid out {number}")
 
@@ -441,13 +446,13 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("serve.engines.choose.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("serve.engines.selection.time.perf_counter", lambda: clock[0])
 
     class Timed(Summing):
         is_packed = True
         graph_s = 0.0
 
-        def launch(self, rows: Sequence[Row]) -> Landing:
+        def launch(self, rows: Sequence[Row]) -> PendingBatch:
             raise NotImplementedError
 
         def run(self, rows: Sequence[Row]) -> Logits:
@@ -523,13 +528,13 @@ def test_failures_reach_those_who_asked_and_the_engine_goes_on(
 ) -> None:
     async def ask() -> None:
         asked = batcher(Failing())
-        with pytest.raises(FailedError):
+        with pytest.raises(InternalError):
             await asked.ask([("a",)], 10)
-        with pytest.raises(ModelError, match="not numbers"):
+        with pytest.raises(NonFiniteScoresError, match="not numbers"):
             await asked.ask([("ab",)], 10)
-        with pytest.raises(FailedError):
+        with pytest.raises(InternalError):
             await asked.ask([("!",)], 10)
-        with pytest.raises(ModelError):
+        with pytest.raises(NonFiniteScoresError):
             await asked.ask([("ab",)], 10)
         asked.close()
 

@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from serve import framework, tasks
-from serve.access import digest
-from serve.chat import generator
-from serve.chat.server import ChatServer
-from serve.server import ServerConfig
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.http.auth import digest
+from serve.tasks import handlers
+from serve.tasks.causal_lm import generator
+from serve.tasks.causal_lm.handler import ChatHandler
 from serve.version import ModelVersion
 from tests.builders import eventually
 from tests.serve.live import on_socket, seen
@@ -27,23 +28,23 @@ PATH = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def server(published: ModelVersion) -> Iterator[ChatServer]:
+def server(published: ModelVersion) -> Iterator[ChatHandler]:
     """Loaded."""
-    made, _ = tasks.make(ServerConfig(published))
-    assert isinstance(made, ChatServer)
+    made, _ = handlers.make(ReplicaConfig(published))
+    assert isinstance(made, ChatHandler)
     yield made
     made.generator.close()
 
 
 @pytest.fixture
-def client(server: ChatServer) -> Iterator[httpx.AsyncClient]:
+def client(server: ChatHandler) -> Iterator[httpx.AsyncClient]:
     """Asks the application in this process."""
-    from serve.chat import surface
+    from serve.tasks.causal_lm import routes
 
-    framework.install(server)
-    transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+    app.install(server)
+    transport = httpx.ASGITransport(app.guarded(routes.api), raise_app_exceptions=False)
     yield httpx.AsyncClient(transport=transport, base_url="http://test")
-    framework._current.clear()
+    app._current.clear()
 
 
 def ask(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
@@ -162,7 +163,7 @@ def test_other_paths_are_those_of_a_language_model(
 
 
 def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
-    made = ChatServer(ServerConfig(published, queue_tokens=100))
+    made = ChatHandler(ReplicaConfig(published, queue_tokens=100))
     settings = generator.Settings(most_tokens=40, temperature=0)
 
     async def ask_many() -> list[str]:
@@ -186,7 +187,7 @@ def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> N
 
 
 def test_whoever_leaves_ends_the_writing(published: ModelVersion) -> None:
-    made = ChatServer(replace(ServerConfig(published)))
+    made = ChatHandler(replace(ReplicaConfig(published)))
     settings = generator.Settings(most_tokens=4000, temperature=0)
 
     async def leave() -> None:
@@ -206,16 +207,16 @@ def test_a_connection_that_is_cut_ends_the_writing(
     published: ModelVersion, *, is_streamed: bool
 ) -> None:
     """Over a real socket, in the middle of a long answer."""
-    from serve.chat import surface
+    from serve.tasks.causal_lm import routes
 
     long = replace(published, max_length=4096)
-    made = ChatServer(ServerConfig(long))
+    made = ChatHandler(ReplicaConfig(long))
     made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
-    framework.install(made)
+    app.install(made)
     body = json.dumps({**ASK, "max_tokens": 4000, "stream": is_streamed}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     try:
-        with on_socket(surface.application) as url:
+        with on_socket(app.guarded(routes.api)) as url:
             place = ("127.0.0.1", int(url.rpartition(":")[2]))
             with socket.create_connection(place) as talk:
                 talk.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -226,7 +227,7 @@ def test_a_connection_that_is_cut_ends_the_writing(
             assert eventually(lambda: made.load.requests == 0, within_s=10)
             assert time.monotonic() - begin < 3
     finally:
-        framework._current.clear()
+        app._current.clear()
         made.generator.close()
 
 
@@ -247,11 +248,11 @@ def test_time_that_is_over_ends_an_answer_or_refuses_it(client: httpx.AsyncClien
 
 
 def test_a_token_is_asked_for(published: ModelVersion) -> None:
-    from serve.chat import surface
+    from serve.tasks.causal_lm import routes
 
-    made = ChatServer(ServerConfig(published, token_hashes=(digest("secret"),)))
-    framework.install(made)
-    transport = httpx.ASGITransport(surface.application)
+    made = ChatHandler(ReplicaConfig(published, token_hashes=(digest("secret"),)))
+    app.install(made)
+    transport = httpx.ASGITransport(app.guarded(routes.api))
     try:
         client = httpx.AsyncClient(transport=transport, base_url="http://test")
         assert ask(client).status_code == 401
@@ -259,19 +260,19 @@ def test_a_token_is_asked_for(published: ModelVersion) -> None:
         answer = asyncio.run(client.post(PATH, json={**ASK, "max_tokens": 2}, headers=headers))
         assert answer.status_code == 200
     finally:
-        framework._current.clear()
+        app._current.clear()
         made.generator.close()
 
 
 @pytest.mark.browser
-def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatServer) -> None:
-    from serve.chat import surface
+def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatHandler) -> None:
+    from serve.tasks.causal_lm import routes
 
-    framework.install(server)
-    with on_socket(surface.application) as url:
+    app.install(server)
+    with on_socket(app.guarded(routes.api)) as url:
         link = f"{url}/#text=Is a superb film good?&most=3"
         found = seen(link, until=" tokens in ")
-    framework._current.clear()
+    app._current.clear()
     assert '<div class="card turn user">Is a superb film good?</div>' in found
     answer = re.search(r'<div class="card turn assistant">([^<]+)</div>', found)
     assert answer, found[-3000:]
@@ -281,7 +282,7 @@ def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatServer) 
 def test_a_model_that_another_machine_published_is_read_from_where_it_is_kept(
     published: ModelVersion, tmp_path: Path
 ) -> None:
-    made, _ = tasks.make(ServerConfig(replace(published, path=str(tmp_path / "not-here"))))
-    assert isinstance(made, ChatServer)
+    made, _ = handlers.make(ReplicaConfig(replace(published, path=str(tmp_path / "not-here"))))
+    assert isinstance(made, ChatHandler)
     made.generator.close()
     assert made.config.version == published

@@ -9,7 +9,7 @@ import pytest
 from cluster.session import Connection
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
-from orchestrator.decisions import kubernetes
+from orchestrator.kubernetes import manifests
 from serve.version import ModelVersion
 from tests.builders import eventually, job
 
@@ -25,7 +25,7 @@ def test_a_configured_application_answers_with_the_newest_version(
     storage = str(Path(version.path).parents[2])
     serve = {"route": "/configured", "engine": "torch-fp32"}
     spec = job(name=version.name, storage=storage, serve=serve)
-    (application,) = kubernetes.serve_config(spec)["applications"]
+    (application,) = manifests.serve_config(spec)["applications"]
     module, _, name = application["import_path"].partition(":")
     builder = getattr(importlib.import_module(module), name)
     bound = call_user_app_builder_with_args_if_necessary(builder, application["args"])

@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from serve import framework, surface
-from serve.connection import connections
-from serve.loading import load
-from serve.server import Server, ServerConfig
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.http.fast_path import connections
+from serve.tasks.text_classification import routes
+from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
 from tests.serve.live import on_socket
 
@@ -23,23 +24,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def server(version: ModelVersion) -> Iterator[Server]:
+def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
     """A server of the tiny model."""
-    made = load(ServerConfig(version, engine="torch-fp32"))
+    made = load(ReplicaConfig(version, engine="torch-fp32"))
     yield made
     made.batcher.close()
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[socket.socket]:
+def client(server: ClassificationHandler) -> Iterator[socket.socket]:
     """A connection to it."""
-    framework.install(server)
+    app.install(server)
     with (
-        on_socket(surface.application, connections(framework.find)) as url,
+        on_socket(app.guarded(routes.api), connections(app.find)) as url,
         contextlib.closing(socket.create_connection(address(url), timeout=10)) as made,
     ):
         yield made
-    framework._current.clear()
+    app._current.clear()
 
 
 def address(url: str) -> tuple[str, int]:
@@ -114,18 +115,18 @@ def test_a_connection_outlives_refusals_and_ends_when_the_client_wishes(
 
 def test_an_answer_that_comes_too_late_or_not_at_all(
     client: socket.socket,
-    server: Server,
+    server: ClassificationHandler,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run, held = server.batcher.launch, threading.Event()  # type: ignore[attr-defined]
+    run, held = server.client.launch, threading.Event()  # type: ignore[attr-defined]
 
     def fail(rows: Any) -> Any:
         held.wait(5)
         raise RuntimeError("a secret of the engine")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.batcher, "launch", fail)
+        patch.setattr(server.client, "launch", fail)
         client.sendall(request("a", "x-request-timeout-seconds: 0.1"))
         assert answer(client)[0] == 504
         held.set()
@@ -136,12 +137,12 @@ def test_an_answer_that_comes_too_late_or_not_at_all(
     assert "a secret of the engine" in caplog.text
     client.sendall(request("a superb film"))
     assert answer(client)[1]["label"] == "positive"
-    assert server.batcher.launch == run  # type: ignore[attr-defined]
+    assert server.client.launch == run  # type: ignore[attr-defined]
     assert server.load.requests == 0
 
 
 def test_a_client_that_sends_on_without_reading_is_not_read_from_for_ever(
-    client: socket.socket, server: Server
+    client: socket.socket, server: ClassificationHandler
 ) -> None:
     before = server.metrics.requests.labels("/predict", "200")._value.get()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cluster import ingress
-from serve import routing
-from serve.routing import Route
+from serve.deploy import routing
+from serve.deploy.routing import Route
 from tests.builders import eventually
 from tests.haproxy import Proxy, running
 
@@ -30,18 +30,18 @@ def known(proxy: Proxy) -> str:
 def test_a_haproxy_that_read_the_routes_before_they_changed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve import edge
+    from serve.deploy import haproxy_client
 
     with running(tmp_path) as proxy:
         monkeypatch.setenv(ingress.FOLDER, str(proxy.folder))
-        edge._write(tables("aaa"))
+        haproxy_client._write(tables("aaa"))
         assert "/_v/aaa\n" in known(proxy)
         slow = tmp_path / "slow.map"
         slow.write_text("".join(f"/{row} {row}\n" for row in range(SLOW_ROWS)), encoding="utf-8")
         proxy.start(more=f"    http-request set-var(txn.slow) path,map({slow})\n")
         assert eventually(lambda: proxy.cpu_s() > 0.1)
         assert not proxy.is_newest()  # it has read the first routes, and reads the slow map
-        edge._write(tables("bbb"))
+        haproxy_client._write(tables("bbb"))
         assert proxy.is_newest()
         assert "/_v/bbb\n" in known(proxy)
         assert "aaa" not in known(proxy)

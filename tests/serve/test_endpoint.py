@@ -31,9 +31,11 @@ from jobs.storage.storage import open_storage
 from jobs.training import eval_sample, plain_scores
 from jobs.training.events import CheckpointRef
 from orchestrator.records import registry
-from serve import load, surface
-from serve.fronts.wire import bound
-from serve.load import LoadResult, Plan, run
+from serve.frontends.ipc import bound
+from serve.http import app
+from serve.tasks.text_classification import routes
+from serve.tools import load_generator
+from serve.tools.load_generator import LoadResult, Plan, run
 from serve.version import ModelVersion
 from tests.builders import eventually, job, ray_processes
 
@@ -49,7 +51,7 @@ def deploy(
 ) -> Iterator[Deploy]:
     """To a route of its own, which is taken away afterwards."""
     from cluster import discovery
-    from serve import deployment, endpoints
+    from serve.deploy import deployment, endpoints
 
     monkeypatch.setattr(deployment, "DRAIN_S", 2.0)
     known: dict[str, ModelVersion] = {}
@@ -171,7 +173,7 @@ def fronts() -> set[int]:
     for replica in ray_processes("ray::ServeReplica:"):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             children = replica.children()
-            found |= {p.pid for p in children if "serve.fronts.front" in p.cmdline()}
+            found |= {p.pid for p in children if "serve.frontends.worker" in p.cmdline()}
     return found
 
 
@@ -200,7 +202,7 @@ def test_a_model_has_one_route_and_no_other_model_s(
     deploy: Deploy, ray_cluster: Connection, version: ModelVersion
 ) -> None:
     """It leaves the route before with a word, and a model whose name begins like its own alone."""
-    from serve import deployment, endpoints
+    from serve.deploy import deployment, endpoints
 
     told: list[str] = []
     other = replace(version, name=f"{version.name}--b")
@@ -228,7 +230,7 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     deploy: Deploy, version: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earns its time: the gate with real versions, real traffic and HAProxy's own counts."""
-    from serve import release
+    from serve.deploy import release
 
     monkeypatch.setattr(release, "ROUND_S", 2.0)
     rollout = {"steps": [50, 100], "hold": "2s"}
@@ -342,13 +344,14 @@ def test_limits_batching_and_replicas_change_without_a_restart(
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
 def test_replicas_take_the_hot_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve import connection, hook
+    from serve.deploy import ray_serve_patches
+    from serve.http import fast_path
 
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "h11")
-    hook.install()
-    made = uvicorn.Config(surface.application)  # as Ray Serve makes it
+    ray_serve_patches.install()
+    made = uvicorn.Config(app.guarded(routes.api))  # as Ray Serve makes it
     made.load()
-    assert made.http_protocol_class.__module__ == connection.__name__
+    assert made.http_protocol_class.__module__ == fast_path.__name__
 
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
@@ -357,7 +360,7 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
     import ray.serve.config
     from ray.serve._private import replica
 
-    from serve import hook
+    from serve.deploy import ray_serve_patches
 
     begun, opened = list[int](), list[tuple[str, int, str]]()
 
@@ -369,16 +372,16 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
         async def open(self, *where: Any) -> None:
             opened.append(where)
 
-    monkeypatch.setattr(hook, "_start", start)
+    monkeypatch.setattr(ray_serve_patches, "_start", start)
     monkeypatch.setattr(replica, "start_asgi_http_server", start)
-    hook._share(Recording())
+    ray_serve_patches._share(Recording())
     with bound("127.0.0.1", 0, is_shared=True) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         options = ray.serve.config.HTTPOptions(host="127.0.0.1", port=port)
         with pytest.raises(RuntimeError, match="is taken"):
             asyncio.run(replica.start_asgi_http_server(None, options))
-    hook._share(Recording())
+    ray_serve_patches._share(Recording())
     assert asyncio.run(replica.start_asgi_http_server(None, options)) == "server"
     assert opened == [("127.0.0.1", port, f"http://127.0.0.1:{begun[0]}")]
     assert len(begun) == 1
@@ -464,7 +467,7 @@ class GrpcCaller:
 def test_grpc_is_refused_where_ray_serve_runs_without_it(
     deploy: Deploy, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve import deployment
+    from serve.deploy import deployment
 
     monkeypatch.setattr(deployment, "GRPC_ABOVE", deployment.GRPC_ABOVE + 1)  # nothing is there
     monkeypatch.setattr(deployment, "GRPC_TIMEOUT_S", 1)
@@ -476,7 +479,7 @@ def test_grpc_follows_the_route_and_loses_nothing(
     ray_cluster: Connection, deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
     """Through HAProxy, with the model's name in place of a version's."""
-    from serve import deployment
+    from serve.deploy import deployment
 
     deploy(version, grpc=True)
     caller = GrpcCaller(version.name, deployment.grpc_port(ray_cluster.serve_port))
@@ -502,7 +505,7 @@ def test_grpc_follows_the_route_and_loses_nothing(
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
     """Through HAProxy and Ray Serve, piece by piece."""
-    from serve import endpoints
+    from serve.deploy import endpoints
 
     url = deploy(published, engine="auto", route="/chat")
     asked = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
@@ -524,10 +527,12 @@ def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelV
 def test_a_language_model_takes_over_step_by_step_or_does_not(
     deploy: Deploy, published: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve import endpoints, release
+    from serve.deploy import endpoints, release
 
     monkeypatch.setattr(release, "ROUND_S", 2.0)
-    monkeypatch.setattr(load, "sentences", lambda: ["Is a superb film good?", "Is it dull?"])
+    monkeypatch.setattr(
+        load_generator, "sentences", lambda: ["Is a superb film good?", "Is it dull?"]
+    )
     score = published.metrics["perplexity"]
     fine = variant(published, tmp_path / "fine", nudged, perplexity=1.01 * score)
     worse = variant(

@@ -10,10 +10,10 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from jobs.errors import DeployError
-from serve.engines import choose
-from serve.engines.rows import Tokenizer
+from serve.batching.rows import Tokenizer
+from serve.engines import selection
 from serve.engines.torch_engine import TorchEngine
-from serve.export import export, triton_config
+from serve.tools.export import export, triton_config
 from serve.version import ModelVersion
 
 TEXTS = ["a superb film", "dreadful, dreadful and dull", "it is"]
@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_refused(
         kind = Astray if name == "onnx-fp32" else TorchEngine
         return kind(self.model, self.tokenizer, "fp32", "cpu", 1)
 
-    monkeypatch.setattr(choose.Maker, "make", make)
+    monkeypatch.setattr(selection.EngineFactory, "make", make)
     with pytest.raises(DeployError, match="does not answer as the model"):
         export(version, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -18,14 +18,15 @@ import httpx
 import psutil
 import pytest
 
-from serve import framework, surface
-from serve.access import digest
-from serve.api import MAX_BODY_BYTES
-from serve.fronts import front
-from serve.fronts.owner import Fronts
-from serve.fronts.wire import bound
-from serve.loading import load
-from serve.server import Server, ServerConfig
+from serve.config import ReplicaConfig
+from serve.frontends import worker
+from serve.frontends.ipc import bound
+from serve.frontends.supervisor import FrontendSupervisor
+from serve.http import app
+from serve.http.auth import digest
+from serve.tasks.text_classification import routes
+from serve.tasks.text_classification.handler import ClassificationHandler, load
+from serve.tasks.text_classification.schemas import MAX_BODY_BYTES
 from serve.version import ModelVersion
 from tests.builders import eventually
 from tests.serve.live import on_socket
@@ -38,11 +39,11 @@ FRONTS, CLIENTS = 2, 24
 
 
 class Alone:
-    """Fronts of a server."""
+    """FrontendSupervisor of a server."""
 
-    def __init__(self, server: Server, behind: str) -> None:
+    def __init__(self, server: ClassificationHandler, behind: str) -> None:
         self.server = server
-        self.fronts = Fronts(server, FRONTS)
+        self.fronts = FrontendSupervisor(server, FRONTS)
         with bound("127.0.0.1", 0, is_shared=True) as found:
             port = found.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
@@ -51,10 +52,10 @@ class Alone:
 
     def processes(self) -> list[psutil.Process]:
         children = psutil.Process().children()
-        return [p for p in children if "serve.fronts.front" in " ".join(p.cmdline())]
+        return [p for p in children if "serve.frontends.worker" in " ".join(p.cmdline())]
 
     def listening(self) -> list[psutil.Process]:
-        """Fronts that take requests."""
+        """FrontendSupervisor that take requests."""
         return [
             process
             for process in self.processes()
@@ -64,21 +65,21 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def alone(version: ModelVersion) -> Iterator[Alone]:
-    config = ServerConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
+    config = ReplicaConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
     server = load(config)
-    framework.install(server)
-    with on_socket(surface.application) as behind:
+    app.install(server)
+    with on_socket(app.guarded(routes.api)) as behind:
         made = Alone(server, behind)
         yield made
         asyncio.run(made.fronts.close())
     assert not made.processes()
-    framework._current.clear()
+    app._current.clear()
 
 
 @pytest.fixture
 def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Batches wait for this."""
-    batcher, release = alone.server.batcher, threading.Event()
+    batcher, release = alone.server.client, threading.Event()
     run = batcher.launch
 
     def hold(rows: Any) -> Any:
@@ -185,11 +186,11 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
     before, since = total(), time.monotonic()
 
     def is_quiet() -> bool:
-        """Fronts report every second what others asked of them."""
+        """FrontendSupervisor report every second what others asked of them."""
         nonlocal before, since
         if total() != before:
             before, since = total(), time.monotonic()
-        return time.monotonic() - since > 2 * front.COUNT_S
+        return time.monotonic() - since > 2 * worker.COUNT_S
 
     assert eventually(is_quiet)
     for _ in range(10):
@@ -201,7 +202,7 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
 def test_late_answers_full_queues_and_clients_that_left(
     alone: Alone, held: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batcher = alone.server.batcher
+    batcher = alone.server.client
     late = ask(alone.url, "a fine film", **{"x-request-timeout-seconds": "0.3"})
     assert late.status_code == 504
     assert eventually(lambda: batcher.load.requests == 0, within_s=5)
@@ -227,7 +228,7 @@ def test_a_failed_engine_is_told(alone: Alone, monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("the engine broke")
 
     with monkeypatch.context() as patch:
-        patch.setattr(alone.server.batcher, "launch", fail)
+        patch.setattr(alone.server.client, "launch", fail)
         broken = ask(alone.url, "a fine film")
     assert broken.status_code == 500
     assert broken.json()["error"]["code"] == "internal"
@@ -238,10 +239,10 @@ def test_a_failed_engine_is_told(alone: Alone, monkeypatch: pytest.MonkeyPatch) 
 def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threading.Event) -> None:
     with ThreadPoolExecutor(CLIENTS) as pool:
         waiting = [pool.submit(ask, alone.url, "a fine film") for _ in range(CLIENTS)]
-        assert eventually(lambda: alone.server.batcher.load.requests == CLIENTS, within_s=20)
+        assert eventually(lambda: alone.server.client.load.requests == CLIENTS, within_s=20)
         victim = alone.listening()[0]
         victim.kill()
-        assert eventually(lambda: alone.server.batcher.load.requests < CLIENTS, within_s=5)
+        assert eventually(lambda: alone.server.client.load.requests < CLIENTS, within_s=5)
         held.set()
         answers = [found.exception() or found.result().status_code for found in waiting]
     lost = sum(isinstance(found, httpx.HTTPError) for found in answers)
@@ -254,14 +255,14 @@ def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threadi
 
 SERVE = """
 import sys
-from serve import local
-from serve.server import ServerConfig
+from serve.tools import local
+from serve.config import ReplicaConfig
 from tests.serve.test_fronts import unpacked
 local.run(unpacked(sys.argv[1]), "127.0.0.1", int(sys.argv[2]), print)
 """
 
 
-def unpacked(text: str) -> ServerConfig:
+def unpacked(text: str) -> ReplicaConfig:
     """A configuration from another process."""
     return pickle.loads(bytes.fromhex(text))
 
@@ -269,7 +270,7 @@ def unpacked(text: str) -> ServerConfig:
 @pytest.mark.e2e
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, ending: int) -> None:
-    config = ServerConfig(version, engine="torch-fp32", fronts=FRONTS)
+    config = ReplicaConfig(version, engine="torch-fp32", fronts=FRONTS)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

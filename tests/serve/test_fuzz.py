@@ -16,10 +16,11 @@ import pytest
 import schemathesis
 import schemathesis.checks
 
-from serve import framework, surface
-from serve.connection import connections
-from serve.loading import load
-from serve.server import ServerConfig
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.http.fast_path import connections
+from serve.tasks.text_classification import routes
+from serve.tasks.text_classification.handler import load
 from serve.version import ModelVersion
 from tests.serve.live import on_socket
 
@@ -33,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.timeout(60 + 2 * MANY),
 ]
-document: dict[str, Any] = surface.api.openapi()
+document: dict[str, Any] = routes.api.openapi()
 schema = schemathesis.openapi.from_dict(document)
 statuses: Counter[int] = Counter()
 
@@ -50,15 +51,15 @@ class Made:
 def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
     statuses.clear()
-    http = connections(framework.find) if request.param == "connection" else "auto"
-    server = load(ServerConfig(version, engine="torch-fp32", timeout_s=10))
-    framework.install(server)
+    http = connections(app.find) if request.param == "connection" else "auto"
+    server = load(ReplicaConfig(version, engine="torch-fp32", timeout_s=10))
+    app.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with on_socket(surface.application, http) as url:
+    with on_socket(app.guarded(routes.api), http) as url:
         yield Made(url, version.name)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    framework._current.clear()
-    server.batcher.close()
+    app._current.clear()
+    server.client.close()
     print(f"\n{statuses.total()} requests: {dict(sorted(statuses.items()))}, {grown:.0f} MiB more")  # noqa: T201 - for -s
     assert grown < GROWTH_MIB
 

@@ -5,18 +5,18 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from serve import framework, grpc_surface
-from serve.access import digest
-from serve.asking import QueueFullError
-from serve.loading import load
-from serve.server import Server, ServerConfig
+from serve.batching.client import QueueFullError
+from serve.config import ReplicaConfig
+from serve.frontends import grpc_api
+from serve.http import app
+from serve.http.auth import digest
+from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
 
 TOKEN = "a token of somebody"
@@ -25,24 +25,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
-def server(version: ModelVersion) -> Iterator[Server]:
-    config = ServerConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
+def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
+    config = ReplicaConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
     made = load(config)
-    framework.install(made)
+    app.install(made)
     yield made
     made.batcher.close()
-    framework._current.clear()
+    app._current.clear()
 
 
 @pytest.fixture(scope="module")
-def address(server: Server) -> Iterator[str]:
+def address(server: ClassificationHandler) -> Iterator[str]:
     """Of a real server of gRPC with our calls."""
     loop, found = asyncio.new_event_loop(), list[Any]()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     async def begin() -> int:
-        made = grpc.aio.server()
-        grpc_surface.add(grpc_surface.GrpcSurface(), made)
+        made = grpc_api.aio.server()
+        grpc_api.add(grpc_api.GrpcSurface(), made)
         port = made.add_insecure_port("127.0.0.1:0")
         await made.start()
         found.append(made)
@@ -70,7 +70,7 @@ def code_of(failure: pytest.ExceptionInfo[InferenceServerException]) -> str:
     return str(failure.value.status())
 
 
-def test_it_says_what_it_is(client: Any, server: Server) -> None:
+def test_it_says_what_it_is(client: Any, server: ClassificationHandler) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.get_server_metadata(headers=HEADERS).name == "winnow"
@@ -81,7 +81,7 @@ def test_it_says_what_it_is(client: Any, server: Server) -> None:
     assert list(found.outputs[2].shape) == [-1, 2]
 
 
-def test_texts_are_labelled_as_over_http(client: Any, server: Server) -> None:
+def test_texts_are_labelled_as_over_http(client: Any, server: ClassificationHandler) -> None:
     name = server.config.version.name
     found = client.infer(name, texts("a superb film", "a dull film"), headers=HEADERS)
     assert found.as_numpy("label").tolist() == [b"positive", b"negative"]
@@ -90,7 +90,9 @@ def test_texts_are_labelled_as_over_http(client: Any, server: Server) -> None:
     assert found.get_response().model_version == server.config.version.id
 
 
-def test_texts_in_typed_contents_are_answered_in_them(address: str, server: Server) -> None:
+def test_texts_in_typed_contents_are_answered_in_them(
+    address: str, server: ClassificationHandler
+) -> None:
     contents = service_pb2.InferTensorContents(bytes_contents=[b"a superb film"])
     tensor = service_pb2.ModelInferRequest.InferInputTensor(
         name="text", datatype="BYTES", shape=[1], contents=contents
@@ -98,9 +100,9 @@ def test_texts_in_typed_contents_are_answered_in_them(address: str, server: Serv
     request = service_pb2.ModelInferRequest(
         model_name=server.config.version.name, id="mine", inputs=[tensor]
     )
-    with grpc.insecure_channel(address) as channel:
+    with grpc_api.insecure_channel(address) as channel:
         infer = channel.unary_unary(
-            f"/{grpc_surface.SERVICE}/ModelInfer",
+            f"/{grpc_api.SERVICE}/ModelInfer",
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
@@ -130,7 +132,12 @@ def test_texts_in_typed_contents_are_answered_in_them(address: str, server: Serv
     ],
 )
 def test_what_is_wrong_is_refused_in_grpcs_own_codes(
-    client: Any, server: Server, name: str, inputs: Any, headers: dict[str, str], code: str
+    client: Any,
+    server: ClassificationHandler,
+    name: str,
+    inputs: Any,
+    headers: dict[str, str],
+    code: str,
 ) -> None:
     name = server.config.version.name if name == "reviews" else name
     with pytest.raises(InferenceServerException) as failure:
@@ -139,7 +146,7 @@ def test_what_is_wrong_is_refused_in_grpcs_own_codes(
 
 
 @pytest.mark.parametrize("raw", [b"\x05\x00", b"\x05\x00\x00\x00abc", b"\x01\x00\x00\x00\xff"])
-def test_broken_bytes_are_refused(client: Any, server: Server, raw: bytes) -> None:
+def test_broken_bytes_are_refused(client: Any, server: ClassificationHandler, raw: bytes) -> None:
     tensor = texts("a")[0]
     tensor._raw_content = raw
     with pytest.raises(InferenceServerException) as failure:
@@ -148,7 +155,7 @@ def test_broken_bytes_are_refused(client: Any, server: Server, raw: bytes) -> No
 
 
 def test_full_queues_late_answers_and_faults(
-    client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
+    client: Any, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> Any:
         raise QueueFullError(3)
@@ -159,18 +166,18 @@ def test_full_queues_late_answers_and_faults(
     name = server.config.version.name
     for fault, code in ((full, "UNAVAILABLE"), (broken, "INTERNAL")):
         with monkeypatch.context() as patch:
-            patch.setattr(server.batcher, "submit", fault)
+            patch.setattr(server.client, "submit", fault)
             with pytest.raises(InferenceServerException) as failure:
                 client.infer(name, texts("a"), headers=HEADERS)
         assert code in code_of(failure)
         assert "secret" not in str(failure.value)
-    run, is_over = server.batcher.launch, threading.Event()
+    run, is_over = server.client.launch, threading.Event()
 
     def slowly(rows: Any) -> Any:
         is_over.wait(10)
         return run(rows)
 
-    monkeypatch.setattr(server.batcher, "launch", slowly)
+    monkeypatch.setattr(server.client, "launch", slowly)
     with pytest.raises(InferenceServerException) as failure:
         client.infer(name, texts("a"), headers={**HEADERS, "x-request-timeout-seconds": "0.05"})
     assert "DEADLINE_EXCEEDED" in code_of(failure)

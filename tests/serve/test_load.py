@@ -12,8 +12,8 @@ import uvicorn
 
 from jobs.errors import DeployError
 from orchestrator.cli.load import broken_promises
-from serve import load
-from serve.load import LoadResult, Plan
+from serve.tools import load_generator
+from serve.tools.load_generator import LoadResult, Plan
 from tests.builders import eventually
 
 
@@ -62,12 +62,12 @@ def url(app: Stalling) -> Iterator[str]:
 
 
 def test_an_open_loop_sees_a_stall_that_a_closed_one_hides(url: str, app: Stalling) -> None:
-    opened = asyncio.run(load.run(Plan(url, 3.0, rate=100), ["a", "b"]))
+    opened = asyncio.run(load_generator.run(Plan(url, 3.0, rate=100), ["a", "b"]))
     assert 200 < opened.requests < 400
     assert opened.latency_ms["p90"] > 500
     assert opened.latency_ms["p50"] < 300
     app.began = None
-    closed = asyncio.run(load.run(Plan(url, 3.0, concurrency=1), ["a", "b"]))
+    closed = asyncio.run(load_generator.run(Plan(url, 3.0, concurrency=1), ["a", "b"]))
     assert closed.latency_ms["p99"] < 500
     assert closed.latency_ms["max"] > 900
 
@@ -75,7 +75,7 @@ def test_an_open_loop_sees_a_stall_that_a_closed_one_hides(url: str, app: Stalli
 def test_failures_versions_and_texts_are_counted(url: str, app: Stalling) -> None:
     app.fail_every = 4
     plan = Plan(url, 0.4, concurrency=4, texts_per_request=8)
-    found = asyncio.run(load.run(plan, load.sentences()))
+    found = asyncio.run(load_generator.run(plan, load_generator.sentences()))
     assert set(found.statuses) == {"200", "503"}
     assert found.error_rate == pytest.approx(0.25, abs=0.05)
     assert found.versions == {"v1": found.statuses["200"]}
@@ -104,19 +104,19 @@ def test_each_kind_of_model_is_asked_as_it_wants(
     url: str, app: Stalling, model: dict[str, Any], path: str, body: Any
 ) -> None:
     app.model = model
-    asyncio.run(load.run(Plan(url, 0.05, concurrency=1), ["a"]))
+    asyncio.run(load_generator.run(Plan(url, 0.05, concurrency=1), ["a"]))
     assert app.asked == (path, body)
 
 
 def test_a_language_model_is_not_asked_with_lists(url: str, app: Stalling) -> None:
     app.model = {"task": "causal-lm"}
     with pytest.raises(DeployError, match="one conversation a request"):
-        asyncio.run(load.run(Plan(url, 0.1, texts_per_request=2), ["a"]))
+        asyncio.run(load_generator.run(Plan(url, 0.1, texts_per_request=2), ["a"]))
 
 
 def test_an_endpoint_that_is_not_there_ends_in_words() -> None:
     with pytest.raises(DeployError, match=r"127\.0\.0\.1:9/x cannot be reached"):
-        asyncio.run(load.run(Plan("http://127.0.0.1:9/x", 0.1), ["a"]))
+        asyncio.run(load_generator.run(Plan("http://127.0.0.1:9/x", 0.1), ["a"]))
 
 
 def result(**fields: Any) -> LoadResult:
@@ -146,7 +146,7 @@ def test_promises_are_checked(p95: str | None, errors: str | None, broken: list[
 
 
 def test_the_sentences_are_many_and_of_different_lengths() -> None:
-    lengths = [len(sentence.split()) for sentence in load.sentences()]
+    lengths = [len(sentence.split()) for sentence in load_generator.sentences()]
     assert len(lengths) >= 50
     assert min(lengths) <= 3
     assert max(lengths) >= 20

@@ -105,7 +105,7 @@ def asked(
 ) -> Iterator[None]:
     """An endpoint with a token that has answered."""
     from cluster import discovery
-    from serve import deployment, endpoints
+    from serve.deploy import deployment, endpoints
 
     monkeypatch.setenv("MONITORED_TOKENS", "secret")
     spec = {
@@ -136,7 +136,7 @@ def test_every_metric_that_is_asked_for_is_scraped() -> None:
 
     from cluster import telemetry
 
-    teller, labels = telemetry.Teller(), {"job": "j", "run": "r"}
+    teller, labels = telemetry.GaugePublisher(), {"job": "j", "run": "r"}
 
     def tell(values: Mapping[str, float]) -> None:
         teller.tell(telemetry.Sample(f"winnow_fit_{n}", v, labels) for n, v in values.items())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from serve.reference import reference_text
+from serve.tools.openapi_reference import reference_text
 
 PAGE = Path(__file__).parents[2] / "docs/endpoint-reference.md"
 

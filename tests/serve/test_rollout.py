@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
-from serve import routing
-from serve.rollout import Judged, Perplexities, Traffic, compare, reasons_against
-from serve.routing import Route
+from serve.deploy import routing
+from serve.deploy.rollout import Judged, Perplexities, Traffic, compare, reasons_against
+from serve.deploy.routing import Route
 
 GATE = RolloutSpec().gate
 GOOD = Traffic(1000, 0, 10.0)

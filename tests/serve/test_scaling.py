@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.scaling import ON, Policy
+from serve.deploy.scaling import ON, Policy
 
 
 def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
@@ -49,7 +49,7 @@ def test_each_accelerator_may_have_a_target_of_its_own(
 
 
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
-    from serve import deployment
+    from serve.deploy import deployment
 
     words = "Error: ray::ServeReplica\n  File x\njobs.errors.DeployError: tiny is not served\nmore"
     replica = SimpleNamespace(message=words)

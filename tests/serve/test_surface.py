@@ -17,12 +17,13 @@ import transformers
 
 from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
-from serve import door, framework, surface
-from serve.access import Access
-from serve.api import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
-from serve.connection import connections
-from serve.loading import load
-from serve.server import Server, ServerConfig, configure
+from serve.config import ReplicaConfig, configure
+from serve.http import app, guard
+from serve.http.auth import Access
+from serve.http.fast_path import connections
+from serve.tasks.text_classification import routes
+from serve.tasks.text_classification.handler import ClassificationHandler, load
+from serve.tasks.text_classification.schemas import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
 from serve.version import ModelVersion
 from tests.serve.live import on_socket, seen
 
@@ -34,32 +35,32 @@ Ask = Callable[..., httpx.Response]
 
 
 @pytest.fixture(scope="module")
-def server(version: ModelVersion) -> Iterator[Server]:
+def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
     """A server of the tiny model."""
-    made = load(ServerConfig(version, engine="torch-fp32"))
+    made = load(ReplicaConfig(version, engine="torch-fp32"))
     yield made
     made.batcher.close()
 
 
 @pytest.fixture(params=["connection", "application"])
-def ask(server: Server, request: pytest.FixtureRequest) -> Iterator[Ask]:
+def ask(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[Ask]:
     """Sends a request through the whole application, on a socket with the hot path or without."""
-    framework.install(server)
+    app.install(server)
     if request.param == "application":
         yield _asker()
     else:
         with (
-            on_socket(surface.application, connections(framework.find)) as url,
+            on_socket(app.guarded(routes.api), connections(app.find)) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             yield client.request
-    framework._current.clear()
+    app._current.clear()
 
 
 def _asker() -> Ask:
     def send(method: str, path: str, **options: Any) -> httpx.Response:
         async def go() -> httpx.Response:
-            transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+            transport = httpx.ASGITransport(app.guarded(routes.api), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return await client.request(method, path, **options)
 
@@ -69,7 +70,7 @@ def _asker() -> Ask:
 
 
 def test_a_replica_is_replaced_when_it_cannot_be_adjusted(version: ModelVersion) -> None:
-    config = ServerConfig(version, engine="torch-fp32")
+    config = ReplicaConfig(version, engine="torch-fp32")
     read_elsewhere = replace(version, path="/elsewhere")
     limits = {"timeout_s": 1.0, "queue_tokens": 512, "batch_rows": 2, "idle_wait_s": 0.1}
     same = replace(config, version=read_elsewhere, **limits)  # type: ignore[arg-type]
@@ -256,7 +257,7 @@ def test_the_inference_protocol(ask: Ask, version: ModelVersion) -> None:
 
 
 def test_only_those_with_a_token_may_ask(
-    request: pytest.FixtureRequest, server: Server, ask: Ask
+    request: pytest.FixtureRequest, server: ClassificationHandler, ask: Ask
 ) -> None:
     token = f"{TOKEN}, {request.node.name}"  # the server counts on
     digest = hashlib.sha256(token.encode()).hexdigest()
@@ -318,17 +319,17 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"model\.safetensors was altered"):
-        load(ServerConfig(replace(version, path=str(copy)), engine="torch-fp32"))
+        load(ReplicaConfig(replace(version, path=str(copy)), engine="torch-fp32"))
 
 
 @pytest.fixture(params=["connection", "auto"])
-def live(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+def live(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[str]:
     """The application on a real socket, with the hot path or without."""
-    framework.install(server)
-    http = connections(framework.find) if request.param == "connection" else request.param
-    with on_socket(surface.application, http) as url:
+    app.install(server)
+    http = connections(app.find) if request.param == "connection" else request.param
+    with on_socket(app.guarded(routes.api), http) as url:
         yield url
-    framework._current.clear()
+    app._current.clear()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def live(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_client_that_sends_its_body_too_slowly_is_told(
     part: bytes, live: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.2)
 
     place = httpx.URL(live)
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -352,28 +353,28 @@ def test_a_client_that_sends_its_body_too_slowly_is_told(
 
 
 def test_texts_of_a_client_that_left_are_not_run(
-    live: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    live: str, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "LOOK_S", 0.01)
+    monkeypatch.setattr(guard, "LOOK_S", 0.01)
     held, ran = threading.Event(), list[int]()
-    run = server.batcher.launch
+    run = server.client.launch
 
     def hold(rows: Any) -> Any:
         held.wait(5)
         ran.append(len(rows))
         return run(rows)
 
-    monkeypatch.setattr(server.batcher, "launch", hold)
+    monkeypatch.setattr(server.client, "launch", hold)
 
     async def leave() -> None:
         async with httpx.AsyncClient() as client:
             first = asyncio.ensure_future(
                 client.post(f"{live}/predict", json={"inputs": "a"}, timeout=10)
             )
-            assert await _soon(lambda: server.batcher.load.requests == 1)
+            assert await _soon(lambda: server.client.load.requests == 1)
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{live}/predict", json={"inputs": ["b"] * 7}, timeout=0.3)
-            assert await _soon(lambda: server.batcher.load.requests == 1)
+            assert await _soon(lambda: server.client.load.requests == 1)
             held.set()
             assert (await first).status_code == 200
 
@@ -396,18 +397,20 @@ def test_the_playground_answers_in_a_real_browser(live: str) -> None:
     assert "ms in the engine" in found
 
 
-def test_links_name_the_public_route_and_not_the_path_of_the_version(server: Server) -> None:
+def test_links_name_the_public_route_and_not_the_path_of_the_version(
+    server: ClassificationHandler,
+) -> None:
     """What a client follows, or is generated from, lasts longer than a version."""
     below = "/_v/0123456789ab/a/reviews"
-    framework.install(server)
-    transport = httpx.ASGITransport(surface.application, root_path=below)
+    app.install(server)
+    transport = httpx.ASGITransport(app.guarded(routes.api), root_path=below)
 
     async def ask(path: str) -> httpx.Response:
         async with httpx.AsyncClient(transport=transport, base_url="http://endpoint") as client:
             return await client.get(f"{below}{path}")
 
     redirect, document, docs = (asyncio.run(ask(path)) for path in ("", "/openapi.json", "/docs"))
-    framework._current.clear()
+    app._current.clear()
     assert redirect.headers["location"] == "http://endpoint/a/reviews/"
     assert document.json()["servers"] == [{"url": "/a/reviews"}]
     assert "'/a/reviews/openapi.json'" in docs.text

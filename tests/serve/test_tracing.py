@@ -10,9 +10,10 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from serve import framework, surface, tracing
-from serve.loading import load
-from serve.server import Server, ServerConfig
+from serve.config import ReplicaConfig
+from serve.http import app, tracing
+from serve.tasks.text_classification import routes
+from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -43,19 +44,19 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     collector.server_close()
 
 
-def ask(server: Server, *requests: dict[str, Any]) -> list[int]:
+def ask(server: ClassificationHandler, *requests: dict[str, Any]) -> list[int]:
     """Status of requests that come at the same time."""
-    framework.install(server)
+    app.install(server)
 
     async def go() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(surface.application, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app.guarded(routes.api), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await asyncio.gather(*(client.request(**each) for each in requests))
 
     try:
         return [answer.status_code for answer in asyncio.run(go())]
     finally:
-        framework._current.clear()
+        app._current.clear()
 
 
 def spans_of(bodies: list[bytes]) -> list[Any]:
@@ -73,7 +74,7 @@ def spans_of(bodies: list[bytes]) -> list[Any]:
 def test_a_request_its_wait_and_its_batch_are_one_trace(
     version: ModelVersion, collected: list[bytes]
 ) -> None:
-    server = load(ServerConfig(version, engine="torch-fp32"))
+    server = load(ReplicaConfig(version, engine="torch-fp32"))
     parent = {"traceparent": f"00-{TRACE}-{CALLER}-01"}
     infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
     codes = ask(
@@ -86,7 +87,7 @@ def test_a_request_its_wait_and_its_batch_are_one_trace(
     assert codes == [200, 200, 200, 422]
     assert server.tracing is not None
     server.tracing.close()
-    server.batcher.close()
+    server.client.close()
     assert not [body for body in collected if TEXT.encode() in body]
 
     spans = spans_of(collected)
@@ -113,7 +114,7 @@ def test_a_request_its_wait_and_its_batch_are_one_trace(
 def test_a_failure_is_an_error_whose_words_stay_here(
     version: ModelVersion, collected: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = load(ServerConfig(version, engine="torch-fp32"))
+    server = load(ReplicaConfig(version, engine="torch-fp32"))
 
     async def fail(*_: object) -> None:
         raise RuntimeError(TEXT)
@@ -124,7 +125,7 @@ def test_a_failure_is_an_error_whose_words_stay_here(
     assert ask(server, {"method": "POST", "url": path, "json": infer}) == [500]
     assert server.tracing is not None
     server.tracing.close()
-    server.batcher.close()
+    server.client.close()
     (span,) = spans_of(collected)
     assert span.status.code == span.status.STATUS_CODE_ERROR
     assert not [body for body in collected if TEXT.encode() in body]

@@ -9,7 +9,8 @@ from cluster.session import Connection
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
 from orchestrator.cli.tune_serve import Tuned, places, why_none
-from serve.tuning import SIZES, Curve, options
+from serve.engines.curve import Curve
+from serve.tools.cost_frontier import SIZES, options
 from serve.version import ModelVersion
 
 CURVES = (
@@ -52,13 +53,13 @@ def test_every_engine_is_timed_on_a_node_that_reads_the_model_from_where_it_is_k
     ray_cluster: Connection, version: ModelVersion, tmp_path: Path
 ) -> None:
     from cluster import discovery
-    from serve import tuner
+    from serve.tools import engine_benchmark
 
     spec = ServeSpec.model_validate({"route": "/tuned", "precision": "fp32"})
     found = [place for place in places(spec, discovery.discover()) if place[0].name == "cpu"]
     elsewhere = replace(version, path=str(tmp_path / "not-here"))
     told: list[str] = []
-    curves = tuner.curves(elsewhere, spec, found, told.append)
+    curves = engine_benchmark.curves(elsewhere, spec, found, told.append)
     assert told == ["timing engines on cpu:1"]
     assert [curve.engine for curve in curves] == ["openvino-fp32", "onnx-fp32", "torch-fp32"]
     for curve in curves:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.storage import copies
+from jobs.storage import cache
 
 FORMAT = 3
 """Changes when the meaning of a cached file does."""
@@ -17,8 +17,8 @@ FORMAT = 3
 def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
     """The memory-mapped table of a key; one process of a machine makes it, the others wait."""
     digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    path = copies.tokenised() / f"{digest[:32]}.arrow"
-    with copies.holding(path):
+    path = cache.tokenised() / f"{digest[:32]}.arrow"
+    with cache.holding(path):
         try:
             return _read(path)
         except (OSError, pa.ArrowInvalid):  # not there, or torn by a full disk

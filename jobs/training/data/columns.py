@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jobs.errors import DataError
+from jobs.spec.task import RowKind
 from jobs.training.data import labels
 from jobs.training.data.conversations import is_message
 from jobs.training.data.table import Table
@@ -95,11 +96,16 @@ class Roles:
     """Columns that a job learns from."""
 
     text: tuple[str, ...] = ()
-    """Of text-classification: one, or two for sentence pairs."""
+    """One, or two for sentence pairs; none where there are conversations."""
     label: str | None = None
-    """Of text-classification."""
+    """None where there are conversations."""
     messages: str | None = None
-    """Of causal-lm: conversations."""
+    """Conversations."""
+
+    @property
+    def kind(self) -> RowKind:
+        """What the columns hold together."""
+        return "labelled-texts" if self.messages is None else "conversations"
 
     @property
     def inputs(self) -> tuple[str, ...]:

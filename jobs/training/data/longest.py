@@ -22,10 +22,11 @@ TOKENISED = 64
 def longest_row(spec: JobSpec) -> int | None:
     """Tokens of the longest training row before it is cut; None when that is not known.
 
-    Packed rows of causal-lm are as long as max_length, so theirs is not looked for.
+    Only tasks whose input is the texts of columns are looked at: packed rows are as long as
+    max_length.
     """
     source = spec.data.train
-    if spec.model.task != "text-classification" or not source.is_local or not source.is_file:
+    if not spec.data.text_columns or not source.is_local or not source.is_file:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from jobs.errors import DataError, StorageError, first_line, listed, shown
 from jobs.spec.data import SourceSpec
-from jobs.storage import copies, files, manifest
+from jobs.storage import cache, files, manifest
 from jobs.storage.bucket import BucketObjects
 from jobs.training.data import readers, table
 from jobs.training.data.table import Table
@@ -120,8 +120,8 @@ def _fetched(url: str) -> Path:
     try:
         bucket = BucketObjects(f"s3://{place.netloc}")
         name = hashlib.sha256(f"{url}/{bucket.tag(key)}".encode()).hexdigest()[:32]
-        path = copies.fetched() / f"{name}{''.join(Path(key).suffixes[-2:])}"
-        with copies.holding(path):
+        path = cache.fetched() / f"{name}{''.join(Path(key).suffixes[-2:])}"
+        with cache.holding(path):
             if not path.exists():
                 bucket.download(key, path)
     except StorageError as error:

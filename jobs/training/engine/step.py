@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from jobs.training.config import TrainingConfig
-from jobs.training.engine.feed import Feed
-from jobs.training.engine.objective import OBJECTIVES, Batch
-from jobs.training.engine.schedule import Schedule
+from jobs.training.engine.batch_plan import BatchPlan
+from jobs.training.engine.device_loader import Batch, DeviceLoader
 from jobs.training.engine.update import Update
 from jobs.training.model.parallel import gradient_sync
 from jobs.training.model.precision import autocast
@@ -19,6 +18,8 @@ LOSSES_KEPT = 4096
 """Losses that stay on the device; the host reads them long before they are overwritten."""
 
 
+Objective = Callable[[Any, Batch, torch.Tensor], torch.Tensor]
+"""Of a model, a batch and the rows' weights: the loss summed over everything that counts."""
 UNROLLED = 3
 """Passes of a step up to which it is one piece; longer ones repeat the pass in their middle."""
 
@@ -40,9 +41,10 @@ class TrainStep:
     world: World
     model: Any
     """As it is called: with gradient sync where there are several workers."""
-    feed: Feed
-    schedule: Schedule
+    feed: DeviceLoader
+    schedule: BatchPlan
     update: Update
+    objective: Objective
     losses: torch.Tensor
     """(LOSSES_KEPT,): this worker's share of each step's mean loss, by step modulo its size."""
     loss: torch.Tensor
@@ -94,7 +96,7 @@ class TrainStep:
             self.update.arm()
         with gradient_sync(self.model, enabled=is_synced):
             with autocast(self.config.precision, self.world.device):
-                part = OBJECTIVES[self.config.model.task](self.model, batch, weights)
+                part = self.objective(self.model, batch, weights)
             self.update.fetched()
             torch.autograd.backward(part * factor)
         self.loss.add_(part.detach())

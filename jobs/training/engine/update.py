@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 from jobs.spec.train import OptimizerSpec, Precision
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import AdamW, State, TorchAdamW
-from jobs.training.engine.exchange import Exchange, Refresh
-from jobs.training.engine.flat import FlatAdamW
+from jobs.training.engine.flat_params import FlatAdamW
+from jobs.training.engine.gradient_exchange import Exchange, Refresh
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World

@@ -8,16 +8,17 @@ import torch
 import transformers
 
 from jobs.errors import listed
+from jobs.spec import task_registry
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.training.model.base import LoadedModel
 from jobs.training.model.library import as_model_error
+from jobs.training.task import training_of
 
 if TYPE_CHECKING:
     import peft
 
-HEADS = ("classifier", "score")
-"""Endings of the modules that peft trains whole in a classifier; it cannot adapt them besides."""
-TASK_TYPES = {"text-classification": "SEQ_CLS", "causal-lm": "CAUSAL_LM"}
+KNOWN_HEADS = ("classifier", "score")
+"""Endings of the modules that peft itself takes for heads, whatever the task."""
 
 
 def add_adapter(loaded: LoadedModel, spec: ModelSpec) -> Any:
@@ -59,12 +60,13 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
     import peft
 
     names = lora.target_modules
-    whole = _outermost([name for name in loaded.fresh if not _is_in_head(name)])
-    kept = (*whole, *(HEADS if spec.task == "text-classification" else ()))
+    heads = training_of(spec.task).heads  # peft trains them whole, and cannot adapt them besides
+    whole = _outermost([name for name in loaded.fresh if not _is_in(name, KNOWN_HEADS)])
+    kept = (*whole, *heads)
     saved = [n for n, _ in loaded.model.named_modules() if n.endswith(kept)]
     inside = [n for n, _ in loaded.model.named_modules() if _is_inside(n, saved)]
     return peft.LoraConfig(
-        task_type=TASK_TYPES[spec.task],
+        task_type=task_registry.find(spec.task).adapter_type,
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -90,9 +92,9 @@ def _linear(model: Any) -> list[str]:
     return sorted({name.rpartition(".")[2] for name in found})
 
 
-def _is_in_head(name: str) -> bool:
-    """Whether peft trains the module whole by itself."""
-    return any(part.endswith(HEADS) for part in name.split("."))
+def _is_in(name: str, heads: tuple[str, ...]) -> bool:
+    """Whether a module is in one of the heads, which peft trains whole by itself."""
+    return any(part.endswith(heads) for part in name.split("."))
 
 
 def _names(lora: LoraSpec) -> str:

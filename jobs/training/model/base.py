@@ -10,9 +10,11 @@ import torch
 import transformers
 
 from jobs.errors import ModelError, listed
+from jobs.spec import task_registry
 from jobs.spec.model import ModelSpec
 from jobs.training.model import location
 from jobs.training.model.library import as_model_error
+from jobs.training.task import training_of
 
 CLASSIFIER = "ForSequenceClassification"
 """How the names of classes end that hold a classifier."""
@@ -108,7 +110,7 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         )
     is_classifier = any(str(name).endswith(CLASSIFIER) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
-    is_labelled = spec.task == "text-classification"
+    is_labelled = training_of(spec.task).has_labels
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
     lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
     remark = ""
@@ -136,9 +138,7 @@ def check_base(spec: ModelSpec, folder: Path) -> None:
 
 
 def _class_for(spec: ModelSpec) -> Any:
-    if spec.task == "causal-lm":
-        return transformers.AutoModelForCausalLM
-    return transformers.AutoModelForSequenceClassification
+    return getattr(transformers, task_registry.find(spec.task).auto_class)
 
 
 def _check_kind(own: Any, auto: Any, spec: ModelSpec) -> None:
@@ -164,11 +164,7 @@ def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> I
 def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer: Any) -> Any:
     config = copy.deepcopy(own)
     parts = {id(part): part for part in (config, config.get_text_config())}.values()
-    if spec.task == "text-classification":
-        config.num_labels = len(label_names)
-        config.problem_type = "single_label_classification"  # whatever the base was trained for
-        config.id2label = dict(enumerate(label_names))
-        config.label2id = {name: index for index, name in enumerate(label_names)}
+    training_of(spec.task).configure(config, label_names)
     for part in parts:
         if tokenizer is not None:
             part.pad_token_id = tokenizer.pad_token_id

@@ -1,10 +1,12 @@
 """Finds the size of a base model: from its configuration, or by building it without memory."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jobs.errors import ModelError
-from jobs.spec.model import Task
+from jobs.spec import task_registry
+from jobs.spec.task import Task
 from jobs.training.model import location as model_location
 from jobs.training.model.library import as_model_error
 from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
@@ -22,16 +24,20 @@ WIDE = ("intermediate_size", "hidden_dim", "d_ff", "ffn_dim", "encoder_ffn_dim",
 """Names under which configurations keep these dimensions."""
 
 
-def shape_of(base: str, task: Task = "text-classification") -> ModelShape | None:
-    """Dimensions of a base model; None when its configuration cannot be had or read."""
+def shape_of(base: str, task: Task | None = None) -> ModelShape | None:
+    """Dimensions of a base model for a task; None when its configuration cannot be had or read."""
+    task = task or task_registry.find(task_registry.DEFAULT_TASK)
     location = model_location.locate(base, has_weights=False)
     if isinstance(location, Path):
         return _from_config(model_location.read_config(location), task)
     name = location.rsplit("/", 1)[-1]
-    return KNOWN_SHAPES.get(name) or _from_hub(location, task)
+    known = KNOWN_SHAPES.get(name)
+    if known:
+        return replace(known, scores_vocabulary=task.scores_vocabulary)
+    return _from_hub(location, task)
 
 
-def _from_config(config: dict[str, Any], task: Task = "text-classification") -> ModelShape | None:
+def _from_config(config: dict[str, Any], task: Task) -> ModelShape | None:
     def read(*names: str) -> int:
         return int(next(config[name] for name in names if _is_size(config.get(name))))
 
@@ -54,7 +60,8 @@ def _from_config(config: dict[str, Any], task: Task = "text-classification") -> 
             positions=0 if is_gated else size("max_position_embeddings", 0),
             is_gated=is_gated,
             key_value_share=size("num_key_value_heads", heads) / heads,
-            has_own_head=is_gated and not config.get("tie_word_embeddings", False),
+            has_own_head=task.scores_vocabulary and not config.get("tie_word_embeddings", False),
+            scores_vocabulary=task.scores_vocabulary,
             counted=None if kind in EXACT_TYPES else _count(config, task),
         )
     except StopIteration:
@@ -74,9 +81,7 @@ def _count(config: dict[str, Any], task: Task) -> int:
     import torch  # seconds that models with a formula need not pay
     import transformers
 
-    auto = transformers.AutoModelForSequenceClassification
-    if task == "causal-lm":
-        auto = transformers.AutoModelForCausalLM
+    auto = getattr(transformers, task.auto_class)
     values = {name: value for name, value in config.items() if name != "model_type"}
     try:
         with as_model_error("the model cannot be counted"), torch.device("meta"):

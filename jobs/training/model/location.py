@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import ModelError, StorageError, first_line, shown
-from jobs.storage import copies, files
+from jobs.storage import cache, files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.objects import Entry
 from jobs.storage.storage import S3_SCHEME
@@ -80,8 +80,8 @@ def _in_bucket(base: str, *, has_weights: bool) -> Path:
             raise ModelError(f"{base} has no config.json, so it holds no model")
         versions = [f"{entry.key} {entry.size} {entry.modified}" for entry in found]
         name = hashlib.sha256("\n".join((base, *versions)).encode()).hexdigest()[:32]
-        folder = copies.fetched() / name
-        with copies.holding(folder):
+        folder = cache.fetched() / name
+        with cache.holding(folder):
             folder.mkdir(exist_ok=True)
             for entry in found:
                 is_needed = has_weights or not entry.key.endswith(WEIGHTS)

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.training.config import TrainingConfig
-from jobs.training.model.copies import with_low_precision_copies
+from jobs.training.model.low_precision import with_low_precision_copies
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World

@@ -19,6 +19,8 @@ class ModelShape:
     """Key and value heads over query heads."""
     has_own_head: bool = False
     """Whether the output layer over the vocabulary has weights of its own."""
+    scores_vocabulary: bool = False
+    """Whether every token gets a score for each word of the vocabulary."""
     counted: int | None = None
     """All weights, counted in the model built without memory; None where the formula is exact."""
 

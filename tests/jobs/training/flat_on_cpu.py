@@ -4,12 +4,12 @@ from typing import Any
 
 import torch
 
-from jobs.training.engine import flat, kernels, update
+from jobs.training.engine import flat_params, kernels, update
 
 
 def switch_on(shared_from_bytes: int) -> None:
     """Let this process keep its weights flat, in small buckets."""
-    flat.BUCKET_BYTES, flat.SHARED_FROM_BYTES = 2**14, shared_from_bytes
+    flat_params.BUCKET_BYTES, flat_params.SHARED_FROM_BYTES = 2**14, shared_from_bytes
     kernels.adamw, kernels.sum_of_squares = adamw, sum_of_squares
     update.uses_flat_weights = lambda _: True
 

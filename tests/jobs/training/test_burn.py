@@ -1,23 +1,25 @@
-"""The burn on the machine at hand: plausible rates for every precision, from real work."""
+"""The hardware benchmark on the machine at hand: plausible rates for every precision."""
 
 from collections.abc import Callable
 
 import pytest
 
-from jobs.training import burn
-from jobs.training.events import Burned, Event, Joined
+from jobs.training.events import Event, HardwareMeasured, WorkersReady
+from jobs.training.probing import hardware_benchmark
 
 
 def test_a_cpu_s_rates_are_measured_by_doing_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burn, "WARMUP_S", 0.05)
-    monkeypatch.setattr(burn, "TIMED_S", 0.2)
+    monkeypatch.setattr(hardware_benchmark, "WARMUP_S", 0.05)
+    monkeypatch.setattr(hardware_benchmark, "TIMED_S", 0.2)
     # a CPU that has no bf16 reaches a thousandth of what one has that does
-    monkeypatch.setattr(burn, "MATRIX", {"cpu": 256})
+    monkeypatch.setattr(hardware_benchmark, "MATRIX", {"cpu": 256})
     events: list[Event] = []
-    burn.burn(burn.BurnRequest("cpu", ("fp32", "bf16")), events.append)
+    hardware_benchmark.measure(
+        hardware_benchmark.HardwareRequest("cpu", ("fp32", "bf16")), events.append
+    )
     joined, found = events
-    assert isinstance(joined, Joined)
-    assert isinstance(found, Burned)
+    assert isinstance(joined, WorkersReady)
+    assert isinstance(found, HardwareMeasured)
     assert set(found.tflops) == {"fp32", "bf16"}
     assert all(0.0001 < rate < 100 for rate in found.tflops.values())
     assert 0.5 < found.bandwidth_gb_per_s < 2000
@@ -31,12 +33,12 @@ def test_rates_follow_from_time_and_work(monkeypatch: pytest.MonkeyPatch) -> Non
         work()
         return 0.1
 
-    monkeypatch.setattr(burn, "_seconds", seconds)
-    monkeypatch.setattr(burn, "MATRIX", {"cpu": 100})
-    monkeypatch.setattr(burn, "COPIED_BYTES", {"cpu": 1000})
+    monkeypatch.setattr(hardware_benchmark, "_seconds", seconds)
+    monkeypatch.setattr(hardware_benchmark, "MATRIX", {"cpu": 100})
+    monkeypatch.setattr(hardware_benchmark, "COPIED_BYTES", {"cpu": 1000})
     events: list[Event] = []
-    burn.burn(burn.BurnRequest("cpu", ("fp32",)), events.append)
+    hardware_benchmark.measure(hardware_benchmark.HardwareRequest("cpu", ("fp32",)), events.append)
     found = events[-1]
-    assert isinstance(found, Burned)
+    assert isinstance(found, HardwareMeasured)
     assert found.tflops["fp32"] == pytest.approx(2e6 / 0.1 / 1e12)
     assert found.bandwidth_gb_per_s == pytest.approx(2000 / 0.1 / 1e9)

@@ -11,7 +11,7 @@ import torch
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
-from jobs.training.data.corpus import load_corpus
+from jobs.training.corpus import load_corpus
 from jobs.training.engine import kernels
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train

@@ -12,9 +12,9 @@ import transformers
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import OptimizerSpec
 from jobs.training.config import TrainingConfig
+from jobs.training.corpus import Corpus, load_corpus
 from jobs.training.data import batches
 from jobs.training.data.batches import FILLER
-from jobs.training.data.corpus import Corpus, load_corpus
 from jobs.training.engine.learning_rate import rate_at
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from jobs.spec.train import OptimizerSpec
-from jobs.training.engine import exchange, flat
-from jobs.training.engine.exchange import Refresh
-from jobs.training.engine.flat import FlatAdamW
+from jobs.training.engine import flat_params, gradient_exchange
+from jobs.training.engine.flat_params import FlatAdamW
+from jobs.training.engine.gradient_exchange import Refresh
 from jobs.training.model import parallel
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
@@ -66,9 +66,9 @@ def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         told.append(f"fetch {number}")
         return Work(str(number))
 
-    monkeypatch.setattr(exchange, "all_gather", fetch)
-    monkeypatch.setattr(flat, "SHARED_FROM_BYTES", 0)
-    monkeypatch.setattr(flat, "BUCKET_BYTES", 1)
+    monkeypatch.setattr(gradient_exchange, "all_gather", fetch)
+    monkeypatch.setattr(flat_params, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(flat_params, "BUCKET_BYTES", 1)
     return told
 
 
@@ -130,7 +130,7 @@ def test_only_rows_in_use_are_exchanged_unless_others_have_gradients_too(*, scor
     weights = [Weight("words", weight, weight)]
     world = World(0, 1, torch.device("cpu"))
     optimizer = FlatAdamW(weights, OptimizerSpec(lr=1e-3), steps=3, world=world)
-    exchanged = exchange.Exchange(optimizer, weights, in_16_bits=False)
+    exchanged = gradient_exchange.Exchange(optimizer, weights, in_16_bits=False)
     exchanged.follow(model, passes=1)
     sent: list[int] = []
     for ids in ([[3, 5, 3]], [[7, 7, 9]]):

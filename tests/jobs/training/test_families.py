@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from jobs.training.engine.objective import predict_tokens
 
 from jobs.errors import ModelError
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import OptimizerSpec
 from jobs.training import eval_sample, plain_scores, publication
 from jobs.training.config import TrainingConfig
-from jobs.training.data.corpus import load_corpus
-from jobs.training.engine.objective import predict_tokens
+from jobs.training.corpus import load_corpus
 from jobs.training.events import Evaluated, Event, Proven, Started
 from jobs.training.loop import train
 from jobs.training.model.base import settle

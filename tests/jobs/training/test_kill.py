@@ -37,7 +37,7 @@ def config(reviews: Path, base: str, world: int, **fields: object) -> TrainingCo
 
 def weights(folder: Path) -> str:
     """Hash of the newest checkpoint's weights."""
-    found = checkpoint.latest(checkpoint.Shelf(folder))
+    found = checkpoint.latest(checkpoint.CheckpointStore(folder))
     assert found is not None
     return manifest.sha256(Path(found.path) / manifest.MODEL_DIR / "model.safetensors")
 
@@ -72,7 +72,7 @@ def test_kills_before_during_and_after_a_checkpoint_change_nothing(
         assert workers.comes(lambda moment=moment, log=log: moment(log))
         workers.kill(group, 0 if moment is is_writing else world - 1)
         torn += is_writing(log)
-        found = checkpoint.latest(checkpoint.Shelf(cut))
+        found = checkpoint.latest(checkpoint.CheckpointStore(cut))
         resumed_from.append(found.step if found else 0)
     assert torn, "no kill fell into a write"
     assert resumed_from == sorted(resumed_from)
@@ -104,7 +104,7 @@ def test_kills_at_random_moments_change_nothing(
         )
         workers.kill(group, draw.randrange(world))
         kills += 1
-        found = checkpoint.latest(checkpoint.Shelf(cut))
+        found = checkpoint.latest(checkpoint.CheckpointStore(cut))
         kept = found.step if found else 0
         resumed_from.append(kept)
         # one interval, and the one whose write was under way
@@ -128,7 +128,7 @@ def test_resuming_on_fewer_workers_goes_on_with_the_same_curve(
     whole = workers.losses(workers.run(two, 2, tmp_path))
     log = tmp_path / "half.jsonl"
     group = workers.start(two, 2, tmp_path / "cut", log)
-    shelf = checkpoint.Shelf(tmp_path / "cut")
+    shelf = checkpoint.CheckpointStore(tmp_path / "cut")
     assert workers.comes(lambda: checkpoint.latest(shelf) is not None)
     workers.kill(group, 0)
     events = workers.run(one, 1, tmp_path, tmp_path / "cut")

@@ -5,7 +5,7 @@ from pathlib import Path
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec
 from jobs.storage import manifest
-from jobs.training.events import Event, Left, Started, Stepped
+from jobs.training.events import Event, Interrupted, Started, Stepped
 from jobs.training.loop import train
 from tests.builders import training_config
 
@@ -22,7 +22,7 @@ def test_it_leaves_with_a_checkpoint_and_resumes_exactly(
         return sum(isinstance(event, Stepped) for event in events) >= 3
 
     train(config, events.append, tmp_path / "cut", leave)
-    left = next(event.step for event in events if isinstance(event, Left))
+    left = next(event.step for event in events if isinstance(event, Interrupted))
     assert 3 <= left < whole.step
     again: list[Event] = []
     resumed = train(config, again.append, tmp_path / "cut")

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import sklearn.metrics
+from jobs.training.metrics import classification as metrics
 
 from jobs.spec.train import LrScheduleSpec
 from jobs.training.engine.learning_rate import rate_at
-from jobs.training.metrics import classification as metrics
 
 BINARY = np.array([[50, 10], [5, 35]])
 THREE = np.array([[5, 0, 0], [1, 3, 1], [0, 2, 4]])

@@ -12,8 +12,8 @@ from jobs.spec.data import SourceSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec
 from jobs.storage import files
+from jobs.training.corpus import load_corpus
 from jobs.training.data import sources
-from jobs.training.data.corpus import load_corpus
 from jobs.training.events import Evaluated, Event
 from jobs.training.loop import train
 from tests.builders import training_config

@@ -15,7 +15,7 @@ from jobs.spec.train import CheckpointSpec, EvalSpec, OptimizerSpec, Precision
 from jobs.storage import manifest
 from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
-from jobs.training.data.corpus import load_corpus
+from jobs.training.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
 from jobs.training.events import Evaluated, Event, Stepped
 from jobs.training.loop import train
@@ -194,7 +194,7 @@ def test_an_adapter_resumes_exactly(
         workers.remove(folder / f"step-0000000{step}")
     found = curve(config, tmp_path, folder)
     assert found[:2] == expected[3:5]
-    reference = checkpoint.latest(checkpoint.Shelf(folder))
+    reference = checkpoint.latest(checkpoint.CheckpointStore(folder))
     assert reference is not None
     assert manifest.sha256(Path(reference.path) / weights) == last
 

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from jobs.errors import InfeasibleError
-from orchestrator.decisions import kubernetes
-from orchestrator.decisions.kubernetes import Options
-from orchestrator.decisions.pods import Document
+from orchestrator.kubernetes import manifests
+from orchestrator.kubernetes.manifests import Options
+from orchestrator.kubernetes.pods import Document
 from tests.builders import any_of, job
 
 VERSION = "1.34"
@@ -47,7 +47,7 @@ def whole_job(**fields: Any) -> Any:
 def files() -> dict[str, list[Document]]:
     """Of a job on several kinds of GPU, with an endpoint, by path."""
     options = Options(IMAGE, namespace="ml", queue="gpus")
-    return kubernetes.manifests(whole_job(), options)
+    return manifests.documents_of(whole_job(), options)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_the_job_in_the_config_map_runs_without_an_endpoint(
 def test_kustomize_builds_every_folder(files: dict[str, list[Document]], tmp_path: Path) -> None:
     for name, documents in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(kubernetes.to_text(*documents), encoding="utf-8")
+        (tmp_path / name).write_text(manifests.to_text(*documents), encoding="utf-8")
     kubectl = Path(sys.executable).with_name("kubectl")
     for folder, count in (("job", 3), ("cluster", 2), ("endpoint", 3)):
         done = subprocess.run(
@@ -204,7 +204,7 @@ def test_grpc_is_refused() -> None:
     places = {"data__train": {"path": "s3://team/x.csv"}, "data__eval": {"path": "s3://team/y.csv"}}
     spec = job(storage="s3://team/x", serve={"route": "/x", "grpc": True}, **places)
     with pytest.raises(InfeasibleError, match="KubeRay opens no port for it"):
-        kubernetes.manifests(spec, Options(IMAGE))
+        manifests.documents_of(spec, Options(IMAGE))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_what_pods_do_not_see_is_refused(field: str, value: object) -> None:
     plain = {"storage": "s3://team/x", "data__train": {"path": "s3://team/x.csv"}}
     spec = job(data__eval={"path": "s3://team/y.csv"}, **{**plain, field: value})
     with pytest.raises(InfeasibleError, match="place of this machine"):
-        kubernetes.manifests(spec, Options(IMAGE))
+        manifests.documents_of(spec, Options(IMAGE))
 
 
 def test_a_volume_holds_what_is_not_in_s3() -> None:
@@ -230,8 +230,8 @@ def test_a_volume_holds_what_is_not_in_s3() -> None:
         resources__any_of=any_of("T4:1"),
     )
     with pytest.raises(InfeasibleError, match="--claim"):
-        kubernetes.manifests(spec, Options(IMAGE))
-    found = kubernetes.manifests(spec, Options(IMAGE, claim="shared"))
+        manifests.documents_of(spec, Options(IMAGE))
+    found = manifests.documents_of(spec, Options(IMAGE, claim="shared"))
     assert "endpoint/rayservice.yaml" not in found
     for document in of_ray(found):
         for pod in pods_of(document):
@@ -241,7 +241,7 @@ def test_a_volume_holds_what_is_not_in_s3() -> None:
 
 
 def test_no_pod_of_ray_starts_without_the_secrets_that_the_job_names() -> None:
-    found = kubernetes.manifests(whole_job(secrets=["HF_TOKEN"]), Options(IMAGE))
+    found = manifests.documents_of(whole_job(secrets=["HF_TOKEN"]), Options(IMAGE))
     wanted = {"secretKeyRef": {"name": "winnow-secrets", "key": "HF_TOKEN"}}
     own = [pod["spec"]["containers"][0] for d in of_ray(found) for pod in pods_of(d)]
     rays = [each for each in own if each["name"] in ("ray-head", "ray-worker")]
@@ -252,6 +252,6 @@ def test_no_pod_of_ray_starts_without_the_secrets_that_the_job_names() -> None:
 
 
 def test_a_redis_takes_the_place_of_rocksdb() -> None:
-    found = kubernetes.manifests(whole_job(), Options(IMAGE, redis="redis:6379"))
+    found = manifests.documents_of(whole_job(), Options(IMAGE, redis="redis:6379"))
     (document,) = found["cluster/raycluster.yaml"]
     assert document["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis:6379"

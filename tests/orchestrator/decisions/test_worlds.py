@@ -1,7 +1,7 @@
 """Sweeps of simulated worlds whose speeds the test knows and the decisions must find out.
 
-A stand-in for a worker group steps through probes as jobs.training.probe does, with the same rules
-for giving up, and counts the accelerator time that they take.
+A stand-in for a worker group steps through probes as jobs.training.probing.probe does, with the
+same rules for giving up, and counts the accelerator time that they take.
 """
 
 import math

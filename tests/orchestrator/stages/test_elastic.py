@@ -9,7 +9,7 @@ from cluster.placement import Placement, options, place
 from cluster.session import Connection
 from jobs.spec.quantities import AcceleratorRequest, Cadence
 from jobs.spec.train import CheckpointSpec, EvalSpec
-from jobs.training.checkpoint import Shelf
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from orchestrator.decisions.recovery import Cause, Failed
@@ -63,7 +63,7 @@ def test_a_lost_device_is_done_without_until_it_is_back(
     result = fit.fit(
         training_config(reviews, tiny_model, **fields),
         placement,
-        Shelf(tmp_path / "fit" / "checkpoints"),
+        CheckpointStore(tmp_path / "fit" / "checkpoints"),
         fit.Rules(min_workers=1),
         take,
         fail,

@@ -69,7 +69,7 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     assert all(placement.simulated for placement in plan.placements)
     measured: list[Measurement] = []
     launches: list[Launch] = []
-    findings = speed.Findings(measured.append, launches.append)
+    findings = speed.ProbeCallbacks(measured.append, launches.append)
     speed.measure(spec, plan.candidates, tmp_path, findings)
     assert {m.candidate for m in measured} == {c.id for c in plan.candidates}
     assert all(m.step_s and m.train_rows == 160 and m.eval_rows == 50 for m in measured)
@@ -306,7 +306,7 @@ def test_bad_data_reaches_the_user_in_words(
     plan = make_plan(spec, discover(), None)
     with pytest.raises(TrainingError, match="has no column 'stars'; its columns are text, label"):
         speed.measure(
-            spec, plan.candidates, tmp_path, speed.Findings(lambda _: None, lambda _: None)
+            spec, plan.candidates, tmp_path, speed.ProbeCallbacks(lambda _: None, lambda _: None)
         )
 
 

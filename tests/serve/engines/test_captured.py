@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from serve.batches import Limits, block
-from serve.engines import choose
+from serve.batching.policy import Limits, block
+from serve.batching.rows import Padding, Row, Tokenizer
+from serve.engines import selection
 from serve.engines.captured_engine import CapturedEngine, shape_of, shapes
-from serve.engines.choose import GateRows, Maker
-from serve.engines.rows import Padding, Row, Tokenizer
+from serve.engines.selection import EngineFactory, GateRows
 from serve.version import ModelVersion
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -50,12 +50,12 @@ def test_captured_batches_give_the_scores_of_fp32(
     precision: str, bound: float, version: ModelVersion, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    gate = choose.read_gate(Path(version.path))
-    maker = Maker(Path(version.path), tmp_path, tokenizer, "cpu", 1)
-    expected = choose.scores(maker.make("torch-fp32", GateRows((), ())), gate.rows, 16)
+    gate = selection.read_gate(Path(version.path))
+    maker = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
+    expected = selection.scores(maker.make("torch-fp32", GateRows((), ())), gate.rows, 16)
     engine = CapturedEngine(Path(version.path), tokenizer, precision)  # type: ignore[arg-type]
     for batch in (1, 16, 50):
-        assert choose.scores(engine, gate.rows, batch) == pytest.approx(expected, abs=bound)
+        assert selection.scores(engine, gate.rows, batch) == pytest.approx(expected, abs=bound)
     launched = [engine.launch(gate.rows[n : n + 8]) for n in (0, 8, 16)]
     for number, landing in enumerate(launched):
         alone = engine.run(gate.rows[8 * number : 8 * number + 8])

@@ -15,25 +15,25 @@ from jobs.spec.serve import EngineName
 from jobs.spec.train import OptimizerSpec
 from jobs.training import eval_sample
 from jobs.training.loop import train
-from serve.engines import choose
+from serve.batching.rows import Tokenizer
+from serve.engines import selection
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.choose import Maker
-from serve.engines.rows import Tokenizer
+from serve.engines.selection import EngineFactory
 from serve.engines.torch_engine import TorchEngine
 from tests import tiny
 from tests.builders import training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 EXACT: tuple[EngineName, ...] = ("openvino-fp32", "onnx-fp32", "torch-fp32")
-Publish = Callable[[str], Maker]
+Publish = Callable[[str], EngineFactory]
 
 
 @pytest.fixture(scope="module")
 def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publish:
     """Trains a tiny model of an architecture; what makes its engines."""
-    known: dict[str, Maker] = {}
+    known: dict[str, EngineFactory] = {}
 
-    def make(kind: str) -> Maker:
+    def make(kind: str) -> EngineFactory:
         if kind not in known:
             folder = tmp_path_factory.mktemp(kind)
             base = tiny.save(folder / "base", kind, transformers.AutoModel)
@@ -46,7 +46,7 @@ def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publis
             )
             reference = train(config, lambda _: None, folder / "checkpoints")
             model = Path(reference.path) / "model"
-            known[kind] = Maker(model, folder / "exports", Tokenizer(model, 32), "cpu", 1)
+            known[kind] = EngineFactory(model, folder / "exports", Tokenizer(model, 32), "cpu", 1)
         return known[kind]
 
     return make
@@ -55,15 +55,17 @@ def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publis
 @pytest.mark.parametrize("kind", ["xlnet", "t5", "bart", "gpt2", "roberta"])
 def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publish) -> None:
     maker = published(kind)
-    gate = choose.read_gate(maker.model)
+    gate = selection.read_gate(maker.model)
     assert gate.scores is not None
-    choice = choose.choose(maker, EXACT, gate, is_timed=False)
+    choice = selection.choose(maker, EXACT, gate, is_timed=False)
     allowed = [trial.engine for trial in choice.trials if not trial.refusal]
     assert "torch-fp32" in allowed
     for name in allowed:
         engine = maker.make(name, gate)
         for batch in (1, 7, 50):
-            assert choose.scores(engine, gate.rows, batch) == pytest.approx(gate.scores, abs=1e-3)
+            assert selection.scores(engine, gate.rows, batch) == pytest.approx(
+                gate.scores, abs=1e-3
+            )
     texts = [tuple(row.texts) for row in eval_sample.read(maker.model)]
     assert [list(row.ids) for row in maker.tokenizer.rows(texts)] == [r.ids for r in gate.rows]
 
@@ -77,20 +79,20 @@ def test_models_that_cannot_be_captured_are_run_as_they_are(
     kind: str, engine: type, published: Publish
 ) -> None:
     maker = replace(published(kind), device="cuda")
-    gate = choose.read_gate(maker.model)
+    gate = selection.read_gate(maker.model)
     assert type(maker.make("torch-fp32", gate)) is engine
-    choice = choose.choose(maker, ("torch-fp32",), gate, is_timed=False)
+    choice = selection.choose(maker, ("torch-fp32",), gate, is_timed=False)
     assert (choice.engine, choice.is_one_by_one) == ("torch-fp32", False)
 
 
-def exchanged(maker: Maker, folder: Path) -> Maker:
+def exchanged(maker: EngineFactory, folder: Path) -> EngineFactory:
     """The same model with the rows of its output layer in another order."""
     model = shutil.copytree(maker.model, folder / "model")
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(model)
     weight = loaded.classifier.out_proj.weight.data
     weight.copy_(weight.flip(0))
     loaded.save_pretrained(model)
-    return Maker(model, folder / "exports", maker.tokenizer, "cpu", 1)
+    return EngineFactory(model, folder / "exports", maker.tokenizer, "cpu", 1)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -100,4 +102,4 @@ def test_a_version_that_no_engine_scores_as_training_did_is_not_served(
     """A planted fault: the classes are exchanged. Also where one engine alone is asked for."""
     maker = exchanged(published("roberta"), tmp_path)
     with pytest.raises(DeployError, match="no engine gives its evaluation rows the scores of"):
-        choose.choose(maker, (name,), choose.read_gate(maker.model), is_timed=False)
+        selection.choose(maker, (name,), selection.read_gate(maker.model), is_timed=False)

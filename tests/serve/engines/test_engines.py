@@ -14,12 +14,12 @@ import torch
 import transformers
 
 from jobs.spec.serve import EngineName
-from serve.engines import choose, openvino_engine, packing
-from serve.engines.choose import PACKED_TOKENS, GateRows, Judge, Maker
-from serve.engines.engine import Choice, Engine, Logits, OneByOne, Shape, Trial
+from serve.batching.rows import Logits, Padding, Row, Tokenizer
+from serve.engines import openvino_engine, packing, selection
+from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, Shape
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
-from serve.engines.rows import Padding, Row, Tokenizer
+from serve.engines.selection import PACKED_TOKENS, EngineFactory, GateRows, Judge
 from serve.version import ModelVersion
 
 pytestmark = [
@@ -40,17 +40,17 @@ BOUNDS: dict[EngineName, float] = {
 
 
 @pytest.fixture(scope="module")
-def maker(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> Maker:
+def maker(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> EngineFactory:
     """Makes engines of the tiny model."""
     folder = Path(version.path)
     tokenizer = Tokenizer(folder, version.max_length)
-    return Maker(folder, tmp_path_factory.mktemp("exports"), tokenizer, "cpu", 1)
+    return EngineFactory(folder, tmp_path_factory.mktemp("exports"), tokenizer, "cpu", 1)
 
 
 @pytest.fixture(scope="module")
 def gate(version: ModelVersion) -> GateRows:
     """The evaluation rows that were saved beside the model."""
-    return choose.read_gate(Path(version.path))
+    return selection.read_gate(Path(version.path))
 
 
 def test_evaluation_rows_are_saved_beside_the_model(gate: GateRows) -> None:
@@ -65,7 +65,9 @@ def test_a_published_model_says_what_it_is(version: ModelVersion) -> None:
     assert config["id2label"] == {"0": "negative", "1": "positive"}
 
 
-def test_rows_are_tokenised_as_transformers_does(version: ModelVersion, maker: Maker) -> None:
+def test_rows_are_tokenised_as_transformers_does(
+    version: ModelVersion, maker: EngineFactory
+) -> None:
     reference = transformers.AutoTokenizer.from_pretrained(version.path)
     for text, row in zip(TEXTS, maker.tokenizer.rows(TEXTS), strict=True):
         expected = reference(*text, truncation=True, max_length=32)
@@ -96,7 +98,7 @@ def test_rows_are_tokenised_as_transformers_does(version: ModelVersion, maker: M
 )
 @pytest.mark.parametrize("is_lower", [True, False])
 def test_plain_texts_are_tokenised_the_same(
-    text: str, *, is_lower: bool, maker: Maker, tmp_path: Path
+    text: str, *, is_lower: bool, maker: EngineFactory, tmp_path: Path
 ) -> None:
     shutil.copytree(maker.model, tmp_path / "model")
     told = tmp_path / "model/tokenizer_config.json"
@@ -111,7 +113,7 @@ def test_plain_texts_are_tokenised_the_same(
         tokenizer._plain = kept
 
 
-def test_only_plain_texts_go_around_the_normaliser(maker: Maker) -> None:
+def test_only_plain_texts_go_around_the_normaliser(maker: EngineFactory) -> None:
     plain = maker.tokenizer._plain
     assert plain
     assert plain.texts([("One", "TWO two"), ("3",)]) == [("one", "two two"), ("3",)]
@@ -121,15 +123,15 @@ def test_only_plain_texts_go_around_the_normaliser(maker: Maker) -> None:
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_scores_equal_those_of_transformers_alone_and_together(
-    name: EngineName, version: ModelVersion, maker: Maker, gate: GateRows
+    name: EngineName, version: ModelVersion, maker: EngineFactory, gate: GateRows
 ) -> None:
     engine = maker.make(name, gate)
     assert engine.name == name
     tokenizer = transformers.AutoTokenizer.from_pretrained(version.path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(version.path).eval()
     rows = maker.tokenizer.rows(TEXTS)
-    together = choose.scores(engine, rows, len(rows))
-    alone = choose.scores(engine, rows, 1)
+    together = selection.scores(engine, rows, len(rows))
+    alone = selection.scores(engine, rows, 1)
     for number, text in enumerate(TEXTS):
         inputs = tokenizer(*text, truncation=True, max_length=32, return_tensors="pt")
         with torch.inference_mode():
@@ -188,14 +190,16 @@ def test_a_shape_is_kept_where_that_wastes_little() -> None:
     assert Packing(9, 4).arrange([12]) == (12, [[0]])
 
 
-def test_a_row_that_is_there_for_the_shape_changes_nothing(maker: Maker, gate: GateRows) -> None:
+def test_a_row_that_is_there_for_the_shape_changes_nothing(
+    maker: EngineFactory, gate: GateRows
+) -> None:
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
-    reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    reference = selection.scores(maker.make("torch-fp32", gate), gate.rows, 1)
     engine.packing.spare = 1e6
     engine.run(gate.rows[:20])
     shape = engine.packing.last
-    found = choose.scores(engine, gate.rows, 1)
+    found = selection.scores(engine, gate.rows, 1)
     assert engine.packing.last == shape != (1, shape[1])
     assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
 
@@ -267,34 +271,34 @@ def test_more_inputs_than_the_graph_of_their_shape_takes() -> None:
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_graphs_of_their_own_shape_give_the_same_scores(
-    name: EngineName, maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    name: EngineName, maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = maker.make(name, gate)
     assert isinstance(engine, OpenVinoEngine)
-    before = choose.scores(engine, gate.rows, 1), choose.scores(engine, gate.rows, 50)
+    before = selection.scores(engine, gate.rows, 1), selection.scores(engine, gate.rows, 50)
     engine.prepare([len(row) for row in gate.rows], 256)
     monkeypatch.setattr(engine, "_request", None)  # the graph for any shape
-    after = choose.scores(engine, gate.rows, 1), choose.scores(engine, gate.rows[:30], 30)
+    after = selection.scores(engine, gate.rows, 1), selection.scores(engine, gate.rows[:30], 30)
     assert np.abs(after[0] - before[0]).max() < 1e-5
     assert np.abs(after[1] - before[1][:30]).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_texts_of_a_word_each_are_answered_together(
-    name: EngineName, maker: Maker, gate: GateRows
+    name: EngineName, maker: EngineFactory, gate: GateRows
 ) -> None:
     engine = maker.make(name, gate)
     words = maker.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
-    alone = choose.scores(engine, words, 1)
+    alone = selection.scores(engine, words, 1)
     engine.prepare([14] * 20, 256)  # one of the shapes is a row of the least width
     engine.packing.spare = 0.0
     for count in range(1, len(words) + 1):
-        found = choose.scores(engine, words[:count], count)
+        found = selection.scores(engine, words[:count], count)
         assert np.abs(found - alone[:count]).max() < 1e-5
 
 
 def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
-    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
@@ -307,7 +311,7 @@ def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
 
 
 def test_what_another_shape_costs_is_timed(
-    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = maker.make("openvino-fp32", gate)
     assert isinstance(engine, OpenVinoEngine)
@@ -324,12 +328,14 @@ def test_what_another_shape_costs_is_timed(
 
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
-def test_neighbours_in_a_row_change_nothing(name: EngineName, maker: Maker, gate: GateRows) -> None:
+def test_neighbours_in_a_row_change_nothing(
+    name: EngineName, maker: EngineFactory, gate: GateRows
+) -> None:
     engine = maker.make(name, gate)
     assert engine.is_packed
-    found = choose.scores(engine, gate.rows, 50)
-    assert np.abs(found - choose.scores(engine, gate.rows, 1)).max() < 1e-5
-    reference = choose.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    found = selection.scores(engine, gate.rows, 50)
+    assert np.abs(found - selection.scores(engine, gate.rows, 1)).max() < 1e-5
+    reference = selection.scores(maker.make("torch-fp32", gate), gate.rows, 1)
     assert np.abs(found - reference).max() < BOUNDS[name]
 
 
@@ -337,7 +343,7 @@ def test_neighbours_in_a_row_change_nothing(name: EngineName, maker: Maker, gate
 def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
     flags: str,
     widths: set[int],
-    maker: Maker,
+    maker: EngineFactory,
     gate: GateRows,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -349,12 +355,12 @@ def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
     rows = maker.tokenizer.rows([("x",), ("a superb film",)])
     laid = openvino_engine.packing_of(maker.tokenizer)
     assert {laid.apply([row])["input_ids"].shape[1] for row in rows} == widths
-    reference = choose.scores(maker.make("torch-fp32", gate), rows, 1)
-    assert np.abs(choose.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
+    reference = selection.scores(maker.make("torch-fp32", gate), rows, 1)
+    assert np.abs(selection.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
 
 
 def test_models_that_are_not_packed_are_padded(
-    maker: Maker, gate: GateRows, tmp_path: Path
+    maker: EngineFactory, gate: GateRows, tmp_path: Path
 ) -> None:
     shutil.copytree(maker.model, tmp_path / "model")
     config = transformers.DistilBertConfig(dim=16, hidden_dim=16, n_layers=1, n_heads=2)
@@ -364,11 +370,13 @@ def test_models_that_are_not_packed_are_padded(
     names = {"model_input_names": ["input_ids", "attention_mask"]}
     told.write_text(json.dumps(json.loads(told.read_text()) | names))
     tokenizer = Tokenizer(tmp_path / "model", 32)
-    other = Maker(tmp_path / "model", tmp_path / "exports", tokenizer, "cpu", 1)
+    other = EngineFactory(tmp_path / "model", tmp_path / "exports", tokenizer, "cpu", 1)
     engine = other.make("openvino-fp32", gate)
     assert not engine.is_packed
-    reference = choose.scores(other.make("torch-fp32", gate), gate.rows, 50)
-    assert np.abs(choose.scores(engine, gate.rows, 50) - reference).max() < BOUNDS["openvino-fp32"]
+    reference = selection.scores(other.make("torch-fp32", gate), gate.rows, 50)
+    assert (
+        np.abs(selection.scores(engine, gate.rows, 50) - reference).max() < BOUNDS["openvino-fp32"]
+    )
 
 
 class Fake:
@@ -407,7 +415,7 @@ GATE = GateRows(
     ],
 )
 def test_the_gate_refuses_engines_that_answer_otherwise(engine: Engine, refusal: str) -> None:
-    judge = Judge(GATE, choose.scores(Fake(), GATE.rows, 32))
+    judge = Judge(GATE, selection.scores(Fake(), GATE.rows, 32))
     trial = judge.trial(engine)
     assert (refusal in trial.refusal) if refusal else (trial.refusal == "")
 
@@ -423,20 +431,20 @@ def test_budgets_are_timed_but_for_an_engine_that_packs(
             time.sleep(2e-3)
             return super().run(rows)
 
-    monkeypatch.setattr(choose, "WARM_S", 0.02)
-    monkeypatch.setattr(choose, "TIMED_S", 0.08)
+    monkeypatch.setattr(selection, "WARM_S", 0.02)
+    monkeypatch.setattr(selection, "TIMED_S", 0.08)
     engine, gate = Costly(), GateRows((Row([0] * 24, []),) * 32, (0,) * 32)
     engine.is_packed = is_packed
-    trial = choose.measure(Trial("onnx-fp32", ""), engine, gate, "cpu")
+    trial = selection.measure(EngineResult("onnx-fp32", ""), engine, gate, "cpu")
     assert trial.batch_tokens == budget
     assert trial.texts_per_s > 0
 
 
 def test_the_fastest_that_passes_is_chosen_and_remembered(
-    maker: Maker, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: tuple[EngineName, ...] = ("openvino-int8", "onnx-fp32", "torch-fp32")
-    found = choose.choose(maker, names, gate)
+    found = selection.choose(maker, names, gate)
     assert [trial.engine for trial in found.trials] == list(names)
     allowed = [trial for trial in found.trials if not trial.refusal]
     best = max(allowed, key=lambda trial: trial.texts_per_s)
@@ -444,24 +452,24 @@ def test_the_fastest_that_passes_is_chosen_and_remembered(
     assert all(trial.texts_per_s > 0 for trial in allowed)
     assert best.alone_ms is not None
 
-    def refuse(*_: object) -> Trial:
+    def refuse(*_: object) -> EngineResult:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(choose, "measure", refuse)
-    assert choose.choose(maker, names, gate) == found
+    monkeypatch.setattr(selection, "measure", refuse)
+    assert selection.choose(maker, names, gate) == found
 
 
 def test_an_engine_that_cannot_be_made_is_told_and_left_out(
-    maker: Maker, gate: GateRows, tmp_path: Path
+    maker: EngineFactory, gate: GateRows, tmp_path: Path
 ) -> None:
-    broken = Maker(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
+    broken = EngineFactory(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    found: Choice = choose.choose(broken, ("onnx-fp32", "torch-fp32"), gate)
+    found: Choice = selection.choose(broken, ("onnx-fp32", "torch-fp32"), gate)
     assert found.engine == "torch-fp32"
     assert found.trials[0].refusal.startswith("cannot be made: ")
 
 
-class Drifting(Maker):
+class Drifting(EngineFactory):
     """Makes engines whose scores change with the rows of a batch."""
 
     def make(self, name: EngineName, gate: GateRows) -> Engine:
@@ -470,14 +478,14 @@ class Drifting(Maker):
 
 
 def test_rows_are_run_by_themselves_where_batches_change_their_scores(
-    maker: Maker, tmp_path: Path
+    maker: EngineFactory, tmp_path: Path
 ) -> None:
     drifting = Drifting(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
-    alone = choose.scores(Fake(drift=0.05), GATE.rows, 1)
+    alone = selection.scores(Fake(drift=0.05), GATE.rows, 1)
     gate = GateRows(GATE.rows, GATE.labels, alone)
-    choice = choose.choose(drifting, ("onnx-fp32", "torch-fp32"), gate)
+    choice = selection.choose(drifting, ("onnx-fp32", "torch-fp32"), gate)
     assert choice.is_one_by_one
     assert all("changes by" in trial.refusal for trial in choice.trials)
-    assert choose.choose(drifting, ("onnx-fp32", "torch-fp32"), gate) == choice  # remembered
+    assert selection.choose(drifting, ("onnx-fp32", "torch-fp32"), gate) == choice  # remembered
     engine = OneByOne(drifting.make(choice.engine, gate))
-    assert choose.scores(engine, gate.rows, 32) == pytest.approx(alone)
+    assert selection.scores(engine, gate.rows, 32) == pytest.approx(alone)

@@ -1,0 +1,107 @@
+"""A task as the job specification knows it: its columns, its metrics, and where its code is.
+
+A task is one value of `Task` in a folder of its own, `jobs/tasks/<name>/task.py`, or in somebody
+else's package. Everything outside asks the value, never the task's name.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from jobs.spec.base import SpecModel
+
+Goal = Literal["max", "min"]
+ServeField = Literal["engine", "grpc", "fronts"]
+RowKind = Literal["labelled-texts", "conversations"]
+Activation = Literal["softmax", "sigmoid", "identity", "token-loss"]
+"""What turns a model's logits into the scores that are kept beside it: a function of the logits of
+a row, or the mean loss of the tokens that are trained."""
+
+Z95 = 1.96
+"""Standard deviations on each side that hold 95 % of a normal distribution."""
+
+
+def no_noise(value: float, rows: int) -> float:
+    """Of metrics of tokens, which are not drawn one by one."""
+    return 0.0
+
+
+def binomial_noise(value: float, rows: int) -> float:
+    """Half-width of the 95 % interval of a share of `rows` drawn rows (normal approximation)."""
+    return Z95 * math.sqrt(max(0.0, value * (1 - value)) / rows)
+
+
+def fisher_noise(value: float, rows: int) -> float:
+    """Half-width of the 95 % interval of a correlation over `rows` drawn rows (Fisher)."""
+    return Z95 * (1 - value**2) / math.sqrt(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a model of a task is judged by."""
+
+    name: str
+    goal: Goal = "max"
+    """Whether more or less of it is better."""
+    is_default: bool = False
+    """Whether a model is judged by it where the job names no metrics."""
+    highest: float = 1.0
+    """No value exceeds it; infinite where there is no such bound."""
+    noise: Callable[[float, int], float] = no_noise
+    """Half-width of its 95 % interval, of a value and the number of rows that it was judged on."""
+    is_generated: bool = False
+    """Whether answers must be generated to compute it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a model learns to do."""
+
+    name: str
+    """As it stands in `model.task`."""
+    data: type[SpecModel]
+    """The data section of its jobs, a `jobs.spec.data.DataSpec` with columns and options."""
+    metrics: tuple[Metric, ...]
+    auto_class: str
+    """The class of transformers that loads its models, such as AutoModelForCausalLM."""
+    adapter_type: str
+    """The task type of its adapters in peft, such as CAUSAL_LM."""
+    pipeline: str
+    """What the hub and `transformers.pipeline` call it."""
+    training: str
+    """Its torch half, `module:name` of a `jobs.training.task.TaskTraining`."""
+    checks: str
+    """Its checks of rows, `module:name` of a `jobs.training.data.checks.RowChecks`."""
+    endpoint: str
+    """How it is served, `module:name` of a `serve.tasks.endpoint.TaskEndpoint`."""
+    activation: Activation
+    """What the kept scores of its models are."""
+    eval_batch: int = 128
+    """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
+    scores_vocabulary: bool = False
+    """Whether a model scores every word of the vocabulary for every token, which takes memory."""
+    gate_rules: tuple[str, ...] = ()
+    """Rules of a rollout's gate that compare answers of two versions."""
+    serve_fields: tuple[ServeField, ...] = ("engine", "grpc", "fronts")
+    """Fields of the serve section that its endpoint honours, of those that not all do."""
+    learns_from: RowKind | None = None
+    """Rows that `winnow init` makes its first job of; None if it makes none."""
+    template: str = ""
+    """Its first job file, `package/file` of a template that `winnow init` fills."""
+    lengths: tuple[int, ...] = (128, 256, 512)
+    """Values of max_length that `winnow init` chooses from."""
+
+    def metric(self, name: str) -> Metric | None:
+        """The metric of a name; None where the task has none."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of everything that its models can be judged by."""
+        return tuple(metric.name for metric in self.metrics)
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        """Names of what models are judged by where the job names nothing."""
+        return tuple(metric.name for metric in self.metrics if metric.is_default)

@@ -1,0 +1,1 @@
+"""Language models that learn responses to prompts, or the assistant's turns of conversations."""

@@ -1,0 +1,219 @@
+"""Reads, checks and tokenises prompts with responses, and conversations."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+import pyarrow as pa
+
+from jobs.errors import DataError, first_line
+from jobs.spec.data import SourceSpec
+from jobs.tasks.causal_lm.task import LanguageData
+from jobs.training.data import conversations, sources, texts
+from jobs.training.data.encoding import (
+    Progress,
+    in_chunks,
+    lists,
+    parallel_tokenizers,
+    tokenise,
+)
+from jobs.training.data.table import Table
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for message in messages %}"
+    "{{ message['role'] }}: {{ message['content'] }}"
+    "{{ eos_token if message['role'] == 'assistant' else '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""How a conversation is written for a tokenizer that brings no chat template of its own. A prompt
+ends before the space, which belongs to the first word of the answer."""
+
+REFUSALS = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What a chat template raises, by itself or in what it calls."""
+ENDS = b"end_tokens"
+Encoded = tuple[list[int], list[int]]
+"""Token ids, and 1 for those that are trained."""
+
+
+def encode(
+    source: SourceSpec, data: LanguageData, tokenizer: Any, progress: Progress | None = None
+) -> pa.Table:
+    """Token ids and loss mask of every row that has a response left within max_length.
+
+    A prompt and its response are joined as they are written, and closed with the end token;
+    messages go through the tokenizer's chat template. Raises DataError when nothing is left.
+    """
+    table = sources.read(source)
+    rows: list[Encoded] = []
+    with parallel_tokenizers():
+        for chunk in in_chunks(range(len(table)), progress):
+            rows += _encode_chunk(table, chunk, source, data, tokenizer)
+    length = data.max_length
+    cut = [(ids[:length], mask[:length]) for ids, mask in rows]
+    kept = [(ids, mask) for ids, mask in cut if any(mask[1:])]
+    if not kept:
+        raise DataError(
+            f"{source.shown} has no row with a response within data.max_length {length}; raise it"
+        )
+    columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
+    made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
+    ends = _end_tokens(rows, tokenizer, is_chat=data.messages is not None)
+    left_out = str(len(rows) - len(kept))
+    return made.replace_schema_metadata(
+        {**made.schema.metadata, b"left_out": left_out, ENDS: json.dumps(ends)}
+    )
+
+
+def prepare(tokenizer: Any, data: LanguageData) -> None:
+    """Give a tokenizer without a chat template the plain one, to be saved with the model."""
+    if data.messages is not None and tokenizer.chat_template is None:
+        tokenizer.chat_template = PLAIN_TEMPLATE
+
+
+def left_out(table: pa.Table) -> int:
+    """Rows whose response lies beyond max_length, which are not trained on."""
+    return int(table.schema.metadata.get(b"left_out", b"0"))
+
+
+def prompts(source: SourceSpec, data: LanguageData, tokenizer: Any, count: int) -> list[list[int]]:
+    """Token ids of the first prompts, ready for an answer."""
+    table = sources.read(source)
+    rows = min(count, len(table))
+    if data.messages is None:
+        assert data.prompt is not None
+        return [_prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
+    conversations = table.values(data.messages, 0, rows)
+    texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
+    return [tokenise(tokenizer, text, add_special_tokens=False)[INPUT_IDS] for text in texts]
+
+
+def _encode_chunk(
+    table: Table, chunk: Sequence[int], source: SourceSpec, data: LanguageData, tokenizer: Any
+) -> list[Encoded]:
+    start, stop = chunk[0], chunk[-1] + 1
+    if data.messages is not None:
+        table.require_columns((data.messages,), source.shown)
+        found = conversations.read(table, data.messages, source.shown, start, stop)
+        return _conversations(found, tokenizer, source.shown)
+    assert data.prompt is not None
+    assert data.response is not None
+    table.require_columns((data.prompt, data.response), source.shown)
+    asked, answered = (
+        texts.read(table, name, source.shown, start, stop, may_be_empty=False)
+        for name in (data.prompt, data.response)
+    )
+    return _pairs(asked, answered, tokenizer)
+
+
+def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
+    responses = tokenise(tokenizer, list(answered), add_special_tokens=False)[INPUT_IDS]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    rows = []
+    for prompt, response in zip(asked, responses, strict=True):
+        head = _prompt_ids(prompt, tokenizer)
+        tail = [*response, *end]
+        rows.append((head + tail, [0] * len(head) + [1] * len(tail)))
+    return rows
+
+
+def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
+    ids: list[int] = tokenise(tokenizer, prompt)[INPUT_IDS]
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _conversations(
+    conversations: Sequence[Sequence[Any]], tokenizer: Any, path: str
+) -> list[Encoded]:
+    texts, spans = [], []
+    for conversation in conversations:
+        text = _write(conversation, tokenizer)
+        texts.append(text)
+        spans.append(_answers(conversation, text, tokenizer, path))
+    encoded = tokenise(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
+    prompts = [text[:low] for text, found in zip(texts, spans, strict=True) for low, _ in found]
+    of_prompts = iter(tokenise(tokenizer, prompts, add_special_tokens=False)[INPUT_IDS])
+    rows = []
+    for text, ids, places, answers in zip(
+        texts, encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
+    ):
+        # if a prompt alone has other tokens than within the conversation, as at an endpoint, the
+        # text is tokenised in pieces
+        if all(ids[: len(prompt)] == prompt for prompt in _next(of_prompts, len(answers))):
+            mask = [int(any(low <= begin < high for low, high in answers)) for begin, _ in places]
+            rows.append((ids, mask))
+        else:
+            rows.append(_in_pieces(text, answers, tokenizer))
+    return rows
+
+
+def _next(items: Iterator[list[int]], count: int) -> list[list[int]]:
+    return list(itertools.islice(items, count))
+
+
+def _in_pieces(text: str, answers: Sequence[tuple[int, int]], tokenizer: Any) -> Encoded:
+    """A conversation whose prompts are tokenised apart from the answers that follow."""
+    starts = [0, *(low for low, _ in answers), len(text)]
+    ends = [0, *(high for _, high in answers)]
+    ids, mask = list[int](), list[int]()
+    for (start, stop), end in zip(itertools.pairwise(starts), ends, strict=True):
+        piece = text[start:stop]
+        found = tokenise(tokenizer, piece, add_special_tokens=False, return_offsets_mapping=True)
+        ids += found[INPUT_IDS]
+        mask += [int(start + begin < end) for begin, _ in found["offset_mapping"]]
+    return ids, mask
+
+
+def end_tokens(table: pa.Table) -> tuple[int, ...]:
+    """Tokens that end an answer: of the tokenizer, and the special one that its template writes."""
+    return tuple(json.loads(table.schema.metadata[ENDS]))
+
+
+def _end_tokens(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> list[int]:
+    """Of the first row: the special token in the trained part, which follows the words."""
+    known = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ids, mask = rows[0]
+    if is_chat:
+        trained = [token for token, is_trained in zip(ids, mask, strict=True) if is_trained]
+        known += [token for token in trained if token in special][:1]
+    return list(dict.fromkeys(known))
+
+
+def _answers(
+    conversation: Sequence[Any], text: str, tokenizer: Any, path: str
+) -> list[tuple[int, int]]:
+    """Where the assistant's words are in the text."""
+    spans = []
+    for index in conversations.answers(conversation):
+        before = _write(conversation[:index], tokenizer, ask=True)
+        after = _write(conversation[: index + 1], tokenizer)
+        if not text.startswith(after) or not after.startswith(before):
+            raise DataError(
+                f"{path}: the tokenizer's chat template rewrites earlier turns, so that answers"
+                " cannot be told from prompts; use prompt and response columns"
+            )
+        spans.append((len(before), len(after)))
+    return spans
+
+
+def _before_answer(conversation: Sequence[Any], tokenizer: Any) -> str:
+    *_, last = conversations.answers(conversation)
+    return _write(conversation[:last], tokenizer, ask=True)
+
+
+def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) -> str:
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                list(conversation), tokenize=False, add_generation_prompt=ask
+            )
+        )
+    except REFUSALS as error:
+        raise DataError(f"the chat template refuses a conversation: {first_line(error)}") from None

@@ -1,0 +1,117 @@
+"""Causal language models in torch: the loss is on responses, and metrics count their tokens."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from jobs.spec.data import DataSpec, SourceSpec
+from jobs.tasks.causal_lm import metrics, rows
+from jobs.tasks.causal_lm.task import LanguageData
+from jobs.training.data.encoding import Progress
+from jobs.training.data.tokens import LOSS_MASK
+from jobs.training.engine.inputs import attention_inputs
+from jobs.training.task import Batch, Generate, TaskTraining
+
+ANSWERS, ANSWER_TOKENS = 32, 64
+"""Prompts that are answered to judge diversity, and how long the answers may get."""
+LARGEST_EXPONENT = 700.0
+"""Beyond it a perplexity is no number."""
+
+
+class LanguageTraining(TaskTraining):
+    """The next token of each response."""
+
+    is_causal = True
+
+    def prepare(self, tokenizer: Any, data: DataSpec) -> None:
+        """Give a tokenizer without a chat template the plain one."""
+        rows.prepare(tokenizer, _own(data))
+
+    def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
+        """The columns."""
+        own = _own(data)
+        return {"prompt": own.prompt, "response": own.response, "messages": own.messages}
+
+    def encode(
+        self,
+        source: SourceSpec,
+        data: DataSpec,
+        tokenizer: Any,
+        label_names: Sequence[str],
+        progress: Progress | None,
+    ) -> pa.Table:
+        """Token ids and loss mask of every row with a response. Raises DataError."""
+        return rows.encode(source, _own(data), tokenizer, progress)
+
+    def end_tokens(self, table: pa.Table) -> tuple[int, ...]:
+        """Tokens that end an answer in the training rows."""
+        return rows.end_tokens(table)
+
+    def left_out(self, table: pa.Table) -> int:
+        """Training rows whose response lies beyond max_length."""
+        return rows.left_out(table)
+
+    def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of each response token times its row's weight, summed."""
+        losses, mask, _ = predict_tokens(model, batch)
+        return (losses * mask * weights[:, None]).sum()
+
+    def logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        """(rows, tokens, vocabulary) in fp32."""
+        ids = batch["input_ids"]
+        logits: torch.Tensor = model(
+            input_ids=ids, use_cache=False, **attention_inputs(batch)
+        ).logits
+        return logits.float()
+
+    def scores(self, model: Any, batch: Batch) -> torch.Tensor:
+        """The mean loss of each row's response, (rows, 1)."""
+        losses, mask, _ = predict_tokens(model, batch)
+        return ((losses * mask).sum(dim=1) / mask.sum(dim=1))[:, None]
+
+    def sums(
+        self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
+    ) -> torch.Tensor:
+        """The summed loss, tokens predicted right, and tokens, all of responses."""
+        losses, mask, right = predict_tokens(model, batch)
+        mask = mask * counts[:, None]
+        return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
+
+    def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
+        """Token accuracy, perplexity and the mean loss of a token."""
+        loss, right, tokens = sums.tolist()
+        mean = loss / max(1.0, tokens)
+        return {
+            "token_accuracy": right / max(1.0, tokens),
+            "perplexity": math.exp(min(mean, LARGEST_EXPONENT)),
+            "loss": mean,
+        }
+
+    def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
+        """How varied sampled answers to the first evaluation prompts are."""
+        prompts = rows.prompts(data.eval, _own(data), tokenizer, ANSWERS)
+        return metrics.diversity(generate(prompts, ANSWER_TOKENS))
+
+
+TRAINING = LanguageTraining()
+
+
+def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
+    ids = batch["input_ids"]
+    logits = model(input_ids=ids, use_cache=False, **attention_inputs(batch)).logits[:, :-1]
+    targets = ids[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
+    ).view_as(targets)
+    return losses, batch[LOSS_MASK][:, 1:].float(), logits.argmax(dim=-1) == targets
+
+
+def _own(data: DataSpec) -> LanguageData:
+    assert isinstance(data, LanguageData)
+    return data

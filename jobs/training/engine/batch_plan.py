@@ -1,0 +1,171 @@
+"""Everything that differs from step to step, laid out on the device before an epoch begins."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import torch
+
+from jobs.training.config import TrainingConfig
+from jobs.training.data import batches
+from jobs.training.data.batches import FILLER, Indices
+from jobs.training.data.tokens import TokenSet
+from jobs.training.engine.learning_rate import rate_at
+from jobs.training.world import World
+
+REPLAYED_EPOCHS = 10
+"""Epochs whose batches are laid out to count widths; later ones are much the same."""
+
+
+class BatchPlan:
+    """Rows, weights, averages and learning rates of all steps, found by a counter on the device.
+
+    Nothing but the padded width is needed from the host to run a step, so that a captured step can
+    be replayed without preparing its inputs.
+    """
+
+    def __init__(self, config: TrainingConfig, tokens: TokenSet, world: World) -> None:
+        self._config = config
+        self._world = world
+        self._lengths = tokens.lengths
+        self._targets = tokens.targets
+        rows, batch = len(tokens), config.global_batch_size
+        self.steps_per_epoch = batches.steps_per_epoch(rows, batch)
+        self.total_steps = batches.total_steps(rows, batch, config.epochs)
+        longest = batches.batch_lengths(self._batches(0), self._lengths)
+        self.widths = batches.choose_widths(longest, _widest(self._lengths, config))
+        self.passes = batch // (world.size * config.micro_batch_size)
+        device = world.device
+        shape = (self.steps_per_epoch, self.passes, config.micro_batch_size)
+        self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._weights = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._totals = torch.ones(self.steps_per_epoch, dtype=torch.float32, device=device)
+        rates = [
+            rate_at(step, self.total_steps, config.optimizer.lr, config.lr_schedule)
+            for step in range(self.total_steps)
+        ]
+        self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._pass = torch.zeros(1, dtype=torch.int64, device=device)
+        self._epoch = -1
+        self._own: Indices = np.zeros((0, 0, 0), np.int64)
+        self._filled: Indices = np.zeros((0, 0, 0), np.int64)
+        self.host_step = 0
+        """The next step as far as the host has launched them, but for replays of a capture."""
+        self._width_of: Indices = np.zeros(0, np.int64)
+        self._tokens_of: Indices = np.zeros(0, np.int64)
+        self._samples_of: Indices = np.zeros(0, np.int64)
+
+    def seek(self, step: int) -> None:
+        """Make 0-based `step` the next one."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._load(epoch)
+        self.host_step = step
+        self._step.fill_(min(step, self.total_steps - 1))  # a probe may outlast a short run
+        self._position.fill_(position)
+        self._pass.zero_()
+
+    def rows(self, step: int) -> Indices:
+        """Row numbers of a step's global batch."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        row = self._batches(epoch)[position]
+        return np.extract(row != FILLER, row)
+
+    def width(self, step: int) -> int:
+        """Padded tokens of each row of a step in the epoch that is loaded."""
+        return int(self._width_of[step % self.steps_per_epoch])
+
+    def steps_of_width(self) -> dict[int, int]:
+        """How many steps of the whole run have each padded width."""
+        counted: Counter[int] = Counter()
+        left = self.total_steps
+        for epoch in range(min(REPLAYED_EPOCHS, math.ceil(left / self.steps_per_epoch))):
+            longest = batches.batch_lengths(self._batches(epoch), self._lengths)[:left]
+            counted.update(batches.fit_widths(longest, self.widths).tolist())
+            left -= len(longest)
+        scale = self.total_steps / counted.total()
+        return {width: round(count * scale) for width, count in sorted(counted.items())}
+
+    def counts(self, step: int) -> tuple[int, int, int]:
+        """Samples, unpadded tokens and width of a step's global batch, of the epoch loaded last."""
+        position = step % self.steps_per_epoch
+        samples, tokens = int(self._samples_of[position]), int(self._tokens_of[position])
+        return samples, tokens, self.width(step)
+
+    def current(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows and weights of the current step for this worker, each (passes, micro batch).
+
+        Weights are 0 for rows that only fill up a batch.
+        """
+        rows = self._rows.index_select(0, self._position)[0]
+        return rows, self._weights.index_select(0, self._position)[0]
+
+    def next_pass(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of the current step's next pass alone, each (micro batch)."""
+        rows, weights = self.current()
+        found = rows.index_select(0, self._pass)[0], weights.index_select(0, self._pass)[0]
+        self._pass.add_(1)
+        return found
+
+    def on_host(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of a step of the epoch that is loaded, in host memory."""
+        place = step % self.steps_per_epoch
+        is_real = torch.from_numpy(self._own[place] != FILLER)
+        return torch.from_numpy(self._filled[place]), is_real.float()
+
+    def is_loaded(self, step: int) -> bool:
+        """Whether a step belongs to the epoch that is loaded."""
+        return step // self.steps_per_epoch == self._epoch
+
+    def total(self) -> torch.Tensor:
+        """Samples, or response tokens, that the current step's loss is averaged over."""
+        return self._totals.index_select(0, self._position)[0]
+
+    def learning_rate(self) -> torch.Tensor:
+        """Of the current step; the last one's for warm-up steps beyond the end."""
+        return self._rates.index_select(0, self._step)[0]
+
+    def advance(self) -> None:
+        """Go to the next step; stays at the last, since captures may run past it."""
+        self.host_step += 1
+        self._step.add_(1).clamp_(max=self.total_steps - 1)
+        self._position.add_(1).clamp_(max=self.steps_per_epoch - 1)
+        self._pass.zero_()
+
+    def _load(self, epoch: int) -> None:
+        all_rows = self._batches(epoch)
+        own = batches.own_share(
+            all_rows,
+            rank=self._world.rank,
+            world_size=self._world.size,
+            micro_batch_size=self._config.micro_batch_size,
+        )
+        self._own = own
+        real = all_rows != FILLER
+        # filler repeats a real row of its batch: another may be cut at this width, and some models
+        # fail without a row's last token
+        some = all_rows.max(axis=1)[:, None, None]
+        self._filled = np.where(own == FILLER, some, own)
+        self._rows.copy_(torch.from_numpy(self._filled))
+        self._weights.copy_(torch.from_numpy((own != FILLER).astype(np.float32)))
+        totals = np.where(real, self._targets[all_rows], 0).sum(axis=1)
+        self._totals.copy_(torch.from_numpy(np.maximum(totals, 1)))
+        longest = batches.batch_lengths(all_rows, self._lengths)
+        self._width_of = batches.fit_widths(longest, self.widths)
+        self._tokens_of = np.where(real, self._lengths[all_rows], 0).sum(axis=1)
+        self._samples_of = real.sum(axis=1)
+        self._epoch = epoch
+
+    def _batches(self, epoch: int) -> Indices:
+        return batches.epoch_batches(
+            self._lengths, self._config.global_batch_size, self._config.seed, epoch
+        )
+
+
+def _widest(lengths: Indices, config: TrainingConfig) -> int:
+    """The longest row, rounded up as far as the job's longest text allows."""
+    multiple = batches.WIDTH_MULTIPLE
+    longest = int(lengths.max())
+    return max(longest, min(-(-longest // multiple) * multiple, config.data.max_length))

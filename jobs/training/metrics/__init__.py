@@ -1,1 +1,0 @@
-"""What a trained model is judged by."""

@@ -1,0 +1,113 @@
+"""Windows of real steps: warm-up until they are steady, then timing until the mean is known."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jobs.training.events import Stepped
+from jobs.training.loop import Report
+from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
+from jobs.training.session import Session
+from jobs.training.step_times import StepTimes, is_steady, mean_over
+
+GIVE_UP_MARGIN = 0.1
+"""A candidate is given up early only when it is this much slower than what is known."""
+
+
+@dataclass(slots=True)
+class Windows:
+    """Steps that were timed together, window after window."""
+
+    widths: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    results: list[Stepped] = field(default_factory=list)
+    begin: float = field(default_factory=time.monotonic)
+
+    def add(self, results: Sequence[Stepped], rows: int, wall_s: float) -> None:
+        """One window of steps over `rows` rows each, which are made to add up to `wall_s`."""
+        counted = sum(result.seconds for result in results)
+        self.widths += [result.padded_tokens // rows for result in results]
+        self.seconds += [result.seconds * wall_s / counted for result in results]
+        self.sizes.append(len(results))
+        self.results += results
+
+    @property
+    def spent_s(self) -> float:
+        """Since the first window began."""
+        return time.monotonic() - self.begin
+
+    @property
+    def times(self) -> StepTimes:
+        """The steps so far."""
+        return StepTimes(tuple(self.widths), tuple(self.seconds), tuple(self.sizes))
+
+
+class Stepper:
+    """Runs windows of real steps, as the training loop does, telling of each step likewise.
+
+    On a small machine whoever listens takes time from the workers. The main worker's clock decides.
+    """
+
+    def __init__(self, session: Session, timing: ProbeTiming, report: Report) -> None:
+        self._session, self._timing, self._report = session, timing, report
+        self._position = 0
+
+    def warm_up(self) -> tuple[list[float], bool]:
+        """Step until windows agree or the limit is reached; seconds of steps, and which it was."""
+        timing, windows = self._timing, Windows()
+        while True:
+            self._window(windows)
+            steps, spent_s = len(windows.seconds), windows.spent_s
+            is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
+            agreed = is_long and is_steady(windows.times, timing.tolerance)
+            state = 2 if agreed else int(spent_s >= timing.warmup_limit_s)
+            state = int(self._session.world.broadcast(value=state))
+            if state:
+                return windows.seconds, state == 2
+
+    def measure(self, steps_of_width: dict[int, int], limit_s: float) -> tuple[Windows, bool]:
+        """Time windows until the mean is known well enough; whether it was given up early.
+
+        `limit_s`: mean step time above which something better is known.
+        """
+        timing, windows = self._timing, Windows()
+        while True:
+            self._window(windows)
+            mean, spent_s = mean_over(windows.times, steps_of_width), windows.spent_s
+            least = mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value)
+            is_long = spent_s >= timing.duration_s and len(windows.seconds) >= timing.steps
+            is_known = mean.half_width <= timing.half_width * mean.value
+            is_over = is_long and is_known and len(windows.sizes) >= LEAST_WINDOWS
+            state = 2 if least > limit_s else int(is_over or spent_s >= timing.limit_s)
+            state = int(self._session.world.broadcast(value=state))
+            if state:
+                return windows, state == 2
+
+    def _window(self, windows: Windows) -> None:
+        world = self._session.world
+        begin, results = time.monotonic(), list[Stepped]()
+        ahead = 1 if world.device.type == "cuda" else 0
+        is_over = False
+        while not is_over:
+            self._launch()
+            results += self._collect(ahead)
+            is_over = bool(world.broadcast(value=time.monotonic() - begin >= self._timing.window_s))
+        results += self._collect(ahead=0)
+        windows.add(results, self._session.config.global_batch_size, time.monotonic() - begin)
+
+    def _collect(self, ahead: int) -> list[Stepped]:
+        done = self._session.engine.collect(ahead=ahead)
+        for result in done if self._session.world.is_main else ():
+            self._report(result)
+        return done
+
+    def _launch(self) -> None:
+        """Start a block of steps; a probe may outlast a small epoch."""
+        engine, per_epoch = self._session.engine, self._session.schedule.steps_per_epoch
+        first = self._position % per_epoch
+        last = min(first + engine.block, per_epoch)
+        if first == 0:
+            engine.seek(0)
+        engine.launch(first, last)
+        self._position += last - first

@@ -1,0 +1,114 @@
+"""What training asks of a task: encoding, loss, metrics, and what becomes of the base's head.
+
+The torch half of a task; its pure half is a `jobs.spec.task.Task`, which names this one.
+"""
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from jobs.spec import task_registry
+from jobs.spec.data import DataSpec, SourceSpec
+
+Batch = Mapping[str, torch.Tensor]
+Progress = Callable[[int, int], None]
+"""Is told how many rows of how many are encoded."""
+Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+"""Sampled answers to prompts as token ids, each of at most so many tokens."""
+
+
+class TaskTraining(abc.ABC):
+    """How models of a task are trained and judged.
+
+    Every shape is static and nothing waits for the device, so that a step can be captured.
+    """
+
+    heads: ClassVar[tuple[str, ...]] = ()
+    """Endings of the names of the modules that are trained whole beside an adapter."""
+    has_labels: ClassVar[bool] = False
+    """Whether each output of a model's head stands for a label: a base's head for the same labels
+    is then kept, in their order."""
+    is_causal: ClassVar[bool] = False
+    """Whether no token may see later ones."""
+
+    def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
+        """Settle what of the tokenizer is saved with the model, before the first row is encoded."""
+
+    def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
+        """What tokenised rows depend on besides source, tokenizer and max_length, as JSON."""
+        return {}
+
+    @abc.abstractmethod
+    def encode(
+        self,
+        source: SourceSpec,
+        data: DataSpec,
+        tokenizer: Any,
+        label_names: Sequence[str],
+        progress: Progress | None,
+    ) -> pa.Table:
+        """Token columns and `labels` of every row, as `encoding.lists` makes them.
+
+        `label_names` is empty for the training rows, whose names the table tells then. Raises
+        DataError when columns or values cannot be used.
+        """
+
+    def check_labels(  # noqa: B027 - few tasks need it
+        self, label_names: Sequence[str], source: SourceSpec
+    ) -> None:
+        """Raise DataError where the training rows' labels cannot be learnt."""
+
+    def end_tokens(self, table: pa.Table) -> tuple[int, ...]:
+        """Tokens that end a generated answer, from the training rows."""
+        return ()
+
+    def sample_texts(self, table: pa.Table) -> Sequence[Sequence[str]]:
+        """Texts of the evaluation rows that are kept beside a model; none if tokens say it all."""
+        return ()
+
+    def left_out(self, table: pa.Table) -> int:
+        """Training rows that are not trained on."""
+        return 0
+
+    def configure(self, config: Any, label_names: Sequence[str]) -> None:  # noqa: B027
+        """Set what the task decides in a model's configuration."""
+
+    @abc.abstractmethod
+    def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        """The loss, (), summed over what counts; `weights`, (rows,), are 0 for filler rows."""
+
+    @abc.abstractmethod
+    def logits(self, model: Any, batch: Batch) -> torch.Tensor:
+        """The model's outputs in fp32, rows first."""
+
+    @abc.abstractmethod
+    def scores(self, model: Any, batch: Batch) -> torch.Tensor:
+        """The task's activation of the logits, (rows, scores), which is kept beside a model."""
+
+    @abc.abstractmethod
+    def sums(
+        self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
+    ) -> torch.Tensor:
+        """What metrics are computed from, (n,) in float64, added over batches and workers.
+
+        `counts`, (rows,), are 0 for rows that only fill up a batch.
+        """
+
+    @abc.abstractmethod
+    def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
+        """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
+
+    def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
+        """Every metric of generated answers."""
+        return {}
+
+
+def training_of(task: str) -> TaskTraining:
+    """The torch half of a task. Raises TaskError where it cannot be imported."""
+    found: TaskTraining = task_registry.resolve(task_registry.find(task).training)
+    return found

@@ -1,0 +1,1 @@
+"""Manifests for KubeRay and Kueue. Pure."""

@@ -1,1 +1,0 @@
-"""A language model behind an endpoint: conversations in, answers out as they are written."""

@@ -1,0 +1,137 @@
+"""One replica's language model: a conversation in, an answer out. No Ray and no transport."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import prometheus_client
+
+from jobs.errors import DeployError
+from serve.batching.client import DeadlineError, Load, QueueFullError
+from serve.config import ReplicaConfig
+from serve.http.errors import HttpError
+from serve.http.handler import Handler
+from serve.http.metrics import Metrics
+from serve.tasks.causal_lm.generator import Generator, Piece, Settings
+from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, Message
+from serve.version import fetched
+
+
+class ChatHandler(Handler):
+    """Answers conversations with a loaded language model."""
+
+    path = PATH
+
+    def __init__(self, config: ReplicaConfig) -> None:
+        """Raises CheckpointError when the model's files were altered."""
+        version = fetched(config.version)
+        folder = Path(version.path)
+        if not (folder / "config.json").exists():
+            raise DeployError(
+                f"{version.name} {version.id} is an adapter without its model; train it with"
+                " model.adapter.merge: true to serve it"
+            )
+        config = replace(config, version=version)
+        super().__init__(config, Metrics(version.name, version.id))
+        self.precision = config.precision or ("bf16" if config.device == "cuda" else "fp32")
+        self.generator = Generator(
+            folder, config.device, self.precision, config.threads, config.queue_tokens
+        )
+        fixed: dict[str, Any] = {"registry": self.metrics.registry, "namespace": "winnow_serve"}
+        self._read = prometheus_client.Counter("prompt_tokens", "Tokens read.", **fixed)
+        self._written = prometheus_client.Counter("answer_tokens", "Tokens written.", **fixed)
+        self._first = prometheus_client.Histogram(
+            "first_piece_seconds", "From the whole body to the first words.", **fixed
+        )
+
+    @property
+    def load(self) -> Load:
+        """What waits now."""
+        return self.generator.load
+
+    @property
+    def info(self) -> ChatInfo:
+        """Which model answers."""
+        version = self.config.version
+        return ChatInfo(
+            name=version.name,
+            version=version.id,
+            metrics=version.metrics,
+            engine=f"torch-{self.precision}",
+            max_length=version.max_length,
+        )
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Change fields named in `ADJUSTABLE`, from the next request on."""
+        super().adjust(changes)
+        self.generator.queue_tokens = self.config.queue_tokens
+
+    def prompt(self, request: ChatRequest) -> list[int]:
+        """A conversation as token ids; HttpError when the model cannot take it."""
+        if request.messages[-1].role == "assistant":
+            raise HttpError(422, "invalid_request", "the last message must be one to be answered")
+        tokenizer, messages = self.generator.tokenizer, request.messages
+        if tokenizer.chat_template is None:
+            ids = tokenizer(_only_text(messages))["input_ids"]
+            ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+        else:
+            try:
+                text = tokenizer.apply_chat_template(
+                    [message.model_dump() for message in messages],
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            except (jinja2.TemplateError, TypeError, ValueError) as error:
+                message = f"the model's chat template refuses the conversation: {error}"
+                raise HttpError(422, "invalid_request", message) from None
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        longest = self.config.version.max_length
+        if not 0 < len(ids) < longest:
+            message = f"the conversation has {len(ids)} tokens; the model takes 1 to {longest - 1}"
+            raise HttpError(422, "too_long", message)
+        return list(ids)
+
+    async def write(
+        self, ids: Sequence[int], request: ChatRequest, timeout_s: float
+    ) -> AsyncGenerator[Piece]:
+        """The answer as it comes; raises HttpError when there is no room or no time."""
+        room = self.config.version.max_length - len(ids)
+        settings = Settings(
+            most_tokens=min(request.answer_tokens, room),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            stops=request.stops,
+            seed=request.seed,
+        )
+        begin, written = time.perf_counter(), 0
+        pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))
+        try:
+            async with contextlib.aclosing(pieces) as found:
+                async for piece in found:
+                    if not written:
+                        self._first.observe(time.perf_counter() - begin)
+                    written = piece.tokens
+                    yield piece
+        except QueueFullError as error:
+            message = "too much is waiting; try again later"
+            raise HttpError(
+                503, "overloaded", message, retry_after_s=max(1.0, error.retry_after_s)
+            ) from None
+        except DeadlineError:
+            raise HttpError(504, "deadline", "the answer would have come too late") from None
+        finally:
+            self._read.inc(len(ids))
+            self._written.inc(written)
+            self.metrics.latency.observe(time.perf_counter() - begin)
+
+
+def _only_text(messages: Sequence[Message]) -> str:
+    """What a model without a chat template is asked: it was trained on prompts as they are."""
+    if len(messages) != 1:
+        message = "this model has no chat template: send one message, the prompt as it was trained"
+        raise HttpError(422, "invalid_request", message)
+    return messages[0].content

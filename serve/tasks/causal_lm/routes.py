@@ -1,0 +1,142 @@
+"""The application of a language model: chat completions, health, metrics, documentation."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
+
+import fastapi
+import fastapi.responses
+
+from serve.http import app
+from serve.http.errors import ErrorBody, HttpError
+from serve.tasks.causal_lm.generator import Piece
+from serve.tasks.causal_lm.handler import ChatHandler
+from serve.tasks.causal_lm.schemas import (
+    PATH,
+    ChatInfo,
+    ChatPiece,
+    ChatRequest,
+    ChatResponse,
+    Choice,
+    Delta,
+    Finish,
+    Message,
+    Model,
+    Models,
+    PieceChoice,
+    Usage,
+)
+
+DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
+DONE = b"data: [DONE]\n\n"
+"""Ends a stream."""
+CLIENT_LEFT = 499
+
+api = app.framework(DESCRIPTION)
+
+
+def ready() -> ChatHandler:
+    """The handler of this process; HttpError until it is there."""
+    return cast("ChatHandler", app.ready())
+
+
+@api.get("/health", responses={503: {"model": ErrorBody}})
+async def health() -> ChatInfo:
+    """Say which model answers."""
+    return ready().info
+
+
+@api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
+async def playground() -> fastapi.responses.HTMLResponse:
+    """A page for people."""
+    return app.page(__package__)
+
+
+@api.get("/v1/models")
+async def models() -> Models:
+    """Every model that answers here."""
+    return Models(data=[Model(id=ready().config.version.name, created=app.STARTED)])
+
+
+@api.post(
+    PATH,
+    response_model=ChatResponse,
+    responses={**app.ERRORS, 404: {"model": ErrorBody}},
+)
+async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
+    """Answer a conversation, whole or as it is written."""
+    handler = ready()
+    name = handler.config.version.name
+    if body.model not in (None, name):
+        raise HttpError(404, "not_found", "no such model answers here")
+    ids = handler.prompt(body)
+    pieces = handler.write(ids, body, app.timeout(request))
+    identity = f"chatcmpl-{uuid.uuid4().hex}"
+    if body.stream:
+        first = await anext(aiter(pieces))  # refusals come before the status is sent
+        handler.metrics.count(PATH, 200)
+        events = _events(first, pieces, body, identity, name, len(ids))
+        return fastapi.responses.StreamingResponse(
+            events, media_type="text/event-stream", headers=_headers(handler)
+        )
+    text, last = "", None
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            if await request.is_disconnected():
+                return fastapi.Response(status_code=CLIENT_LEFT)  # which nobody reads
+            text += piece.text
+            last = piece
+    assert last is not None
+    assert last.finish is not None
+    handler.metrics.count(PATH, 200)
+    message = Message(role="assistant", content=text)
+    answer = ChatResponse(
+        id=identity,
+        created=int(time.time()),
+        model=name,
+        choices=[Choice(message=message, finish_reason=last.finish)],
+        usage=_usage(len(ids), last.tokens),
+    )
+    return fastapi.responses.JSONResponse(answer.model_dump(), headers=_headers(handler))
+
+
+async def _events(
+    first: Piece,
+    rest: AsyncGenerator[Piece],
+    body: ChatRequest,
+    identity: str,
+    name: str,
+    prompt_tokens: int,
+) -> AsyncIterator[bytes]:
+    created = int(time.time())
+
+    def event(
+        delta: Delta | None, finish: Finish | None = None, usage: Usage | None = None
+    ) -> bytes:
+        choices = [] if delta is None else [PieceChoice(delta=delta, finish_reason=finish)]
+        piece = ChatPiece(id=identity, created=created, model=name, choices=choices, usage=usage)
+        return b"data: " + piece.model_dump_json(exclude_none=not choices).encode() + b"\n\n"
+
+    yield event(Delta(role="assistant", content=""))
+    piece = first
+    async with contextlib.aclosing(rest):  # a client that leaves ends the writing
+        while True:
+            if piece.text:
+                yield event(Delta(content=piece.text))
+            if piece.finish:
+                break
+            piece = await anext(rest)
+    yield event(Delta(), piece.finish)
+    if body.stream_options and body.stream_options.include_usage:
+        yield event(None, usage=_usage(prompt_tokens, piece.tokens))
+    yield DONE
+
+
+def _usage(read: int, written: int) -> Usage:
+    return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+
+def _headers(handler: ChatHandler) -> dict[str, str]:
+    return {"x-model-version": handler.config.version.id}

@@ -1,0 +1,1 @@
+"""The endpoint of a text classifier: texts in, labels out."""

@@ -1,0 +1,152 @@
+"""How classifiers are served: one entry for all that serving asks of the task."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fastapi
+
+from jobs.training import eval_sample
+from serve.batching.client import InferenceClient
+from serve.batching.rows import Tokenizer
+from serve.config import ReplicaConfig
+from serve.engines.engine import Choice
+from serve.http.metrics import Metrics
+from serve.tasks.comparison import Comparison, Finding
+from serve.tasks.endpoint import Ask, TaskEndpoint
+from serve.tasks.text_classification import handler, routes
+from serve.tasks.text_classification.schemas import PATH
+from serve.version import ModelVersion
+
+CHANCE = 1.96
+"""Standard deviations that a difference must exceed to be no accident."""
+TEXTS_PER_REQUEST = 32
+FEWEST_BODIES, INPUTS = 8, 512
+"""Least different requests of a load test, and about how many inputs they have together."""
+
+
+class ClassificationEndpoint(TaskEndpoint):
+    """Classifiers, behind `/predict`."""
+
+    path = PATH
+    title = "Classifiers"
+    is_exportable = True
+
+    def load(self, config: ReplicaConfig) -> handler.ClassificationHandler:
+        """A warm classifier. Raises CheckpointError when the model's files were altered."""
+        return handler.load(config)
+
+    def application(self) -> fastapi.FastAPI:
+        """The routes of a classifier."""
+        return routes.api
+
+    def in_frontend(
+        self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
+    ) -> handler.ClassificationHandler:
+        """The handler of a frontend, whose scores a replica computes."""
+        return handler.ClassificationHandler(config, choice, client, metrics)
+
+    def bodies(
+        self, texts: Sequence[str], model: Mapping[str, Any], *, per_request: int, tokens: int
+    ) -> list[Any]:
+        """Texts, or pairs of them, alone or in lists."""
+        inputs: list[Any] = list(texts)
+        if model.get("is_pair"):
+            others = [*texts[1:], *texts[:1]]
+            inputs = [{"text": a, "text_pair": b} for a, b in zip(texts, others, strict=True)]
+        if per_request > 1:
+            count = max(FEWEST_BODIES, INPUTS // per_request)
+            inputs = [
+                [inputs[(first + i) % len(inputs)] for i in range(per_request)]
+                for first in range(0, count * per_request, per_request)
+            ]
+        return [{"inputs": each} for each in inputs]
+
+    def compare(
+        self, old: ModelVersion, new: ModelVersion, ask: Ask
+    ) -> tuple[Comparison | None, Sequence[str]]:
+        """Labels of both versions on the evaluation rows of the old one; none of pair models."""
+        right, texts = evaluation(old)
+        if not texts or old.labels != new.labels:
+            return None, ()
+        answers = [_labels(version, texts, ask) for version in (old, new)]
+        return compare(answers[0], answers[1], right), texts
+
+    def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
+        """Texts of the rows that a version was evaluated with; none of pair models."""
+        return evaluation(version)[1]
+
+
+ENDPOINT = ClassificationEndpoint()
+
+
+def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
+    """Labels and texts of the rows that it was evaluated with; none of models of pairs.
+
+    Older versions keep rows as tokens alone, which are decoded.
+    """
+    rows = eval_sample.read(Path(version.path))
+    if not rows or version.is_pair:
+        return [], []
+    texts = [text for row in rows for text in row.texts]
+    if not texts:
+        tokenizer = Tokenizer(Path(version.path), version.max_length)
+        texts = tokenizer.texts([row.ids for row in rows])
+    return [version.labels[row.label] for row in rows], texts
+
+
+def _labels(version: ModelVersion, texts: Sequence[str], ask: Ask) -> list[str]:
+    found: list[str] = []
+    for first in range(0, len(texts), TEXTS_PER_REQUEST):
+        answer = ask(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
+        found += [row["label"] for row in answer]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Labels of both versions on the same labelled texts."""
+
+    rows: int
+    agreeing: int
+    only_old_right: int
+    only_new_right: int
+
+    @property
+    def change(self) -> float:
+        """Accuracy of the new version minus that of the old one."""
+        return (self.only_new_right - self.only_old_right) / self.rows if self.rows else 0.0
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the change may be an accident (McNemar's test)."""
+        differing = self.only_old_right + self.only_new_right
+        difference = abs(self.only_old_right - self.only_new_right)
+        return difference <= CHANCE * math.sqrt(differing)
+
+    def comparison(self) -> Comparison:
+        """What rules on accuracy and agreement are held against."""
+        if not self.rows:
+            return Comparison("no evaluation rows", {})
+        share = self.agreeing / self.rows
+        change = f"its accuracy is {self.change:+.3f} off the old one's on {self.rows} texts"
+        same = f"it gives {share:.1%} of {self.rows} texts the old label"
+        findings = {
+            "accuracy": Finding(self.change, change, self.is_chance),
+            "agreement": Finding(share, same),
+        }
+        return Comparison(f"accuracy {self.change:+.3f}", findings)
+
+
+def compare(old: Sequence[str], new: Sequence[str], right: Sequence[str]) -> Comparison:
+    """The labels of two versions beside the right ones."""
+    rows = list(zip(old, new, right, strict=True))
+    judged = Judged(
+        rows=len(rows),
+        agreeing=sum(a == b for a, b, _ in rows),
+        only_old_right=sum(a == c != b for a, b, c in rows),
+        only_new_right=sum(b == c != a for a, b, c in rows),
+    )
+    return judged.comparison()

@@ -1,0 +1,84 @@
+"""A classifier's requests and responses: texts in, labels out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pydantic_core
+
+from serve.batching.client import Answer, InferenceClient
+from serve.batching.rows import Text
+from serve.config import ReplicaConfig
+from serve.engines import startup
+from serve.engines.engine import Choice
+from serve.http.errors import HttpError
+from serve.http.handler import HttpResponse, PredictHandler
+from serve.http.metrics import Metrics
+from serve.tasks.text_classification import schemas
+from serve.tasks.text_classification.schemas import PATH, ModelInfo, PredictRequest
+from serve.version import fetched
+
+
+class ClassificationHandler(PredictHandler[PredictRequest]):
+    """Answers with the label of each text."""
+
+    path = PATH
+
+    def __init__(
+        self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
+    ) -> None:
+        super().__init__(config, choice, client, metrics)
+        self._labels = list(config.version.labels)
+        self._headers = {"content-type": "application/json", "x-model-version": config.version.id}
+
+    @property
+    def info(self) -> ModelInfo:
+        """Which model answers."""
+        version = self.config.version
+        return ModelInfo(
+            name=version.name,
+            version=version.id,
+            labels=self._labels,
+            metrics=version.metrics,
+            engine=self.choice.engine,
+            max_length=version.max_length,
+            is_pair=version.is_pair,
+        )
+
+    def parse(self, body: bytes) -> tuple[PredictRequest, list[Text]]:
+        """A predict request and its texts; raises HttpError."""
+        request = schemas.parse(body)
+        return request, schemas.as_texts(request.inputs, is_pair=self.config.version.is_pair)
+
+    def render(self, request: PredictRequest, answer: Answer) -> HttpResponse:
+        """The labels of a request's texts as JSON; raises HttpError for a text that was cut."""
+        if answer.is_cut and not request.truncate:
+            length = self.config.version.max_length
+            message = f"an input has more than the {length} tokens that the model takes"
+            raise HttpError(422, "too_long", message)
+        labelled = [self._label(scores, request.top_k) for scores in answer.scores]
+        headers = {
+            **self._headers,
+            "x-batch-size": str(answer.batch_rows),
+            "x-queue-ms": f"{1000 * answer.queue_s:.2f}",
+            "x-infer-ms": f"{1000 * answer.infer_s:.2f}",
+        }
+        if answer.is_cut:
+            headers["x-truncated"] = "true"
+        value = labelled if isinstance(request.inputs, list) else labelled[0]
+        return HttpResponse(200, pydantic_core.to_json(value), headers)
+
+    def _label(self, scores: Sequence[float], top_k: int | None) -> object:
+        """The best label, or a list of the best; few labels are faster without numpy."""
+        if top_k is None:
+            best = max(range(len(scores)), key=scores.__getitem__)
+            return {"label": self._labels[best], "score": scores[best]}
+        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]
+        return [{"label": self._labels[index], "score": scores[index]} for index in order]
+
+
+def load(config: ReplicaConfig) -> ClassificationHandler:
+    """A warm classifier. Raises CheckpointError when the model's files were altered."""
+    config = replace(config, version=fetched(config.version))
+    metrics = Metrics(config.version.name, config.version.id)
+    choice, batcher = startup.start(config, metrics.on_batch)
+    return ClassificationHandler(config, choice, batcher, metrics)

@@ -1,0 +1,73 @@
+"""Times every engine of a published model on the devices of a cluster. Thin shell over Ray."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+import ray.exceptions
+
+from cluster import labels
+from cluster.inventory import Node
+from jobs.errors import DeployError, first_line
+from jobs.spec import task_registry
+from jobs.spec.quantities import AcceleratorRequest
+from jobs.spec.serve import ServeSpec
+from serve.batching.rows import Tokenizer
+from serve.config import ReplicaConfig, configure
+from serve.engines import selection
+from serve.engines.curve import Curve
+from serve.engines.selection import EngineFactory
+from serve.engines.startup import engines_for
+from serve.tools.cost_frontier import SIZES
+from serve.version import ModelVersion, fetched
+
+TIMEOUT_S = 900.0
+"""How long all engines may take on one device."""
+
+
+def curves(
+    version: ModelVersion,
+    spec: ServeSpec,
+    places: Sequence[tuple[AcceleratorRequest, Node]],
+    tell: Callable[[str], None],
+) -> tuple[Curve, ...]:
+    """Every engine on every place, one place after the other."""
+    found: list[Curve] = []
+    for request, node in places:
+        tell(f"timing engines on {request}")
+        is_cpu = node.sku == "cpu"
+        is_gpu = not is_cpu and not node.simulated
+        config = configure(version, replace_accelerators(spec, request), "", is_gpu=is_gpu)
+        task = ray.remote(_measure).options(
+            num_cpus=request.count if is_cpu else 1,
+            num_gpus=0 if is_cpu else request.count,
+            label_selector={labels.NODE_ID: node.id},
+        )
+        try:
+            found += ray.get(task.remote(config, str(request)), timeout=TIMEOUT_S)
+        except ray.exceptions.GetTimeoutError:
+            raise DeployError(
+                f"{request}: no engine was timed within {TIMEOUT_S:.0f} s; its devices may be busy,"
+                " see `winnow status`"
+            ) from None
+        except ray.exceptions.RayError as error:
+            reason = first_line(getattr(error, "cause", None) or error)
+            raise DeployError(f"{request}: {reason}") from None
+    return tuple(found)
+
+
+def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeSpec:
+    """The same endpoint on other devices."""
+    return spec.model_copy(update={"accelerators": request})
+
+
+def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
+    version = fetched(config.version)
+    tokenizer = Tokenizer(Path(version.path), version.max_length)
+    maker = EngineFactory(
+        Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
+    )
+    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
+    found = selection.curves(maker, engines_for(config), gate, SIZES)
+    return [replace(curve, accelerators=place) for curve in found]

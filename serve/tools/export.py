@@ -1,0 +1,110 @@
+"""A published classifier for other servers: an ONNX graph, or a model repository of Triton's."""
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from jobs.errors import DeployError
+from jobs.spec import task_registry
+from serve.batching.rows import Tokenizer
+from serve.engines import selection
+from serve.engines.engine import Choice
+from serve.engines.openvino_graph import input_names
+from serve.engines.selection import EngineFactory
+from serve.tasks.registry import endpoint_of
+from serve.version import ModelVersion
+
+Form = Literal["onnx", "triton"]
+BESIDE = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+)
+"""What a client needs to make tokens of texts, and labels of numbers; where a model has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and how it does on a core of this machine."""
+
+    folder: str
+    texts_per_s: float
+    batch_rows: int
+    """Rows of a batch of the longest texts at which it is fastest, at most as many as asked."""
+
+
+def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int = 64) -> Exported:
+    """Write a version into a new folder, once the graph answers the evaluation rows as the model.
+
+    Triton batches up to `batch_rows` requests, by preference as many as were fastest here. Raises
+    DeployError where the folder holds something, the model is none, or its graph answers otherwise.
+    """
+    if not endpoint_of(version.task).is_exportable:
+        raise DeployError(
+            f"{version.name} is a model for {version.task}, of which no graph is exported; other"
+            f" servers load it from {version.path} as it is"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise DeployError(f"{folder} holds something already; export into a new folder")
+    with tempfile.TemporaryDirectory() as work:
+        tokenizer = Tokenizer(Path(version.path), version.max_length)
+        maker = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
+        choice = _measured(version, maker)
+        rows = max(1, min(batch_rows, choice.batch_tokens // version.max_length))
+        place = folder if form == "onnx" else folder / version.name
+        graph = place if form == "onnx" else place / "1"
+        graph.mkdir(parents=True)
+        for path in Path(work).glob("model.onnx*"):
+            shutil.copyfile(path, graph / path.name)
+    beside = place if form == "onnx" else place / "tokenizer"
+    beside.mkdir(exist_ok=True)
+    for name in BESIDE:
+        if (Path(version.path) / name).exists():
+            shutil.copyfile(Path(version.path) / name, beside / name)
+    if form == "triton":
+        text = triton_config(version, input_names(tokenizer), batch_rows, rows)
+        (place / "config.pbtxt").write_text(text, encoding="utf-8")
+        (place / "labels.txt").write_text("\n".join(version.labels) + "\n", encoding="utf-8")
+    return Exported(str(folder), choice.texts_per_s, rows)
+
+
+def triton_config(
+    version: ModelVersion, inputs: list[str], most_rows: int, preferred_rows: int
+) -> str:
+    """`config.pbtxt` of a model repository (Triton's model_config.proto)."""
+    taken = ",\n".join(
+        f'  {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in inputs
+    )
+    labels = len(version.labels)
+    return f"""\
+name: {json.dumps(version.name)}
+backend: "onnxruntime"
+max_batch_size: {most_rows}
+input [
+{taken}
+]
+output [
+  {{ name: "logits" data_type: TYPE_FP32 dims: [ {labels} ] label_filename: "labels.txt" }}
+]
+dynamic_batching {{ preferred_batch_size: [ {preferred_rows} ] max_queue_delay_microseconds: 0 }}
+instance_group [ {{ count: 1 kind: KIND_AUTO }} ]
+parameters {{ key: "version" value: {{ string_value: {json.dumps(version.id)} }} }}
+parameters {{ key: "max_length" value: {{ string_value: "{version.max_length}" }} }}
+"""
+
+
+def _measured(version: ModelVersion, maker: EngineFactory) -> Choice:
+    """How the graph does, once it passed the gate that an endpoint's engines pass."""
+    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
+    if not gate.rows:
+        raise DeployError(f"{version.name} {version.id} has no evaluation rows to compare it by")
+    choice = selection.choose(maker, ("onnx-fp32",), gate)
+    refusal = choice.trials[0].refusal
+    if refusal:
+        raise DeployError(f"the graph of {version.name} does not answer as the model: {refusal}")
+    return choice
