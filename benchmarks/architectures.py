@@ -352,7 +352,7 @@ def engines(model: Path, exports: Path, max_length: int) -> str:
     for name in allowed:
         engine = maker.make(name, gate)
         for batch in (1, 7, len(gate.rows)):
-            if abs(selection.scores(engine, gate, batch) - gate.scores).max() > SCORE_BOUND:
+            if abs(selection.scores(engine, gate.rows, batch) - gate.scores).max() > SCORE_BOUND:
                 return f"{name} {WRONG}"
     return ", ".join(name.partition("-")[0] for name in allowed) or "torch, one by one"
 

@@ -191,7 +191,7 @@ def expected_scores(maker: EngineFactory, gate: GateRows) -> Logits:
     """Probabilities that engines answer to: of training, else of torch in fp32."""
     if gate.scores is not None:
         return gate.scores
-    return scores(maker.make(REFERENCE, gate), gate, TOGETHER)
+    return scores(maker.make(REFERENCE, gate), gate.rows, TOGETHER, gate.activation)
 
 
 def curves(
@@ -282,9 +282,9 @@ class Judge:
         rows = self.gate.rows
         engine.run(rows[:TOGETHER])
         begin = time.perf_counter()
-        together = scores(engine, self.gate, TOGETHER)
+        together = scores(engine, rows, TOGETHER, self.gate.activation)
         spent_s = time.perf_counter() - begin
-        alone = scores(engine, self.gate, 1, ALONE)
+        alone = scores(engine, rows[:ALONE], 1, self.gate.activation)
         agreement = self._agreement(together)
         accuracy, before = self._accuracy(together), self._accuracy(self.reference)
         spread = float(np.abs(alone - together[: len(alone)]).max())
@@ -325,11 +325,12 @@ class Judge:
         return self.gate.activation == "softmax"
 
 
-def scores(engine: Engine, gate: GateRows, batch: int, most: int | None = None) -> Logits:
-    """Scores of the gate's first `most` rows, run in batches of this many as they come."""
-    rows = gate.rows[:most]
+def scores(
+    engine: Engine, rows: Sequence[Row], batch: int, activation: Activation = "softmax"
+) -> Logits:
+    """Scores as [rows, scores], of rows that are run in batches of this many as they come."""
     pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
-    return ACTIVATIONS[gate.activation](np.concatenate(pieces))
+    return ACTIVATIONS[activation](np.concatenate(pieces))
 
 
 def measure(trial: EngineResult, engine: Engine, gate: GateRows, device: Device) -> EngineResult:
@@ -375,7 +376,7 @@ def _rate(engine: Engine, rows: Sequence[Row], limits: Limits, waiting: int) -> 
     return count / (time.perf_counter() - begin)
 
 
-def read_gate(folder: Path, activation: Activation) -> GateRows:
+def read_gate(folder: Path, activation: Activation = "softmax") -> GateRows:
     """The rows saved beside a model; none where it was saved without."""
     found = eval_sample.read(folder)
     kept = [row.scores for row in found if row.scores]

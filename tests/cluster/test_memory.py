@@ -85,12 +85,21 @@ def test_a_llama_on_two_h200_takes_what_was_measured(
     """benchmarks/results/train-zero-h200x2: 2 rows of 512 tokens, 2 passes; and 1.65 GiB beside."""
     found = memory.estimate(
         ModelShape(
-            16, 2048, 8192, 32_000, 0, is_gated=True, key_value_share=0.25, has_own_head=True
+            16,
+            2048,
+            8192,
+            32_000,
+            0,
+            is_gated=True,
+            key_value_share=0.25,
+            has_own_head=True,
+            scores_vocabulary=True,
         ),
         micro_batch_size=2,
         tokens=512,
         precision=precision,
         device="cuda",
+        eval_batch=16,
         spread=memory.Spread(workers=2, strategy=strategy),
     )
     assert found.expected_gib == pytest.approx(measured_gib, rel=0.2)

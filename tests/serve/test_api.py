@@ -6,6 +6,7 @@ import pytest
 from serve.tasks.text_classification.schemas import (
     MAX_CHARACTERS,
     MAX_TEXTS,
+    SENTENCES,
     HttpError,
     Pair,
     PredictRequest,
@@ -35,6 +36,6 @@ def test_inputs_out_of_bounds_are_refused_in_words_without_the_input(inputs: obj
     with pytest.raises(pydantic.ValidationError) as caught:
         PredictRequest.model_validate({"inputs": inputs})
     errors = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
-    words = describe(errors)
+    words = describe(errors, SENTENCES)
     assert "inputs" in words
     assert "xxxx" not in words

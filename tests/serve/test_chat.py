@@ -16,9 +16,9 @@ import pytest
 from serve.config import ReplicaConfig
 from serve.http import app
 from serve.http.auth import digest
-from serve.tasks import handlers
 from serve.tasks.causal_lm import generator
 from serve.tasks.causal_lm.handler import ChatHandler
+from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
 from tests.builders import eventually
 from tests.serve.live import on_socket, seen
@@ -30,7 +30,7 @@ PATH = "/v1/chat/completions"
 @pytest.fixture(scope="module")
 def server(published: ModelVersion) -> Iterator[ChatHandler]:
     """Loaded."""
-    made, _ = handlers.make(ReplicaConfig(published))
+    made = endpoint_of("causal-lm").load(ReplicaConfig(published))
     assert isinstance(made, ChatHandler)
     yield made
     made.generator.close()
@@ -282,7 +282,9 @@ def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatHandler)
 def test_a_model_that_another_machine_published_is_read_from_where_it_is_kept(
     published: ModelVersion, tmp_path: Path
 ) -> None:
-    made, _ = handlers.make(ReplicaConfig(replace(published, path=str(tmp_path / "not-here"))))
+    made = endpoint_of("causal-lm").load(
+        ReplicaConfig(replace(published, path=str(tmp_path / "not-here")))
+    )
     assert isinstance(made, ChatHandler)
     made.generator.close()
     assert made.config.version == published

@@ -28,7 +28,7 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
     """A server of the tiny model."""
     made = load(ReplicaConfig(version, engine="torch-fp32"))
     yield made
-    made.batcher.close()
+    made.client.close()
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from serve.frontends.ipc import bound
 from serve.frontends.supervisor import FrontendSupervisor
 from serve.http import app
 from serve.http.auth import digest
+from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
-from serve.tasks.text_classification.schemas import MAX_BODY_BYTES
 from serve.version import ModelVersion
 from tests.builders import eventually
 from tests.serve.live import on_socket

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -30,7 +31,7 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
     made = load(config)
     app.install(made)
     yield made
-    made.batcher.close()
+    made.client.close()
     app._current.clear()
 
 
@@ -41,7 +42,7 @@ def address(server: ClassificationHandler) -> Iterator[str]:
     threading.Thread(target=loop.run_forever, daemon=True).start()
 
     async def begin() -> int:
-        made = grpc_api.aio.server()
+        made = grpc.aio.server()
         grpc_api.add(grpc_api.GrpcSurface(), made)
         port = made.add_insecure_port("127.0.0.1:0")
         await made.start()
@@ -85,7 +86,7 @@ def test_texts_are_labelled_as_over_http(client: Any, server: ClassificationHand
     name = server.config.version.name
     found = client.infer(name, texts("a superb film", "a dull film"), headers=HEADERS)
     assert found.as_numpy("label").tolist() == [b"positive", b"negative"]
-    expected = asyncio.run(server.classify([("a superb film",), ("a dull film",)], 10)).scores
+    expected = asyncio.run(server.score([("a superb film",), ("a dull film",)], 10)).scores
     assert found.as_numpy("scores") == pytest.approx(np.array(expected), abs=1e-6)
     assert found.get_response().model_version == server.config.version.id
 
@@ -100,7 +101,7 @@ def test_texts_in_typed_contents_are_answered_in_them(
     request = service_pb2.ModelInferRequest(
         model_name=server.config.version.name, id="mine", inputs=[tensor]
     )
-    with grpc_api.insecure_channel(address) as channel:
+    with grpc.insecure_channel(address) as channel:
         infer = channel.unary_unary(
             f"/{grpc_api.SERVICE}/ModelInfer",
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,

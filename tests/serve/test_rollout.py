@@ -7,22 +7,25 @@ import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
 from serve.deploy import routing
-from serve.deploy.rollout import Judged, Perplexities, Traffic, compare, reasons_against
+from serve.deploy.rollout import Traffic, reasons_against
 from serve.deploy.routing import Route
+from serve.tasks.causal_lm import endpoint as language
+from serve.tasks.comparison import Comparison
+from serve.tasks.text_classification.endpoint import Judged, compare
 
 GATE = RolloutSpec().gate
 GOOD = Traffic(1000, 0, 10.0)
 
 
-def against(judged: Judged | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
+def against(judged: Comparison | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
     """Reasons against a version beside a good one."""
     promise = SloSpec.model_validate(slo) if slo else None
     return reasons_against(GATE, promise, judged, GOOD, new)
 
 
 def test_a_version_like_the_old_one_goes_on() -> None:
-    assert against(Judged(256, 250, 3, 3)) == ()
-    assert against(Judged(256, 256, 0, 0), Traffic(0, 0, None)) == ()
+    assert against(Judged(256, 250, 3, 3).comparison()) == ()
+    assert against(Judged(256, 256, 0, 0).comparison(), Traffic(0, 0, None)) == ()
 
 
 def test_labels_flipped_on_a_tenth_are_seen() -> None:
@@ -38,16 +41,16 @@ def test_a_difference_that_may_be_chance_is_let_through() -> None:
     judged = Judged(256, 246, only_old_right=6, only_new_right=2)
     assert judged.change < -0.01
     assert judged.is_chance
-    assert against(judged) == ()
+    assert against(judged.comparison()) == ()
 
 
 @pytest.mark.parametrize(
     ("perplexity", "shown"), [(12.5, "12.5000, 1.25 times"), (1e304, "1.000e+304, 1e+303 times")]
 )
 def test_a_language_model_that_foresees_less_is_seen(perplexity: float, shown: str) -> None:
-    assert reasons_against(GATE, None, Perplexities(10.0, 10.4), GOOD, GOOD) == ()
-    (reason,) = reasons_against(GATE, None, Perplexities(10.0, perplexity), GOOD, GOOD)
-    assert reason == f"its perplexity is {shown} the old one's 10.0000"
+    assert reasons_against(GATE, None, language.compare(10.0, 10.4), GOOD, GOOD) == ()
+    (reason,) = reasons_against(GATE, None, language.compare(10.0, perplexity), GOOD, GOOD)
+    assert reason == f"its perplexity is {shown} the old one's 10.0000, which is not <=1.05"
 
 
 @pytest.mark.parametrize("model", ["reviews", "reviews--b", "a--0123456789ab--c"])

@@ -19,11 +19,12 @@ from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
 from serve.config import ReplicaConfig, configure
 from serve.http import app, guard
-from serve.http.auth import Access
+from serve.http.auth import Access, hashes_of
 from serve.http.fast_path import connections
+from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
-from serve.tasks.text_classification.schemas import MAX_BODY_BYTES, MAX_CHARACTERS, MAX_TEXTS
+from serve.tasks.text_classification.schemas import MAX_CHARACTERS, MAX_TEXTS
 from serve.version import ModelVersion
 from tests.serve.live import on_socket, seen
 
@@ -39,7 +40,7 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
     """A server of the tiny model."""
     made = load(ReplicaConfig(version, engine="torch-fp32"))
     yield made
-    made.batcher.close()
+    made.client.close()
 
 
 @pytest.fixture(params=["connection", "application"])
@@ -286,10 +287,12 @@ def test_tokens_come_from_the_environment(
 ) -> None:
     spec = ServeSpec.model_validate({"route": "/a", "auth": {"tokens_from": "WINNOW_TEST_TOKENS"}})
     with pytest.raises(DeployError, match="WINNOW_TEST_TOKENS, which is not set"):
-        configure(version, spec, "", is_gpu=False)
+        hashes_of(spec)
     monkeypatch.setenv("WINNOW_TEST_TOKENS", "one, two")
-    hashes = configure(version, spec, "", is_gpu=False).token_hashes
-    assert hashes == tuple(hashlib.sha256(word.encode()).hexdigest() for word in ("one", "two"))
+    config = configure(version, spec, "", is_gpu=False, token_hashes=hashes_of(spec))
+    assert config.token_hashes == tuple(
+        hashlib.sha256(word.encode()).hexdigest() for word in ("one", "two")
+    )
 
 
 def test_metrics_count_what_happened(ask: Ask) -> None:
@@ -356,10 +359,11 @@ def test_texts_of_a_client_that_left_are_not_run(
     live: str, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "LOOK_S", 0.01)
-    held, ran = threading.Event(), list[int]()
+    begun, held, ran = threading.Event(), threading.Event(), list[int]()
     run = server.client.launch
 
     def hold(rows: Any) -> Any:
+        begun.set()
         held.wait(5)
         ran.append(len(rows))
         return run(rows)
@@ -371,7 +375,7 @@ def test_texts_of_a_client_that_left_are_not_run(
             first = asyncio.ensure_future(
                 client.post(f"{live}/predict", json={"inputs": "a"}, timeout=10)
             )
-            assert await _soon(lambda: server.client.load.requests == 1)
+            assert await _soon(begun.is_set)
             with pytest.raises(httpx.ReadTimeout):
                 await client.post(f"{live}/predict", json={"inputs": ["b"] * 7}, timeout=0.3)
             assert await _soon(lambda: server.client.load.requests == 1)

@@ -119,7 +119,7 @@ def test_a_failure_is_an_error_whose_words_stay_here(
     async def fail(*_: object) -> None:
         raise RuntimeError(TEXT)
 
-    monkeypatch.setattr(server, "classify", fail)
+    monkeypatch.setattr(server, "score", fail)
     infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
     path = f"/v2/models/{version.name}/infer"
     assert ask(server, {"method": "POST", "url": path, "json": infer}) == [500]
@@ -136,4 +136,4 @@ def test_without_a_collector_there_are_no_spans(
 ) -> None:
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
-    assert tracing.tracing_of(version) is None
+    assert tracing.tracing_of(version, "/predict") is None

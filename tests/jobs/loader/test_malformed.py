@@ -195,7 +195,7 @@ FIELDS = [
     ),
     (
         "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {minimize: speed}}",
-        "sweep.objective.minimize: 'speed' is not cost or time",
+        "sweep.objective.minimize: 'speed' is not cost, time or a metric of train.eval.metrics",
     ),
     (
         "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {maximize: bleu}}",
@@ -367,15 +367,15 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
         (PROMPTS + "serve: {route: /a, fronts: 2}\n", "serve.fronts: is not supported yet"),
         (
             PROMPTS
-            + "train: {eval: {metrics: [perplexity]}}\n"
-            + "sweep: {search_space: {train.optimizer.lr: [0.1]}}\n",
-            "a sweep needs a metric that is better when higher, such as token_accuracy",
+            + "sweep: {search_space: {train.optimizer.lr: [0.1]},"
+            + " objective: {minimize: token_accuracy}}",
+            "token_accuracy is better when higher; write `maximize: token_accuracy`",
         ),
         (
             PROMPTS
             + "sweep: {search_space: {train.optimizer.lr: [0.1]},"
             + " objective: {maximize: perplexity}}",
-            "'perplexity' is better when lower; maximize another metric",
+            "perplexity is better when lower; write `minimize: perplexity`",
         ),
     ],
 )

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from jobs.errors import DataError
-from jobs.spec.data import DataSpec, SourceSpec
-from jobs.training.data import classification as data
+from jobs.spec.data import SourceSpec
+from jobs.tasks.text_classification import rows as data
+from jobs.tasks.text_classification.task import ClassificationData
 from jobs.training.data import encoding, tokens
 from jobs.training.model import base as base_model
 from tests.builders import MINILM
@@ -16,10 +17,10 @@ from tests.builders import MINILM
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the datasets package
 
 
-def spec_for(path: Path, text: str | tuple[str, str] = "text") -> DataSpec:
+def spec_for(path: Path, text: str | tuple[str, str] = "text") -> ClassificationData:
     """A data section that reads `path` for both splits."""
     source = SourceSpec(path=str(path))
-    return DataSpec(train=source, eval=source, text=text, max_length=16)
+    return ClassificationData(train=source, eval=source, text=text, max_length=16)
 
 
 def rows_of(path: Path, text: str | tuple[str, str] = "text") -> data.Rows:

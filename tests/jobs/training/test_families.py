@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from jobs.training.engine.objective import predict_tokens
 
 from jobs.errors import ModelError
+from jobs.spec import task_registry
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import OptimizerSpec
+from jobs.tasks.causal_lm.training import predict_tokens
 from jobs.training import eval_sample, plain_scores, publication
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
@@ -55,8 +56,11 @@ def trained(config: TrainingConfig, folder: Path) -> tuple[list[Event], Path]:
 
 def verdict(folder: Path) -> tuple[float, str]:
     """Largest difference, and why the model must not be published: the proof in this process."""
-    plain = publication.Plain(**plain_scores.scores_of(folder, "cpu"))
-    return publication.compare(eval_sample.read(folder), plain, publication.BOUNDS["fp32"])
+    rows = eval_sample.read(folder)
+    task = task_registry.find("causal-lm" if rows[0].trained else "text-classification")
+    found = plain_scores.scores_of(folder, "cpu", task.auto_class, task.activation)
+    bound, is_loss = publication.BOUNDS["fp32"], task.activation == "token-loss"
+    return publication.compare(rows, publication.Plain(**found), bound, is_loss=is_loss)
 
 
 def the(kind: Any, events: list[Event]) -> Any:
@@ -264,7 +268,7 @@ def passed(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("fault", "words"),
     [
         ("head", "a score of a row alone is"),
-        ("labels", "a score of a row alone is"),
+        ("labels", "a score of a row "),
         ("tokens", "its tokenizer makes other tokens of 50 of 50 texts"),
         ("padding", "a score of a row beside others is"),
     ],
@@ -294,7 +298,9 @@ def test_a_saved_model_that_cannot_be_loaded_is_not_to_be_published(
 ) -> None:
     folder = shutil.copytree(passed, tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    proof = publication.prove(folder, "fp32", "cpu", lambda _: None)
+    proof = publication.prove(
+        folder, task_registry.find("text-classification"), "fp32", "cpu", lambda _: None
+    )
     assert proof is not None
     assert proof.refusal.startswith("plain transformers cannot load or run it: ")
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from jobs.training.engine.objective import predict_tokens
 
 from jobs.errors import DataError
 from jobs.spec.data import DataSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import EvalSpec, OptimizerSpec
+from jobs.tasks.causal_lm import rows as language
+from jobs.tasks.causal_lm.training import predict_tokens
 from jobs.training.corpus import load_corpus
-from jobs.training.data import language
 from jobs.training.data import packing as packs
 from jobs.training.data.tokens import TokenSet, TokenStore
 from jobs.training.events import Evaluated, Event, Started

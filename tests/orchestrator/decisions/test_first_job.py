@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.loader import loads
+from jobs.spec import task_registry
 from jobs.spec.data import SourceSpec
 from jobs.training.data.columns import Roles
 from orchestrator.decisions import first_job
@@ -24,7 +25,8 @@ NAMES = st.one_of(
 
 def written(job: FirstJob) -> str:
     """The text of its file."""
-    place = importlib.resources.files("orchestrator").joinpath(job.template)
+    package, _, name = job.task.template.partition("/")
+    place = importlib.resources.files(package).joinpath(name)
     return first_job.fill(place.read_text("utf-8"), job, "job.yaml")
 
 
@@ -82,8 +84,8 @@ def test_max_length_rises_with_what_most_rows_need(
     words: list[int], classifier: int, chat: int
 ) -> None:
     texts = [("word " * count, "") for count in words]
-    assert first_job.length_for(texts, "text-classification") == classifier
-    assert first_job.length_for(texts, "causal-lm") == chat
+    assert first_job.length_for(texts, task_registry.find("text-classification")) == classifier
+    assert first_job.length_for(texts, task_registry.find("causal-lm")) == chat
 
 
 def test_ten_labels_are_listed_and_the_rest_counted() -> None:

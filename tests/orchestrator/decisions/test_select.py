@@ -7,9 +7,10 @@ import pytest
 
 from cluster.inventory import Inventory, Node
 from jobs.errors import InfeasibleError
+from jobs.spec import JobSpec
 from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.search import Range
+from orchestrator.decisions.search import Range, TrialResult
 from tests.builders import any_of, inventory, job, plan_of, prediction, sweep, trial
 
 SPACE = {
@@ -179,6 +180,42 @@ def test_a_metric_s_limit_is_kept_despite_the_noise_of_its_evaluation(
     assert note in found.reason
 
 
+def chat(**fields: object) -> JobSpec:
+    """A job of a language model."""
+    columns = {"train": {"path": "t.jsonl"}, "eval": {"path": "e.jsonl"}, "messages": "messages"}
+    return job(model__task="causal-lm", data=columns, **fields)
+
+
+@pytest.mark.parametrize(
+    ("objective", "judged", "winner"),
+    [
+        ({"minimize": "perplexity"}, ("perplexity", "min"), 1e-4),
+        ({"maximize": "token_accuracy"}, ("token_accuracy", "max"), 1e-5),
+        ({"minimize": "time", "subject_to": {"perplexity": "<=9"}}, ("perplexity", "min"), 1e-4),
+    ],
+)
+def test_a_sweep_goes_where_its_metric_is_better(
+    objective: dict[str, object], judged: tuple[str, str], winner: float
+) -> None:
+    """A failed trial has no metric, so it cannot win whatever the direction."""
+    spec = chat(
+        resources__any_of=any_of("T4:1"),
+        train__eval={"metrics": ["perplexity", "token_accuracy"]},
+        sweep=sweep(SPACE, objective=objective),
+    )
+    plan = plan_of(spec, inventory(T4=1))
+    found = search.judged_metric(spec)
+    assert (found.name, found.goal) == judged
+    metrics = {1e-5: (10.0, 0.6), 1e-4: (8.0, 0.5)}
+    trials = [
+        TrialResult(str(lr), CHEAP, {LR: lr}, {"perplexity": ppl, "token_accuracy": share})
+        for lr, (ppl, share) in metrics.items()
+    ]
+    failed = TrialResult("failed", CHEAP, {LR: 1.0}, {}, failure="out of memory")
+    chosen = select.select(spec, plan, PREDICTIONS[:1], (failed, *trials), 100)
+    assert chosen.params[LR] == winner
+
+
 @pytest.mark.parametrize(
     ("metric", "value", "rows", "expected"),
     [
@@ -192,7 +229,8 @@ def test_a_metric_s_limit_is_kept_despite_the_noise_of_its_evaluation(
 def test_the_noise_of_a_metric_falls_with_the_rows_that_judge(
     metric: str, value: float, rows: int, expected: float
 ) -> None:
-    assert select.noise(metric, value, rows) == pytest.approx(expected, abs=1e-4)
+    spec = chat() if metric == "perplexity" else job()
+    assert select.noise(spec, metric, value, rows) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
