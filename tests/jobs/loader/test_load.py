@@ -13,7 +13,7 @@ from jobs.errors import JobFileError
 from jobs.loader import load, loads
 from jobs.loader.fields import is_field
 from jobs.loader.files import files_exist
-from jobs.loader.schema import reference_text, schema_text
+from jobs.loader.schema import schema_text
 from jobs.loader.source import read_scalar
 from jobs.loader.words import OTHER_TRAINERS
 from tests.builders import MINIMAL
@@ -96,11 +96,6 @@ def test_a_package_that_is_not_installed_is_found_before_anything_runs() -> None
 def test_the_committed_schema_is_current() -> None:
     committed = (ROOT / "docs/job.schema.json").read_text(encoding="utf-8")
     assert committed == schema_text(), "run `make schema`"
-
-
-def test_the_committed_reference_is_current() -> None:
-    committed = (ROOT / "docs/job-file.md").read_text(encoding="utf-8")
-    assert committed == reference_text(), "run `make schema`"
 
 
 def test_defaults_in_the_schema_are_written_as_in_job_files() -> None:
