@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from jobs.spec import JobSpec
-from jobs.spec.quantities import Cadence, format_duration
+from jobs.spec.quantities import AcceleratorRequest, Cadence, format_duration
 from jobs.spec.serve import GateRule
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
@@ -23,7 +23,9 @@ class _Generator(GenerateJsonSchema):
             return format_duration(dft)
         if isinstance(dft, tuple) and any(isinstance(part, GateRule) for part in dft):
             return [str(part) for part in dft]
-        return str(dft) if isinstance(dft, Cadence) else super().encode_default(dft)
+        if isinstance(dft, Cadence | AcceleratorRequest):
+            return str(dft)
+        return super().encode_default(dft)
 
 
 def job_schema() -> dict[str, Any]:

@@ -175,7 +175,7 @@ class ServeSpec(SpecModel):
     free, with the same number for a replica. Each replica chooses its own engine."""
     engine: EngineName | Literal["auto"] = "auto"
     """The library and precision that run the model; auto measures them and takes the fastest whose
-    scores are those of torch in fp32."""
+    scores are those of training."""
     precision: Precision | Literal["auto"] = "auto"
     """Precision that engines may compute in; auto allows all whose scores pass."""
     replicas: ReplicasSpec = ReplicasSpec()

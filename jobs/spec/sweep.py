@@ -68,6 +68,6 @@ class SweepSpec(SpecModel):
     trial_share: Annotated[float, Field(gt=0, le=1)] = 0.34
     """Longest trial, as a share of the full run's epochs."""
     objective: ObjectiveSpec = ObjectiveSpec(minimize="cost")
-    """What the sweep optimises."""
+    """What the sweep optimises; by default the lowest cost of the full run."""
     probe: ProbeSpec = ProbeSpec()
     """How long the probe of one candidate takes."""

@@ -102,6 +102,7 @@ def test_defaults_in_the_schema_are_written_as_in_job_files() -> None:
     sections = json.loads(schema_text())["$defs"]
     assert sections["AutoscalingSpec"]["properties"]["downscale_delay"]["default"] == "5m"
     assert sections["EvalSpec"]["properties"]["every"]["default"] == "1epoch"
+    assert sections["ServeSpec"]["properties"]["accelerators"]["default"] == "cpu:1"
 
 
 def test_every_field_is_documented() -> None:
