@@ -66,8 +66,8 @@ def reference_text() -> str:
     }
     refused = "\n".join(f"- {name}: {', '.join(names)}" for name, names in lacking.items() if names)
     parts.append(
-        "## Not supported yet\n\nThese are in the format, and `winnow validate` refuses values other"
-        f" than the default for these tasks:\n\n{refused}\n"
+        "## Not supported yet\n\nThese are in the format, and `winnow validate` refuses values"
+        f" other than the default for these tasks:\n\n{refused}\n"
     )
     return "\n".join(parts)
 
