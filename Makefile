@@ -57,9 +57,9 @@ format: install
 
 schema: install
 	$(BIN)/winnow schema > docs/job.schema.json
-	$(BIN)/winnow schema --markdown > docs/job-file.md
-	$(BIN)/winnow schema --endpoint > docs/endpoint-reference.md
-	$(BIN)/python -m typer orchestrator.cli utils docs --name winnow > docs/commands.md
+	$(BIN)/winnow schema --markdown > docs/reference/job-file.md
+	$(BIN)/winnow schema --endpoint > docs/reference/endpoint-reference.md
+	$(BIN)/python -m typer orchestrator.cli utils docs --name winnow > docs/reference/commands.md
 
 site: install
 	$(BIN)/mkdocs build --strict

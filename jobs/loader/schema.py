@@ -1,4 +1,4 @@
-"""The JSON Schema of a job file for editors, and the same as a page for people."""
+"""The JSON Schema of a job file for editors, and tables of any schema's fields for people."""
 
 import json
 from collections.abc import Mapping
@@ -7,20 +7,11 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from jobs.spec import JobSpec, task_registry
-from jobs.spec.quantities import Cadence, format_duration
+from jobs.spec import JobSpec
+from jobs.spec.quantities import AcceleratorRequest, Cadence, format_duration
 from jobs.spec.serve import GateRule
-from jobs.spec.support import USES
 
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
-
-
-REFERENCE_HEAD = """# The job file
-
-Generated from the specification by `make schema`; `job.schema.json` is the same for editors. Every
-section but `version`, `name`, `model` and `data` may be left out. Paths are taken as they are
-written: `~` stands for the home folder, environment variables are not expanded.
-"""
 
 
 class _Generator(GenerateJsonSchema):
@@ -32,24 +23,14 @@ class _Generator(GenerateJsonSchema):
             return format_duration(dft)
         if isinstance(dft, tuple) and any(isinstance(part, GateRule) for part in dft):
             return [str(part) for part in dft]
-        return str(dft) if isinstance(dft, Cadence) else super().encode_default(dft)
+        if isinstance(dft, Cadence | AcceleratorRequest):
+            return str(dft)
+        return super().encode_default(dft)
 
 
-def reference_text() -> str:
-    """Every field with its type, default and meaning, as Markdown."""
-    schema = JobSpec.model_json_schema(schema_generator=_Generator)
-    sections = [("The job", schema), *sorted(schema["$defs"].items())]
-    parts = [REFERENCE_HEAD]
-    for name, section in sections:
-        lines = [f"## {name}\n", f"{section['description']}\n", *fields_table(section), ""]
-        parts.append("\n".join(lines))
-    lacking = {
-        task.name: [f"`serve.{name}`" for name in USES if name not in task.serve_fields]
-        for task in task_registry.ours()
-    }
-    refused = "\n".join(f"- {name}: {', '.join(found)}" for name, found in lacking.items() if found)
-    parts.append(f"## Not supported yet\n\nRefused, in whole or for some values:\n\n{refused}\n")
-    return "\n".join(parts)
+def job_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a job file."""
+    return JobSpec.model_json_schema(schema_generator=_Generator)
 
 
 def fields_table(section: Mapping[str, Any]) -> list[str]:
@@ -91,7 +72,7 @@ def schema_text() -> str:
     """The schema as JSON text with a final newline."""
     schema = {
         "$schema": SCHEMA_ID,
-        **JobSpec.model_json_schema(schema_generator=_Generator),
+        **job_schema(),
         "title": "Winnow job",
     }
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -18,31 +18,31 @@ from jobs.spec.train import TrainSpec
 
 
 class BudgetSpec(SpecModel):
-    """What the run may spend; training stops in time, is judged, saved and published as it is."""
+    """What the run may spend; training that would exceed it stops early and is published."""
 
     max_cost: Annotated[float | None, Field(gt=0)] = None
-    """USD of probes, trials and training."""
+    """USD that probes, trials and training may cost together."""
     max_duration: Duration | None = None
-    """Wall-clock time of the sweep and training."""
+    """Wall-clock time that the sweep and training may take together."""
 
 
 class OwnedSpec(SpecModel):
-    """What a device of one's own costs: its purchase spread over its life, and its power."""
+    """What an hour of a device that you own costs: a share of its price, and its power."""
 
     purchase: Annotated[float, Field(ge=0)]
-    """USD of one device, with its share of the machine around it."""
+    """Price of one device in USD, with its share of the machine around it."""
     life: PositiveDuration = timedelta(days=4 * 365)
-    """How long it will be used, such as 1460d."""
+    """How long the device is used, such as 1460d."""
     busy: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of its life in which it works; idle hours are paid by busy ones."""
+    """Share of its life in which the device works; the price is spread over those hours alone."""
     power_w: Annotated[float, Field(ge=0)] = 0.0
-    """Watts at work, with its share of machine and cooling."""
+    """Watts that the device draws at work, with its share of the machine and of cooling."""
     usd_per_kwh: Annotated[float, Field(ge=0)] = 0.0
-    """Price of power."""
+    """Price of power in USD."""
 
     @property
     def usd_per_hour(self) -> float:
-        """Of an hour at work."""
+        """Returns the cost of an hour at work."""
         hours = self.life.total_seconds() / 3600 * self.busy
         return self.purchase / hours + self.power_w / 1000 * self.usd_per_kwh
 
@@ -55,7 +55,7 @@ class MlflowSpec(SpecModel):
 
 
 class TrackingSpec(SpecModel):
-    """Where metrics are also sent."""
+    """Where metrics are sent, besides TensorBoard files in the run's folder."""
 
     mlflow: MlflowSpec | None = None
     """An MLflow tracking server."""
@@ -80,22 +80,24 @@ class JobSpec(SpecModel):
     train: TrainSpec = TrainSpec()
     """How to train."""
     resources: ResourcesSpec | None = None
-    """Where the job may run; left out, one device of each kind in the cluster is a candidate."""
+    """Hardware that may be used; left out, one device of each kind in the cluster is a
+    candidate."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """USD per device hour by accelerator name; overrides the catalogue."""
     owned: dict[str, OwnedSpec] = Field(default={})
-    """Accelerators of one's own by name; what they cost an hour follows, and overrides prices."""
+    """Accelerators that you own, by name; their cost per hour is computed and overrides
+    `prices`."""
     sweep: SweepSpec | None = None
-    """What to search; left out, the train section runs as it is on the best placement."""
+    """What to search; left out, `train` runs as it is on the cheapest placement that fits."""
     budget: BudgetSpec | None = None
     """What the run may spend."""
     serve: ServeSpec | None = None
-    """The endpoint; left out, the model is published but not served."""
+    """The endpoint; left out, the model is published and not served."""
     storage: Annotated[str, Field(min_length=1)] = "./.winnow"
     """Where runs and models are kept: a folder, relative to the working directory and seen by all
     nodes, or `s3://bucket/prefix`."""
     tracking: TrackingSpec | None = None
-    """Where metrics are also sent."""
+    """Where metrics are sent, besides TensorBoard files in the run's folder."""
     secrets: Items[VariableName] = ()
     """Names of environment variables that workers need, such as HF_TOKEN; never values. They are
     taken from the environment of `winnow run`, or of the cluster's nodes for `winnow submit`, and

@@ -35,16 +35,16 @@ TaskName = Annotated[str, AfterValidator(_known), _NamesOfAll()]
 
 
 class LoraSpec(SpecModel):
-    """Low-rank adapters trained instead of all weights."""
+    """Low-rank adapters, which are trained instead of all weights."""
 
     type: Literal["lora"]
     """The kind of adapter."""
     r: Annotated[int, Field(gt=0, le=1024)] = 16
     """Rank of the update."""
     alpha: Annotated[float, Field(gt=0)] = 32
-    """Scale of the update; it is multiplied by alpha / r."""
+    """Scale of the update, which is multiplied by alpha / r."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Dropout in front of the adapter."""
+    """Dropout probability on the input of the adapter."""
     target_modules: Literal["all-linear"] | Annotated[Items[str], Field(min_length=1)] = (
         "all-linear"
     )

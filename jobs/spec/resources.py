@@ -11,36 +11,37 @@ from jobs.spec.quantities import Accelerators, Duration
 
 
 class PlacementSpec(SpecModel):
-    """One candidate: so many devices of one kind. A run never mixes kinds."""
+    """A number of devices of one kind; a run never mixes kinds."""
 
     accelerators: Accelerators
     """NAME:COUNT, one training worker per device; `cpu:2` is two workers with a core each."""
     spot: bool | None = None
-    """true: only spot nodes, at their price; false: none of them; left out, nodes of both kinds."""
+    """true uses spot nodes alone, at their price; false uses none; left out, both kinds are
+    used."""
 
 
 class WaitSpec(SpecModel):
     """What to do while the wanted devices are busy."""
 
     timeout: Duration = timedelta(minutes=20)
-    """How long to wait."""
+    """Longest wait for the devices."""
     then: Literal["next_best", "fail"] = "next_best"
-    """What follows: the next placement by price-performance, or an error."""
+    """What follows the wait: the next placement by price-performance, or an error."""
 
 
 class ResourcesSpec(SpecModel):
-    """Where the job may run."""
+    """The hardware that the job may use."""
 
     any_of: Annotated[Items[PlacementSpec], Field(max_length=64)] = ()
-    """Candidate placements, in no order: the sweep finds the best."""
+    """Placements among which the sweep finds the best; their order has no meaning."""
     ordered: Annotated[Items[PlacementSpec], Field(max_length=64)] = ()
-    """Instead of any_of: placements by preference; the first that can be had is taken."""
+    """Placements by preference, instead of any_of: the first whose devices are there is used."""
     max_hourly_cost: Annotated[float | None, Field(gt=0)] = None
-    """Placements that cost more than this, in USD per hour, are not considered."""
+    """Most that a placement may cost, in USD per hour; dearer ones are left out."""
     autoscale: Duration | None = None
-    """Ask Ray's autoscaler for nodes with the devices of every placement (of `ordered`, one after
-    the other), and wait so long for them; left out, only nodes that are up are used. They are let
-    go when the run ends."""
+    """Request nodes with the devices of every placement (with `ordered`, of one after the other)
+    from Ray's autoscaler, and wait at most this long for them; they are released when the run ends.
+    Left out, only nodes that are up are used."""
     wait: WaitSpec = WaitSpec()
     """What to do while devices are busy."""
 

@@ -34,21 +34,21 @@ EngineName = Literal[
 
 
 class ReplicasSpec(SpecModel):
-    """How many copies of the model serve requests."""
+    """Number of replicas, the processes that each hold the model."""
 
     min: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Never fewer; 0 scales to zero when nobody asks."""
+    """Fewest replicas; 0 scales to zero while no requests arrive."""
     max: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Never more."""
+    """Most replicas."""
 
 
 class AutoscalingSpec(SpecModel):
-    """When copies are added and removed."""
+    """When replicas are added and removed."""
 
     target_ongoing_requests: Annotated[float, Field(gt=0)] = 8
     """Requests in flight per replica that the autoscaler aims for."""
     targets: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
-    """The same for replicas on some accelerators, such as `{T4: 4}`."""
+    """The same for replicas on certain accelerators, such as `{T4: 4}`."""
     upscale_delay: Duration = timedelta(seconds=10)
     """How long demand must stay high before replicas are added."""
     downscale_delay: Duration = timedelta(minutes=5)
@@ -56,33 +56,34 @@ class AutoscalingSpec(SpecModel):
 
 
 class BatchingSpec(SpecModel):
-    """How requests are answered together: whatever waits when the model is free."""
+    """How requests share a batch, which forms of all that wait when the model becomes free."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Most texts in one forward pass."""
+    """Largest number of texts in one forward pass."""
     max_wait: Duration = timedelta(0)
-    """How long an idle model waits for company of a lone text; a busy one finds it meanwhile."""
+    """How long an idle model waits for more texts before it runs a lone one; a busy model does not
+    wait, because texts queue meanwhile."""
 
 
 class LimitsSpec(SpecModel):
-    """What an endpoint takes on."""
+    """Limits beyond which requests are refused."""
 
     queue_tokens: Annotated[int, Field(ge=512)] = 262_144
-    """Tokens that may wait in one replica; above it requests are answered 503 with Retry-After."""
+    """Most tokens that wait in one replica; beyond it requests get 503 with Retry-After."""
     requests_per_second: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Requests that one client, told by its token or else its address, may send in a second; above
-    it they are answered 429. 0 for any number. Kept by HAProxy on each node."""
+    """Most requests per second from one client, identified by its token or else its address; beyond
+    it requests get 429. 0 sets no limit. HAProxy counts on each node by itself."""
     timeout: PositiveDuration = timedelta(seconds=30)
-    """Longest that a request may take; clients may ask for less."""
+    """Longest time until the answer; later the request gets 504. Clients may ask for less."""
 
 
 class SloSpec(SpecModel):
-    """What the endpoint promises."""
+    """Service level that a version must keep to be deployed and to stay."""
 
     p95_latency: Duration | None = None
-    """95 % of answers come within this time."""
+    """Time within which 95 % of requests are answered."""
     error_rate: Limit | None = None
-    """Share of failed requests."""
+    """Bound on the share of failed requests."""
 
 
 _GATE_RULE = re.compile(r"([a-z][a-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
@@ -96,7 +97,7 @@ GATE_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """What a new version must keep; `slo` stands for the section of that name."""
+    """One rule of a rollout's gate; `slo` stands for the section of that name."""
 
     name: str
     bound: Bound | None = None
@@ -129,31 +130,31 @@ Gate = Annotated[
 
 
 class RolloutSpec(SpecModel):
-    """How a new version takes over; left out, it answers everything once it is healthy."""
+    """How a new version replaces the present one, step by step."""
 
     steps: Annotated[Items[Annotated[int, Field(ge=1, le=100)]], Field(min_length=1)] = (100,)
     """Percent of traffic at each step."""
     hold: Duration = timedelta(minutes=2)
-    """How long each step is watched."""
+    """How long each step is observed before the next."""
     gate: Items[Gate] = (
         GateRule("slo"),
         GateRule("accuracy", Bound(">=", -0.01)),
         GateRule("perplexity", Bound("<=", 1.05)),
         GateRule("latency", Bound("<=", 1.5)),
     )
-    """What must hold before the first step and after each; if not, the old version stays. Accuracy
-    and agreement are of classifiers, both asked for the old one's evaluation rows; perplexity is of
-    language models, as each had it when it was trained."""
+    """Rules that must hold before the first step and after each; otherwise the old version stays.
+    accuracy and agreement compare classifiers on the old version's evaluation rows; perplexity
+    compares language models by the values from their training."""
 
 
 class AuthSpec(SpecModel):
-    """Who may call the endpoint."""
+    """Bearer tokens that the endpoint accepts."""
 
     tokens_from: str | None = None
-    """Environment variable with accepted bearer tokens, read when the endpoint is deployed."""
+    """Environment variable with the accepted tokens, read when the endpoint is deployed."""
     tokens_file: Annotated[str, Field(pattern="^/")] | None = None
-    """File with names and hashes of accepted tokens, made by `winnow token add`, at the same place
-    on every node with replicas; a change is followed within a second or two."""
+    """File with names and hashes of accepted tokens, made by `winnow token add`, at the same path
+    on every node with replicas; replicas apply a change within two seconds."""
 
     @model_validator(mode="after")
     def _one_is_needed(self) -> Self:
@@ -168,33 +169,35 @@ class ServeSpec(SpecModel):
     route: Annotated[str, Field(pattern=r"^/[a-z0-9][a-z0-9/_-]{0,62}$")]
     """Path prefix; predictions are at `<route>/predict`."""
     accelerators: Accelerators = AcceleratorRequest("cpu", 1)
-    """Devices of one replica; may differ from the training hardware."""
+    """Devices of one replica, which may differ from the training hardware."""
     fallback: Items[Accelerators] = ()
-    """Other GPUs, as many to a replica, for those that find none of `accelerators` free: the first
-    in the list that are. Each replica chooses its own engine."""
+    """Other GPUs for replicas that find no free `accelerators`: the first in the list that are
+    free, with the same number for a replica. Each replica chooses its own engine."""
     engine: EngineName | Literal["auto"] = "auto"
-    """What runs the model; auto measures, and takes the fastest that answers like torch in fp32."""
+    """The library and precision that run the model; auto measures them and takes the fastest whose
+    scores are those of training."""
     precision: Precision | Literal["auto"] = "auto"
-    """What engines compute in; auto allows all that pass."""
+    """Precision that engines may compute in; auto allows all whose scores pass."""
     replicas: ReplicasSpec = ReplicasSpec()
-    """How many copies."""
+    """Number of replicas."""
     grpc: Annotated[bool, Field(strict=True)] = False
-    """Whether classifiers answer the Open Inference Protocol over gRPC too, at the port 1000 above
-    that of HTTP; callers name the model as `application` in their metadata. Needs
-    `pip install 'raywinnow[grpc]'`."""
+    """Whether classifiers also answer the Open Inference Protocol over gRPC, at the port 1000 above
+    that of HTTP; clients name the model as `application` in their metadata. Needs `pip install
+    'raywinnow[grpc]'`."""
     fronts: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
-    """Processes that take and tokenise requests for each copy of the model, each with a core that
-    is reserved for it. Auto: none before a CPU; before a GPU, which is faster than one process can
-    ask, up to 6 as the node has cores for each of its GPUs, and no core reserved."""
+    """Number of processes that accept and tokenise requests for each replica, with a reserved core
+    each. auto is 0 for a replica on a CPU; for one on a GPU, which computes faster than one process
+    tokenises, it is up to 6 by the node's cores for each GPU, without reserving them."""
     autoscaling: AutoscalingSpec = AutoscalingSpec()
-    """When copies are added and removed."""
+    """When replicas are added and removed."""
     batching: BatchingSpec = BatchingSpec()
-    """How requests are answered together."""
+    """How requests share a batch."""
     limits: LimitsSpec = LimitsSpec()
-    """What one replica takes on."""
+    """Limits beyond which requests are refused."""
     slo: SloSpec | None = None
-    """What the endpoint promises; a version that does not keep it is not deployed."""
+    """Service level; a version that does not keep it is not deployed."""
     rollout: RolloutSpec | None = None
-    """How a new version takes over."""
+    """How a new version replaces the present one; left out, it takes all traffic once it is
+    ready."""
     auth: AuthSpec | None = None
-    """Who may call."""
+    """Who may call; left out, anyone who reaches the endpoint."""

@@ -13,34 +13,36 @@ Range = Annotated[Items[float], Field(min_length=2, max_length=2)]
 
 
 class LogUniform(SpecModel):
-    """Drawn uniformly on a logarithmic scale."""
+    """A range from which values are drawn uniformly on a logarithmic scale."""
 
     loguniform: Range
     """Lowest and highest value."""
 
 
 class Uniform(SpecModel):
-    """Drawn uniformly."""
+    """A range from which values are drawn uniformly."""
 
     uniform: Range
     """Lowest and highest value."""
 
 
 class ProbeSpec(SpecModel):
-    """How long a speed probe of one candidate may take."""
+    """How long the probe of one candidate takes."""
 
     warmup: Duration | None = None
-    """Steps are not counted for this long, and until two windows in a row are equally fast; at most
-    12 times as long (3 on a CPU). By default 5s, 2s on a CPU."""
+    """Warm-up: steps are excluded from timing until this much time has passed and two consecutive
+    windows are equally fast; it ends after 12 times this (3 times on a CPU) in any case. By default
+    5s, 2s on a CPU."""
     duration: PositiveDuration | None = None
-    """Steps are timed for this long, and until the mean is known to 1.5 % (3 on a CPU); at most 12
-    times as long (3 on a CPU). By default 10s, 8s on a CPU."""
+    """Timing: steps are timed until this much time has passed and the mean is known to 1.5 % (3 %
+    on a CPU); it ends after 12 times this (3 times on a CPU) in any case. By default 10s, 8s on a
+    CPU."""
     confirm: Annotated[int, Field(ge=0, le=8)] = 2
-    """How many of the best candidates are timed again in fresh processes before one is chosen."""
+    """Number of best candidates that are timed again in new processes before one is chosen."""
 
 
 class ObjectiveSpec(SpecModel):
-    """What counts as best, and what every choice must keep."""
+    """What the sweep optimises, and the limits that the winner must keep."""
 
     minimize: str | None = None
     """`cost` or `time` of the full training run, or a metric of `train.eval.metrics` that is better
@@ -57,15 +59,15 @@ class ObjectiveSpec(SpecModel):
 
 
 class SweepSpec(SpecModel):
-    """A search over how to train: speed by short probes, quality by short trials."""
+    """A search for how to train: probes measure speed, trials measure quality."""
 
     search_space: Annotated[dict[str, Choices | LogUniform | Uniform], Field(min_length=1)]
-    """Dotted path of a field to the values it may take: a list, loguniform or uniform."""
+    """Dotted paths of fields, each with a list of values or a range to draw from."""
     trials: Annotated[int, Field(ge=1, le=10_000)] = 8
-    """Quality trials over the fields that change learning."""
+    """Number of trials: short trainings with values of the fields that change quality."""
     trial_share: Annotated[float, Field(gt=0, le=1)] = 0.34
-    """Share of the full run's epochs that a quality trial may take at most."""
+    """Longest trial, as a share of the full run's epochs."""
     objective: ObjectiveSpec = ObjectiveSpec(minimize="cost")
-    """What counts as best."""
+    """What the sweep optimises; by default the lowest cost of the full run."""
     probe: ProbeSpec = ProbeSpec()
-    """How long a speed probe may take."""
+    """How long the probe of one candidate takes."""

@@ -44,16 +44,16 @@ class OptimizerSpec(SpecModel):
 
 
 class LrScheduleSpec(SpecModel):
-    """How the learning rate moves over the run."""
+    """How the learning rate changes over the run."""
 
     type: Literal["linear", "cosine", "constant"] = "linear"
-    """Shape after warm-up."""
+    """Shape of the curve after warm-up."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of all optimizer steps over which the rate rises from zero."""
 
 
 class EvalSpec(SpecModel):
-    """When and by what the model is judged."""
+    """When the model is evaluated, and with which metrics."""
 
     every: Every = Cadence(1.0, "epoch")
     """How often; the end of training is always judged."""
@@ -67,21 +67,22 @@ class CheckpointSpec(SpecModel):
     """When training state is saved and how much of it is kept."""
 
     every: Every = Cadence(timedelta(minutes=5).total_seconds(), "second")
-    """How often; the end of training is always saved."""
+    """How often the state is saved; it always is at the end of training."""
     keep: Annotated[int, Field(ge=1, le=100)] = 2
-    """How many are kept, newest first; the best by the first metric is kept besides."""
+    """Number of newest checkpoints that are kept; the best one by the first metric is kept too."""
     max_size: ByteSize | None = None
-    """Room for all that are kept, such as 20GiB: above it the oldest go first, then the best. While
-    one is written it comes on top; one that is larger by itself ends the run."""
+    """Most bytes that kept checkpoints may take, such as 20GiB: beyond it the oldest are deleted
+    first, the best one last. The checkpoint that is being written comes on top; a checkpoint that
+    is larger by itself ends the run."""
 
 
 class RetrySpec(SpecModel):
     """Which failures are retried, and how often."""
 
     on_events: Items[Literal["preemption", "node_failure", "oom", "hang"]] = ()
-    """Causes that are retried."""
+    """Causes of failure that are retried."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Attempts in all."""
+    """Number of attempts, the first one included."""
 
 
 class TrainSpec(SpecModel):
@@ -90,34 +91,38 @@ class TrainSpec(SpecModel):
     epochs: Annotated[float, Field(gt=0, le=10_000)] = 3.0
     """Passes over the training rows; may be a fraction."""
     global_batch_size: Batch = 32
-    """Samples per optimizer step over all workers: the invariant that no placement changes."""
+    """Samples per optimizer step over all workers; the same on every placement."""
     micro_batch_size: Batch | Literal["auto"] = "auto"
-    """Samples per device and forward pass; accumulation follows. `auto`: the largest that fits."""
+    """Samples per worker and forward pass, from which the number of accumulated passes follows;
+    `auto` is the largest that fits."""
     precision: Precision | Literal["auto"] = "auto"
     """`auto` is bf16 where it is native, else fp16 on a GPU; fp32 on a CPU."""
     strategy: Strategy = "ddp"
-    """How state is spread over workers."""
+    """How state is spread over workers: `ddp` copies it, `zero2` shards gradients and optimizer
+    state, `zero3` weights too."""
     cpu_offload: bool = False
     """Keep optimizer state in host memory (zero2 and zero3 only)."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     compile: bool = False
-    """Compile the model's repeated layers with torch.compile: faster steps after up to a minute of
-    compiling; GPU only."""
+    """Compile the model's repeated layers with torch.compile: steps are faster after up to a minute
+    of compiling. GPUs only."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How weights are updated."""
     lr_schedule: LrScheduleSpec = LrScheduleSpec()
-    """How the learning rate moves."""
+    """How the learning rate changes over the run."""
     eval: EvalSpec = EvalSpec()
-    """When and by what the model is judged."""
+    """When the model is evaluated, and with which metrics."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training state is saved."""
     retry: RetrySpec | None = None
-    """Which failures are retried; left out, all that may pass, three times in all."""
+    """Which failures are retried; left out, every failure that may be temporary, with three
+    attempts."""
     min_workers: Annotated[int | None, Field(ge=1)] = None
-    """Fewest workers to go on with while nodes that were lost are missing: the global batch stays,
-    and the rest join when their devices are free again. Left out, training waits for all of them.
-    Costs are told as if all were there."""
+    """Fewest workers that training continues with after a node is lost: the global batch size
+    stays, and the others rejoin when their devices are free again. Left out, training waits for all
+    of them. Reported costs assume that all are there."""
     hang_after: Duration = timedelta(minutes=30)
-    """How long workers may report nothing, no step and no evaluation, before they are taken to
-    hang; more than fetching the model or the longest evaluation takes."""
+    """Longest time without a report from the workers, neither of a step nor of an evaluation,
+    before the run counts as hung; choose more than downloading the model or one evaluation
+    takes."""

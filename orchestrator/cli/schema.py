@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from jobs.loader import reference as job_reference
 from jobs.loader import schema as schemas
 from orchestrator.cli.options import AsJson
 
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print a page for people instead.")]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print the reference of the job file as a page instead.")
+]
 Endpoint = Annotated[
-    bool, typer.Option("--endpoint", help="Print a page of what endpoints take and give instead.")
+    bool, typer.Option("--endpoint", help="Print the reference of endpoints as a page instead.")
 ]
 
 
@@ -21,5 +24,5 @@ def schema(markdown: Markdown = False, endpoint: Endpoint = False, as_json: AsJs
 
         sys.stdout.write(openapi_reference.reference_text())
         return
-    text = schemas.reference_text() if markdown and not as_json else schemas.schema_text()
+    text = job_reference.reference_text() if markdown and not as_json else schemas.schema_text()
     sys.stdout.write(text)

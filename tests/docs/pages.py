@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GENERATED = ROOT / "docs/commands.md"
+GENERATED = ROOT / "docs/reference/commands.md"
 PAGES = sorted(
     {*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "infra").glob("**/*.md")}
     - {GENERATED}

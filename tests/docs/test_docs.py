@@ -98,7 +98,7 @@ def check_pages(pages: list[Path], clone: Path, folder: Path) -> None:
 
 def test_the_notebook_has_the_cells_of_its_guide() -> None:
     """Which the test above runs."""
-    guide = ROOT / "docs/guides/python.md"
+    guide = ROOT / "docs/how-to/python.md"
     (code,) = [text for language, _, text in blocks(guide) if language == "python"]
     notebook = json.loads((ROOT / "examples/sweep.ipynb").read_text(encoding="utf-8"))
     kinds = [cell["cell_type"] for cell in notebook["cells"]]

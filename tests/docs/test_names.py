@@ -142,8 +142,8 @@ def test_what_is_checked_is_found() -> None:
     assert len(list(block_commands("winnow"))) > 25
     assert len(list(block_commands("ray"))) > 5
     places = {place for place, code in sentences() if code.startswith("winnow ")}
-    assert {"README.md", "alert", "docs/guides/on-prem.md", "cluster/session.py"} <= places
-    assert {"README.md", "docs/guides/cost.md"} <= {page for page, _ in FRAGMENTS}
+    assert {"README.md", "alert", "docs/how-to/on-prem.md", "cluster/session.py"} <= places
+    assert {"README.md", "docs/how-to/cost.md"} <= {page for page, _ in FRAGMENTS}
 
 
 def test_commands_in_alerts_are_marked_as_code() -> None:

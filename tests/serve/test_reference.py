@@ -4,7 +4,7 @@ from pathlib import Path
 
 from serve.tools.openapi_reference import reference_text
 
-PAGE = Path(__file__).parents[2] / "docs/endpoint-reference.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/endpoint-reference.md"
 
 
 def test_the_committed_page_is_current_and_has_every_path_and_message() -> None:
