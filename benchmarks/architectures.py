@@ -15,7 +15,7 @@ Each architecture is built with two small layers, random weights and a tokenizer
 - **engines** of a CPU that answer alone and in lists as training did.
 
 A cell is `yes`, the sentence that a user reads, or **wrong**; what cannot be made small is listed
-by itself. Writes `benchmarks/results/architectures.json` and `docs/architectures.md`; `--rest`
+by itself. Writes `benchmarks/results/architectures.json` and `docs/reference/architectures.md`; `--rest`
 judges what that file lacks and keeps its other rows.
 """
 
@@ -97,7 +97,7 @@ def main() -> int:
     which.add_argument("--only", nargs="+")
     which.add_argument("--rest", action="store_true", help="what the result file lacks")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each for one architecture")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/architectures.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/reference/architectures.md")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()

@@ -39,7 +39,7 @@ PIECE_CHARACTERS = 65_536
 SWITCH_S = 2e-4
 """How long the event loop may keep the interpreter while the engine wants it. With Python's own
 5 ms the engine idles after each batch: 5 to 10 % fewer texts; with 0.1 ms a request that is all
-framework costs 10 % more. See benchmarks/LOG.md."""
+framework costs 10 % more. See benchmarks/HISTORY.md."""
 QUICK_S = 1e-3
 """A batch that took less is told of at once: then the event loop is what all wait for."""
 SMOOTHING = 0.1

@@ -38,7 +38,7 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
     They are all that waits, or the oldest of a long queue: who comes meanwhile is in the next
     block, so that nobody is passed over twice. Neighbours in length are in one batch, few rows are
     split evenly, and the batch with the oldest goes first. For an engine that packs, it is one
-    batch of the oldest, or of all when few would be left. Measured in benchmarks/LOG.md.
+    batch of the oldest, or of all when few would be left. Measured in benchmarks/HISTORY.md.
     """
     if limits.is_packed:
         is_all = sum(lengths) <= LEFTOVER * limits.batch_tokens

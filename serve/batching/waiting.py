@@ -29,7 +29,7 @@ PAUSE_S = 0.5
 says nothing of how soon they come again while they ask."""
 APART_S = 5e-3
 """How far apart groups come of clients that begin at once: those over connections that the proxy
-had open, then those over new ones. See benchmarks/LOG.md."""
+had open, then those over new ones. See benchmarks/HISTORY.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from serve.engines.packing import Packing, cost, usual_shapes
 
 PACKED_WIDTHS, TILED_WIDTHS = 16, 32
 """Of packed rows, so that OpenVINO has few shapes to prepare its graph for; the second on CPUs with
-matrix units, where it is a fifth faster. Measured in benchmarks/LOG.md."""
+matrix units, where it is a fifth faster. Measured in benchmarks/HISTORY.md."""
 LONGER, SHAPE_TRIALS = 4, 5
 """Widths of two rows to one another, and how often each is run to time a change of shape."""
 MOST_SPARE = 64.0

@@ -1,7 +1,7 @@
 """Several inputs in one row: what a CPU spends on padding is more than what wider rows cost it.
 
 An input attends to itself alone, and counts its positions from 0, so that its scores are the same
-as by itself. Measured in benchmarks/LOG.md.
+as by itself. Measured in benchmarks/HISTORY.md.
 """
 
 from collections import Counter

@@ -48,7 +48,7 @@ BUDGETS: dict[Device, tuple[int, ...]] = {
 PACKED_TOKENS = 512
 """Tokens of a batch of an engine that packs. With half as many it is 2 to 5 % slower; with half as
 many again 4 to 5 % faster for longer texts, no faster for short ones, and all wait longer. Measured
-in benchmarks/LOG.md."""
+in benchmarks/HISTORY.md."""
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
 """Padded tokens of a batch where no other was measured."""
 WAITING: dict[Device, int] = {"cpu": 32, "cuda": 512}

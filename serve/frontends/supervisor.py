@@ -34,7 +34,7 @@ from serve.http.handler import Handler, PredictHandler
 from serve.http.metrics import Metrics
 
 MOST = 6
-"""More fronts than this were not faster in front of one HAProxy, see benchmarks/LOG.md."""
+"""More fronts than this were not faster in front of one HAProxy, see benchmarks/HISTORY.md."""
 READY_S = 60.0
 """How long a front may take until it listens."""
 RESTART_S = 1.0

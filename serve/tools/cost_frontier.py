@@ -11,7 +11,7 @@ SIZES = (1, 4, 16, 64, 256)
 BATCHES_WAITED = 2.0
 """A text that comes when a batch has just begun waits for that one and then for its own."""
 BESIDE_S = 0.004
-"""What the way in and out takes besides, on two CPU cores at one client: benchmarks/LOG.md."""
+"""What the way in and out takes besides, on two CPU cores at one client: benchmarks/HISTORY.md."""
 
 
 @dataclass(frozen=True, slots=True)

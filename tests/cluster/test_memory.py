@@ -58,7 +58,7 @@ def test_verdicts_follow_the_interval(gib: float, verdict: str) -> None:
 def test_memory_before_a_run_is_within_a_tenth_of_what_fits_took(
     micro: int, workers: int, tokens: int, precision: Precision, measured_gib: float
 ) -> None:
-    """benchmarks/results/predict-h200: SST-2 and MRPC in full, 512 rows a step."""
+    """benchmarks/results/predict-h200-20261121.json: SST-2 and MRPC in full, 512 rows a step."""
     found = memory.estimate(
         BERT_BASE,
         micro_batch_size=micro,
@@ -82,7 +82,10 @@ def test_memory_before_a_run_is_within_a_tenth_of_what_fits_took(
 def test_a_llama_on_two_h200_takes_what_was_measured(
     precision: Precision, strategy: Strategy, measured_gib: float
 ) -> None:
-    """benchmarks/results/train-zero-h200x2: 2 rows of 512 tokens, 2 passes; and 1.65 GiB beside."""
+    """benchmarks/results/train-zero-h200x2-20261121.json: 2 rows of 512 tokens, 2 passes.
+
+    A context with NCCL, 1.65 GiB, is added to what was measured there.
+    """
     found = memory.estimate(
         ModelShape(
             16,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 GENERATED = ROOT / "docs/reference/commands.md"
+FOLDERS = ("docs", "infra", "benchmarks")
 PAGES = sorted(
-    {*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), *(ROOT / "infra").glob("**/*.md")}
+    {*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).glob("**/*.md"))}
     - {GENERATED}
 )
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -1,6 +1,6 @@
 """Requests made up from the endpoint's own OpenAPI document: never an error of the server's own.
 
-FUZZ_EXAMPLES=2000 asks so many times in the slow one; benchmarks/LOG.md has such a run.
+FUZZ_EXAMPLES=2000 asks so many times in the slow one; benchmarks/README.md has such a run.
 """
 
 import os
