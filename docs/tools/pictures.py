@@ -25,7 +25,7 @@ import aiohttp
 from rich.console import Console
 from rich.text import Text
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COLUMNS = 118
 JOB = "examples/quickstart.yaml"
 SENTENCE = "A superb film that never finds its feet"
