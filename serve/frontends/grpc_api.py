@@ -1,4 +1,4 @@
-"""gRPC for a classifier: the Open Inference Protocol, in a replica that Ray Serve asks.
+"""gRPC for tasks with texts in and tensors out: the Open Inference Protocol, behind Ray Serve.
 
 Needs `pip install 'raywinnow[grpc]'`: the messages are those of NVIDIA's client for the protocol.
 """
@@ -13,9 +13,7 @@ from jobs.errors import DeployError
 from serve.http import app
 from serve.http.errors import HttpError
 from serve.http.guard import MAX_BODY_BYTES, timeout_of, too_large
-from serve.tasks.text_classification import routes
-from serve.tasks.text_classification.handler import ClassificationHandler
-from serve.tasks.text_classification.schemas import InferRequest, InferResponse, Tensor
+from serve.http.open_inference import InferRequest, InferResponse, Tensor, named, server_metadata
 
 ADD = "serve.frontends.grpc_api.add"
 """Adds the protocol to a server of gRPC, by its name."""
@@ -103,7 +101,7 @@ class GrpcSurface:
         """What this is."""
 
         async def work() -> Any:
-            return messages().ServerMetadataResponse(**await routes.server_metadata())
+            return messages().ServerMetadataResponse(**server_metadata())
 
         return await _answered("ServerMetadata", grpc_context, work)
 
@@ -120,8 +118,7 @@ class GrpcSurface:
         """What the model takes and gives."""
 
         async def work() -> Any:
-            named(request.name, request.version)
-            found = await routes.model_metadata(request.name)
+            found = named(request.name, request.version).metadata()
             return messages().ModelMetadataResponse(**found.model_dump())
 
         return await _answered("ModelMetadata", grpc_context, work)
@@ -132,20 +129,12 @@ class GrpcSurface:
         async def work() -> Any:
             if request.ByteSize() > MAX_BODY_BYTES:
                 raise too_large()
-            server = named(request.model_name, request.model_version)
+            handler = named(request.model_name, request.model_version)
             headers = {k.encode(): v.encode() for k, v in _metadata(grpc_context).items()}
-            found = await routes.inferred(server, body_of(request), timeout_of(headers))
+            found = await handler.infer(body_of(request), timeout_of(headers))
             return answer_of(found, is_raw=bool(request.raw_input_contents))
 
         return await _answered("ModelInfer", grpc_context, work)
-
-
-def named(name: str, version: str) -> ClassificationHandler:
-    """The server, when it is the model and version that is asked for; HttpError."""
-    server = routes.named(name)
-    if version not in ("", server.config.version.id):
-        raise HttpError(404, "not_found", "no such version answers here")
-    return server
 
 
 async def _answered(method: str, context: Any, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -11,14 +11,15 @@ from serve.config import ReplicaConfig
 from serve.engines import startup
 from serve.engines.engine import Choice
 from serve.http.errors import HttpError
-from serve.http.handler import HttpResponse, PredictHandler
+from serve.http.handler import HttpResponse
 from serve.http.metrics import Metrics
+from serve.http.open_inference import InferHandler, Tensor, TensorInfo
 from serve.tasks.text_classification import schemas
 from serve.tasks.text_classification.schemas import PATH, ModelInfo, PredictRequest
 from serve.version import fetched
 
 
-class ClassificationHandler(PredictHandler[PredictRequest]):
+class ClassificationHandler(InferHandler[PredictRequest]):
     """Answers with the label of each text."""
 
     path = PATH
@@ -35,6 +36,7 @@ class ClassificationHandler(PredictHandler[PredictRequest]):
         """Which model answers."""
         version = self.config.version
         return ModelInfo(
+            task=version.task,
             name=version.name,
             version=version.id,
             labels=self._labels,
@@ -66,6 +68,27 @@ class ClassificationHandler(PredictHandler[PredictRequest]):
             headers["x-truncated"] = "true"
         value = labelled if isinstance(request.inputs, list) else labelled[0]
         return HttpResponse(200, pydantic_core.to_json(value), headers)
+
+    def tensors(self, answer: Answer) -> list[Tensor]:
+        """The best label of each text, its score, and the scores of all labels."""
+        count, best = len(answer.scores), [max(row) for row in answer.scores]
+        labels = [
+            self._labels[row.index(score)] for row, score in zip(answer.scores, best, strict=True)
+        ]
+        every = [score for row in answer.scores for score in row]
+        return [
+            Tensor(name="label", shape=[count], datatype="BYTES", data=labels),
+            Tensor(name="score", shape=[count], datatype="FP32", data=best),
+            Tensor(name="scores", shape=[count, len(self._labels)], datatype="FP32", data=every),
+        ]
+
+    def output_info(self) -> list[TensorInfo]:
+        """Name, type and shape of each output tensor."""
+        return [
+            TensorInfo(name="label", datatype="BYTES", shape=[-1]),
+            TensorInfo(name="score", datatype="FP32", shape=[-1]),
+            TensorInfo(name="scores", datatype="FP32", shape=[-1, len(self._labels)]),
+        ]
 
     def _label(self, scores: Sequence[float], top_k: int | None) -> object:
         """The best label, or a list of the best; few labels are faster without numpy."""

@@ -1,18 +1,15 @@
 """Messages of a text classifier's endpoint: requests, responses, and what makes one valid."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve.batching.rows import Text
 from serve.http.errors import HttpError, describe
+from serve.http.open_inference import MAX_CHARACTERS, MAX_TEXTS
 
 PATH = "/predict"
 """Where predictions are requested, below the endpoint's route."""
-MAX_TEXTS = 1024
-"""Most texts in one request."""
-MAX_CHARACTERS = 8192
-"""Longest text: tokenising more costs seconds even though it is cut afterwards."""
 SENTENCES = {
     "inputs": "inputs must be a string, a pair of texts, or a list of them that is not empty"
 }
@@ -67,7 +64,7 @@ class LabelScore(BaseModel):
 class ModelInfo(BaseModel):
     """Which model answers."""
 
-    task: Literal["text-classification"] = "text-classification"
+    task: str
     name: str
     version: str
     labels: list[str]
@@ -75,64 +72,6 @@ class ModelInfo(BaseModel):
     engine: str
     max_length: int
     is_pair: bool
-
-
-class Tensor(BaseModel):
-    """An input or output of the Open Inference Protocol."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[Any]
-    parameters: dict[str, Any] | None = None
-
-
-class InferRequest(BaseModel):
-    """Open Inference Protocol, version 2: texts as BYTES."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "inputs": [
-                        {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["fine film"]}
-                    ]
-                }
-            ]
-        }
-    )
-
-    id: Annotated[str, Field(max_length=128)] | None = None
-    inputs: Annotated[list[Tensor], Field(min_length=1, max_length=2)]
-    outputs: list[dict[str, Any]] | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class InferResponse(BaseModel):
-    """Labels, their scores, and the scores of all labels."""
-
-    id: str | None = None
-    model_name: str
-    model_version: str
-    outputs: list[Tensor]
-
-
-class TensorInfo(BaseModel):
-    """A tensor without its data; -1 is any size."""
-
-    name: str
-    datatype: Literal["BYTES", "FP32"]
-    shape: list[int]
-
-
-class ModelMetadata(BaseModel):
-    """What a model takes and gives."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorInfo]
-    outputs: list[TensorInfo]
 
 
 def parse(body: bytes) -> PredictRequest:
@@ -157,30 +96,3 @@ def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:
             message = f"inputs[{number}] must be {shape} for this model"
             raise HttpError(422, "invalid_request", message)
     return texts
-
-
-def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
-    """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs."""
-    named = {tensor.name: tensor for tensor in request.inputs}
-    wanted = ("text", "text_pair") if is_pair else ("text",)
-    if sorted(tensor.name for tensor in request.inputs) != sorted(wanted):
-        message = f"the model takes the inputs {', '.join(wanted)}"
-        raise HttpError(422, "invalid_request", message)
-    columns = [_strings(named[name]) for name in wanted]
-    if len({len(column) for column in columns}) > 1:
-        raise HttpError(422, "invalid_request", "text and text_pair differ in length")
-    return list(zip(*columns, strict=True))
-
-
-def _strings(tensor: Tensor) -> list[str]:
-    data, count = tensor.data, len(tensor.data)
-    if tensor.datatype != "BYTES" or not all(isinstance(text, str) for text in data):
-        message = f"input {tensor.name} must be BYTES with strings as its data"
-        raise HttpError(422, "invalid_request", message)
-    if not 1 <= count <= MAX_TEXTS or tensor.shape not in ([count], [count, 1]):
-        message = f"input {tensor.name} must be of shape [n] with n texts, 1 to {MAX_TEXTS}"
-        raise HttpError(422, "invalid_request", message)
-    if any(len(text) > MAX_CHARACTERS for text in data):
-        message = f"input {tensor.name} has a text of more than {MAX_CHARACTERS} characters"
-        raise HttpError(422, "invalid_request", message)
-    return list(data)
