@@ -19,8 +19,8 @@ from cluster.doctor import Finding
 from jobs.storage import files
 
 AUDIT_TIMEOUT_S = 120.0
-OWN = "winnow"
-"""This package, which no database of advisories knows."""
+OWN = "raywinnow"
+"""This distribution, which no database of advisories knows."""
 RAY_TOKEN = "~/.ray/auth_token"
 """Where Ray looks for its token when nothing else is said."""
 
@@ -127,7 +127,7 @@ def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]
         message = "advisories were not looked up: pip-audit is not installed"
         yield Finding(node, "warning", message)
         return
-    command = [python, "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
+    command = [python, "-P", "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=AUDIT_TIMEOUT_S

@@ -107,7 +107,7 @@ class Fronts:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "serve.fronts.front", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "serve.fronts.front", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
