@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from jobs.errors import DeployError
-from serve.engines import choose
+from serve.engines import choose, packages
 from serve.engines.choose import Maker
 from serve.engines.engine import Choice
 from serve.engines.openvino_graph import input_names
@@ -47,6 +47,8 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
             f"{version.name} is a language model, and only classifiers are exported; other servers"
             f" load it from {version.path} as it is"
         )
+    if text := packages.refusal("onnx-fp32"):
+        raise DeployError(text)
     if folder.exists() and any(folder.iterdir()):
         raise DeployError(f"{folder} holds something already; export into a new folder")
     with tempfile.TemporaryDirectory() as work:

@@ -1,6 +1,7 @@
 """From a configuration to a warm server: the engine is chosen, loaded, and every shape run once."""
 
 import itertools
+import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from jobs.spec.serve import EngineName
 from serve.batcher import Batcher
 from serve.batches import Limits, block
-from serve.engines import captured_engine, choose
+from serve.engines import captured_engine, choose, packages
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.choose import BLANK, GateRows, Maker
 from serve.engines.engine import Choice, Engine, Landing, OneByOne, softmax
@@ -21,6 +22,8 @@ from serve.metrics import Metrics
 from serve.returning import NOTHING, Saving
 from serve.server import Server, ServerConfig
 from serve.version import fetched
+
+_logger = logging.getLogger(__name__)
 
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
@@ -136,11 +139,16 @@ def prepare(config: ServerConfig, tokenizer: Tokenizer, gate: GateRows) -> tuple
 
 
 def engines_for(config: ServerConfig) -> tuple[EngineName, ...]:
-    """Engines that may serve: the one asked for, or those that compute as asked."""
+    """Engines that may serve: the one asked for, or those that compute as asked.
+
+    Of the latter those whose packages are not installed are left out, and the log says so.
+    """
     if config.engine:
         return (config.engine,)
-    known = choose.CPU_ENGINES if config.device == "cpu" else choose.GPU_ENGINES
-    if config.precision is None:
-        return known
-    wanted = "fp32" if config.precision == "tf32" else config.precision
-    return tuple(name for name in known if name.endswith(f"-{wanted}"))
+    names = choose.CPU_ENGINES if config.device == "cpu" else choose.GPU_ENGINES
+    if config.precision is not None:
+        wanted = "fp32" if config.precision == "tf32" else config.precision
+        names = tuple(name for name in names if name.endswith(f"-{wanted}"))
+    if text := packages.left_out(names):
+        _logger.warning(text)
+    return tuple(name for name in names if not packages.missing(name))

@@ -169,7 +169,9 @@ class ServeSpec(SpecModel):
     """Other GPUs, as many to a replica, for those that find none of `accelerators` free: the first
     in the list that are. Each replica chooses its own engine."""
     engine: EngineName | Literal["auto"] = "auto"
-    """What runs the model; auto measures, and takes the fastest that answers like torch in fp32."""
+    """What runs the model; auto measures, and takes the fastest that answers like torch in fp32.
+    OpenVINO and ONNX Runtime need `pip install 'raywinnow[cpu-engines]'`; auto leaves out what is
+    not installed."""
     precision: Precision | Literal["auto"] = "auto"
     """What engines compute in; auto allows all that pass."""
     replicas: ReplicasSpec = ReplicasSpec()

@@ -20,7 +20,7 @@ from jobs.training import environment, eval_sample
 from jobs.training.config import Device
 from jobs.training.memory import is_out_of_memory
 from serve.batches import BLOCK_BATCHES, Limits, block
-from serve.engines import onnx_engine, openvino_engine, openvino_graph
+from serve.engines import onnx_engine, openvino_engine, openvino_graph, packages
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Choice, Engine, Logits, OneByOne, Trial, softmax
 from serve.engines.rows import Row, Tokenizer
@@ -97,7 +97,12 @@ class Maker:
     threads: int
 
     def make(self, name: EngineName, gate: GateRows) -> Engine:
-        """A loaded engine; exports the model first where that was not done."""
+        """A loaded engine; exports the model first where that was not done.
+
+        Raises DeployError if the packages of the engine are not installed.
+        """
+        if refusal := packages.refusal(name):
+            raise DeployError(refusal)
         library, _, precision = name.partition("-")
         if library == "torch":
             return self._torch(cast("Precision", precision), gate)
