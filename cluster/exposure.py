@@ -17,10 +17,9 @@ import psutil
 
 from cluster.doctor import Finding
 from jobs.storage import files
+from raywinnow import DISTRIBUTION
 
 AUDIT_TIMEOUT_S = 120.0
-OWN = "winnow"
-"""This package, which no database of advisories knows."""
 RAY_TOKEN = "~/.ray/auth_token"
 """Where Ray looks for its token when nothing else is said."""
 
@@ -127,7 +126,7 @@ def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]
         message = "advisories were not looked up: pip-audit is not installed"
         yield Finding(node, "warning", message)
         return
-    command = [python, "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
+    command = [python, "-P", "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=AUDIT_TIMEOUT_S
@@ -137,7 +136,8 @@ def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]
         message = "advisories were not looked up: pip-audit did not reach its data"
         yield Finding(node, "warning", message)
         return
-    unseen = [each["name"] for each in packages if "skip_reason" in each and each["name"] != OWN]
+    unseen = [each["name"] for each in packages if "skip_reason" in each]
+    unseen = [name for name in unseen if name != DISTRIBUTION]  # no database knows it
     if unseen:
         some = ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else "")
         message = f"advisories of {len(unseen)} of {len(packages)} packages were not found: {some}"

@@ -23,6 +23,7 @@ from cluster.access import LOOPBACK
 from jobs.errors import ClusterError
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 from jobs.storage import files
+from raywinnow import paths
 
 START_TIMEOUT_S = 90.0
 """How long the head and its simulated nodes may take to come up."""
@@ -197,9 +198,11 @@ def _start_keeper(
         return subprocess.Popen(
             command,
             env={
-                **os.environ,
+                **paths.environment(),
                 **environment(),
                 **ingress.environment(folder, _free_port),
+                # of the keeper, Ray's processes and the jobs that are submitted to it
+                "PYTHONSAFEPATH": "1",
                 "PATH": _path_with_this_python(),
             },
             stdin=subprocess.DEVNULL,

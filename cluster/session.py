@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from cluster import access, local
 from jobs.errors import ClusterError, first_line
+from raywinnow import paths
 
 NAMESPACE = "winnow"
+RAY_CLIENT = "ray://"
+"""How the address of a cluster begins that Ray's client is to be used for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ def connect(
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
+            **_job_config(address),
         )
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = first_line(error)
@@ -67,6 +72,22 @@ def connect(
         yield Connection(address=address, serve_port=serve_port)
     finally:
         ray.shutdown()
+
+
+def _job_config(address: str) -> dict[str, Any]:
+    """Options of `ray.init` that keep this process's folders off the import path of workers.
+
+    Ray would send the working directory and the folder of the script. A checkout that Winnow runs
+    from is sent. Ray's own client sends neither.
+    """
+    if address.startswith(RAY_CLIENT):
+        return {}
+    import ray.job_config
+
+    config = ray.job_config.JobConfig(_py_driver_sys_path=paths.checkout())
+    # what Ray asks before it adds the two folders
+    config._runtime_env_has_working_dir = lambda: True
+    return {"job_config": config}
 
 
 def _check_ray_is_not_loaded() -> None:

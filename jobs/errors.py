@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from raywinnow.paths import Shadow
+
 PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 """User and password of a URL."""
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORECASE)
@@ -122,6 +124,26 @@ class ClusterError(WinnowError):
 
 class RunError(WinnowError):
     """A run directory that cannot be found, read or resumed."""
+
+
+class ImportPathError(WinnowError):
+    """Files that Python would import instead of Winnow's packages."""
+
+    def __init__(self, shadows: Iterable[Shadow]) -> None:
+        super().__init__("\n".join(_of_shadow(shadow) for shadow in shadows))
+
+
+def _of_shadow(shadow: Shadow) -> str:
+    taken = f"{shadow.path} has the name of Winnow's package {shadow.package}"
+    if shadow.is_sent:
+        return (
+            f"{taken} and was sent with the job, so Ray's workers would import it instead; rename"
+            " it, or send the job with `winnow submit`, which leaves Python files out"
+        )
+    return (
+        f"{taken} and comes before it on the import path; rename it, or take its folder out of"
+        " PYTHONPATH"
+    )
 
 
 class DeployError(WinnowError):

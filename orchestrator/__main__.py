@@ -1,6 +1,6 @@
-"""`python -m orchestrator` is `winnow`, for `ray job submit`."""
+"""`python -m orchestrator` is `winnow`."""
 
-from orchestrator.cli import main
+from raywinnow import main
 
 if __name__ == "__main__":
     main()

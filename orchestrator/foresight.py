@@ -4,6 +4,7 @@
 folders of `datasets`, the tracking server, the storage, and packages that only some jobs need.
 """
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Literal
 
 import httpx
 
+from cluster import catalogue
 from jobs.errors import DataError, JobFileError, ModelError, Problem, StorageError
 from jobs.loader import rows
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
 from jobs.spec.rules import Violation
+from jobs.spec.serve import EngineName
 from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training.model import location
+from serve.engines import packages
 
 if TYPE_CHECKING:
     from jobs.training.data.table import Table
@@ -27,9 +31,21 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 """How long the tracking server and the hub may take to answer. Workers may reach a hub that this
 process does not, so one that does not answer is no fault of the job."""
+
+
+def _names(engine: EngineName, spec: JobSpec) -> bool:
+    """Whether a job names an engine to serve with."""
+    return bool(spec.serve and spec.serve.engine == engine)
+
+
 PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     ("tracking.mlflow", "mlflow", "mlflow", lambda s: bool(s.tracking and s.tracking.mlflow)),
     ("serve.grpc", "tritonclient", "grpc", lambda s: bool(s.serve and s.serve.grpc)),
+    *(
+        ("serve.engine", package, packages.EXTRA, functools.partial(_names, engine))
+        for engine, needed in packages.NEEDS.items()
+        for package in needed
+    ),
 )
 """Field, the package that it needs, the extra of ours with it, and whether a job uses it."""
 
@@ -48,6 +64,19 @@ def check(spec: JobSpec, *, is_trained: bool = False) -> None:
     ]
     if found:
         raise JobFileError(found)
+
+
+def remarks(spec: JobSpec) -> tuple[str, ...]:
+    """What the job can do without and will not have: engines for CPUs that are not installed."""
+    serve = spec.serve
+    is_classifier = spec.model.task == "text-classification"
+    if serve is None or serve.engine != "auto" or not is_classifier:
+        return ()
+    if serve.accelerators.name.lower() != catalogue.CPU:
+        return ()
+    ending = "" if serve.precision == "auto" else f"-{serve.precision}"
+    text = packages.left_out(name for name in packages.NEEDS if name.endswith(ending))
+    return (text,) if text else ()
 
 
 def check_base(spec: JobSpec) -> None:

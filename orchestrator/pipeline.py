@@ -110,7 +110,7 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
         f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
     )
     context.notify(StageFinished("plan", text))
-    for each in plan.remarks:
+    for each in (*plan.remarks, *foresight.remarks(spec)):
         remark(each)
     if any(node.simulated for node in inventory.nodes):
         context.notify(Remark("simulated accelerators: all times and prices below are simulated"))

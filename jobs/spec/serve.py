@@ -175,7 +175,8 @@ class ServeSpec(SpecModel):
     free, with the same number for a replica. Each replica chooses its own engine."""
     engine: EngineName | Literal["auto"] = "auto"
     """The library and precision that run the model; auto measures them and takes the fastest whose
-    scores are those of training."""
+    scores are those of training. OpenVINO and ONNX Runtime need `pip install
+    'raywinnow[cpu-engines]'`; auto leaves out what is not installed."""
     precision: Precision | Literal["auto"] = "auto"
     """Precision that engines may compute in; auto allows all whose scores pass."""
     replicas: ReplicasSpec = ReplicasSpec()

@@ -3,10 +3,12 @@
 import signal
 import sys
 import traceback
+from typing import Annotated
 
 import typer
 
-from jobs.errors import JobFileError, WinnowError
+import raywinnow
+from jobs.errors import ImportPathError, JobFileError, WinnowError
 from jobs.storage import files
 from orchestrator import interruption
 from orchestrator.cli import (
@@ -33,20 +35,38 @@ from orchestrator.cli import (
     tune_serve,
     validate,
 )
-from orchestrator.cli.options import print_error
+from orchestrator.cli.options import out, print_error
 from orchestrator.interruption import Terminated, interrupt
+from raywinnow import paths
 
 EXIT_ERROR, EXIT_JOB_FILE = 1, 2
 """Something failed; the job file is not usable."""
 EXIT_INTERRUPTED = {Terminated: 128 + signal.SIGTERM, KeyboardInterrupt: 128 + signal.SIGINT}
 """As a shell tells it."""
 
-app = typer.Typer(
-    help="One job file from a hardware-aware sweep to a served endpoint.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+
+def _show_version(is_asked: bool) -> None:
+    """Print the version of the installed distribution and exit."""
+    if is_asked:
+        out().print(f"winnow {raywinnow.version()}", markup=False)
+        raise typer.Exit
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def options(
+    is_version_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """One job file from a hardware-aware sweep to a served endpoint."""
+
+
 for command in (
     init.init,
     validate.validate,
@@ -83,11 +103,18 @@ def main() -> None:
     """Run a command; every known failure ends in one sentence and a non-zero exit code."""
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
+        _check_import_path()
         app()
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001 - none reaches a user
         sys.exit(_exit_code(error))
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _check_import_path() -> None:
+    """Raise ImportPathError with every file that Ray's workers would take for Winnow's."""
+    if found := tuple(paths.shadows()):
+        raise ImportPathError(found)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -54,7 +54,7 @@ def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple
     nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
     shape, longest = shape_of(spec.model.base, spec.task), longest_row(spec)
     found = make_plan(spec, nodes, shape, longest, read_book())
-    return replace(found, remarks=(*found.remarks, *moves)), nodes
+    return replace(found, remarks=(*found.remarks, *foresight.remarks(spec), *moves)), nodes
 
 
 def known_inventory(path: Path | None) -> Inventory | None:

@@ -24,12 +24,16 @@ from orchestrator.cli.options import (
     quiet_libraries,
 )
 from orchestrator.records import inputs, runs
+from raywinnow import paths
 
 STOP_WAIT_S = 120
 """How long a stopped job may take to end cleanly."""
 POLL_S = 1.0
 EXCLUDED = [".git", ".venv", ".winnow", "__pycache__"]
 """Not sent to the cluster."""
+MODULES = ["/*.py", "/*/__init__.py"]
+"""Not sent either, unless Winnow itself is: Ray puts the folder first on the import path of every
+worker, where a user's `serve.py` or `datasets.py` would hide a package."""
 
 
 def submit(
@@ -108,13 +112,14 @@ def _state(client: Any, identity: str) -> str | None:
 
 def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> None:
     flag = " --insecure-local" if insecure_local else ""
+    folder = job.parent.resolve()
     try:
         client.submit_job(
             submission_id=identity,
             entrypoint=f"python -m orchestrator run {job.name} --resume --or-new{flag}",
             runtime_env={
-                "working_dir": str(job.parent.resolve()),
-                "excludes": EXCLUDED,
+                "working_dir": str(folder),
+                "excludes": excluded(folder),
                 "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
             },
         )
@@ -122,6 +127,11 @@ def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> Non
         if _state(client, identity) is None:
             reason = str(error).strip().splitlines()[-1]
             raise ClusterError(f"the job was not taken: {reason}") from None
+
+
+def excluded(folder: Path) -> list[str]:
+    """Patterns of what is not sent of a job's folder."""
+    return EXCLUDED if paths.holds_winnow(folder) else [*EXCLUDED, *MODULES]
 
 
 def _follow(client: Any, identity: str, *, quiet: bool) -> str | None:

@@ -23,7 +23,7 @@ from jobs.training.memory import is_out_of_memory
 from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, block
 from serve.batching.rows import Logits, Row, Tokenizer
-from serve.engines import onnx_engine, openvino_engine, openvino_graph
+from serve.engines import onnx_engine, openvino_engine, openvino_graph, packages
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.curve import Curve
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, EngineResult, OneByOne
@@ -101,7 +101,12 @@ class EngineFactory:
     threads: int
 
     def make(self, name: EngineName, gate: GateRows) -> Engine:
-        """A loaded engine; exports the model first where that was not done."""
+        """A loaded engine; exports the model first where that was not done.
+
+        Raises DeployError if the packages of the engine are not installed.
+        """
+        if refusal := packages.refusal(name):
+            raise DeployError(refusal)
         library, _, precision = name.partition("-")
         if library == "torch":
             return self._torch(cast("Precision", precision), gate)

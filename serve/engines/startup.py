@@ -1,6 +1,7 @@
 """From a configuration to a warm batcher: chooses the engine, loads it, runs every shape once."""
 
 import itertools
+import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,12 +15,14 @@ from serve.batching.policy import Limits, block
 from serve.batching.rows import PendingBatch, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import captured_engine, selection
+from serve.engines import captured_engine, packages, selection
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
 from serve.engines.selection import BLANK, EngineFactory, GateRows
+
+_logger = logging.getLogger(__name__)
 
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 """Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
@@ -134,11 +137,16 @@ def prepare(config: ReplicaConfig, tokenizer: Tokenizer, gate: GateRows) -> tupl
 
 
 def engines_for(config: ReplicaConfig) -> tuple[EngineName, ...]:
-    """Engines that may serve: the one asked for, or those that compute as asked."""
+    """Engines that may serve: the one asked for, or those that compute as asked.
+
+    Of the latter those whose packages are not installed are left out, and the log says so.
+    """
     if config.engine:
         return (config.engine,)
-    known = selection.CPU_ENGINES if config.device == "cpu" else selection.GPU_ENGINES
-    if config.precision is None:
-        return known
-    wanted = "fp32" if config.precision == "tf32" else config.precision
-    return tuple(name for name in known if name.endswith(f"-{wanted}"))
+    names = selection.CPU_ENGINES if config.device == "cpu" else selection.GPU_ENGINES
+    if config.precision is not None:
+        wanted = "fp32" if config.precision == "tf32" else config.precision
+        names = tuple(name for name in names if name.endswith(f"-{wanted}"))
+    if text := packages.left_out(names):
+        _logger.warning(text)
+    return tuple(name for name in names if not packages.missing(name))

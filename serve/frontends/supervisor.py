@@ -128,7 +128,7 @@ class FrontendSupervisor:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "serve.frontends.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "serve.frontends.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -10,7 +10,7 @@ from typing import Literal
 from jobs.errors import DeployError
 from jobs.spec import task_registry
 from serve.batching.rows import Tokenizer
-from serve.engines import selection
+from serve.engines import packages, selection
 from serve.engines.engine import Choice
 from serve.engines.openvino_graph import input_names
 from serve.engines.selection import EngineFactory
@@ -49,6 +49,8 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
             f"{version.name} is a model for {version.task}, of which no graph is exported; other"
             f" servers load it from {version.path} as it is"
         )
+    if text := packages.refusal("onnx-fp32"):
+        raise DeployError(text)
     if folder.exists() and any(folder.iterdir()):
         raise DeployError(f"{folder} holds something already; export into a new folder")
     with tempfile.TemporaryDirectory() as work:

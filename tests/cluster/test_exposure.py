@@ -92,7 +92,7 @@ def test_holes_of_packages_are_told_or_that_nobody_looked(
     )
     unseen = (
         '{"dependencies": [{"name": "torch", "skip_reason": "not on PyPI"}, '
-        '{"name": "winnow", "skip_reason": "editable"}]}'
+        '{"name": "raywinnow", "skip_reason": "editable"}]}'
     )
     for text, told in (
         (answer, "bad 2 has CVE-1; it is mended in 3"),

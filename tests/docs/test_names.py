@@ -19,7 +19,7 @@ from orchestrator.cli import app
 from tests.builders import MINIMAL
 from tests.docs.pages import INLINE, PAGES, ROOT, blocks, inline_code, name_of
 
-PACKAGES = ("jobs", "cluster", "serve", "orchestrator")
+PACKAGES = ("raywinnow", "jobs", "cluster", "serve", "orchestrator")
 RULES = ROOT / "infra/monitoring/rules.yml"
 SECTION = rf"({'|'.join(field_names(()))})"
 FIELD = re.compile(rf"({SECTION}(\.[a-z_0-9]+)*)(: .+)?")

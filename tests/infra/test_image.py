@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "infra/image/Dockerfile"
 LOCK = ROOT / "infra/image/requirements.lock"
+EXTRAS = re.findall(r"--extra (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"))
+"""What `make lock` adds for endpoints."""
 LINTER = Path(sys.executable).with_name("hadolint")
 
 
@@ -50,6 +52,7 @@ def test_the_last_stage_is_pinned_nobody_s_and_without_a_compiler() -> None:
 
 
 def test_the_image_installs_what_is_tested_by_its_hashes() -> None:
+    assert {"cpu-engines", "grpc", "tracing"} <= set(EXTRAS)
     assert "pip install --require-hashes -r requirements.lock" in RECIPE.read_text(encoding="utf-8")
     blocks = re.split(r"\n(?=\S)", LOCK.read_text(encoding="utf-8").strip())
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
@@ -61,6 +64,8 @@ def test_the_image_installs_what_is_tested_by_its_hashes() -> None:
     shared = {name for name in locked if name in tested}
     assert {name: locked[name] for name in shared} == {name: tested[name] for name in shared}
     with (ROOT / "pyproject.toml").open("rb") as handle:
-        wanted = tomllib.load(handle)["project"]["dependencies"]
-    names = {re.split(r"[\[<>=]", line)[0].lower() for line in wanted}
+        project = tomllib.load(handle)["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(line for name in EXTRAS for line in extras[name])]
+    names = {re.split(r"[\[<>=;]", line)[0].lower() for line in wanted}
     assert names <= locked.keys() & tested.keys()

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 ROOT = Path(__file__).parents[3]
 RAY = str(Path(sys.executable).with_name("ray"))
 SUBMISSIONS = 4
-PACKAGES = ("jobs", "cluster", "serve", "orchestrator")
+PACKAGES = ("raywinnow", "jobs", "cluster", "serve", "orchestrator")
 
 
 @pytest.fixture

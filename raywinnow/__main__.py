@@ -1,0 +1,6 @@
+"""`python -m raywinnow` is `winnow`."""
+
+from raywinnow import main
+
+if __name__ == "__main__":
+    main()
