@@ -69,8 +69,7 @@ def check(spec: JobSpec, *, is_trained: bool = False) -> None:
 def remarks(spec: JobSpec) -> tuple[str, ...]:
     """What the job can do without and will not have: engines for CPUs that are not installed."""
     serve = spec.serve
-    is_classifier = spec.model.task == "text-classification"
-    if serve is None or serve.engine != "auto" or not is_classifier:
+    if serve is None or serve.engine != "auto" or "engine" not in spec.task.serve_fields:
         return ()
     if serve.accelerators.name.lower() != catalogue.CPU:
         return ()

@@ -149,9 +149,10 @@ def publish(spec: JobSpec, folder: Path) -> None:
     (labels,) = (event.labels for event in events if isinstance(event, Started))
     model = Path(reference.path) / "model"
     with as_model_error("plain transformers cannot load or run it"):
-        plain = publication.Plain(**plain_scores.scores_of(model, "cpu"))
+        found = plain_scores.scores_of(model, "cpu", spec.task.auto_class, spec.task.activation)
+        plain, is_loss = publication.Plain(**found), spec.task.activation == "token-loss"
     bound = publication.BOUNDS[config.precision]
-    _, refusal = publication.compare(eval_sample.read(model), plain, bound)
+    _, refusal = publication.compare(eval_sample.read(model), plain, bound, is_loss=is_loss)
     if refusal:
         raise PublishError(f"the model is not published, because {refusal}")
     storage = open_storage(str(folder / "store"))

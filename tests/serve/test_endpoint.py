@@ -24,6 +24,7 @@ import uvicorn
 from cluster import labels
 from cluster.session import Connection
 from jobs.errors import DeployError
+from jobs.spec import task_registry
 from jobs.spec.model import ModelSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage import manifest
@@ -84,12 +85,11 @@ def variant(
     model = place / manifest.MODEL_DIR
     ours = shutil.ignore_patterns(manifest.MANIFEST, "README.md", "model.safetensors")
     shutil.copytree(version.path, model, ignore=ours)
-    is_chat = version.task == "causal-lm"
-    kind = "AutoModelForCausalLM" if is_chat else "AutoModelForSequenceClassification"
-    loaded = getattr(transformers, kind).from_pretrained(version.path)
+    task = task_registry.find(version.task)
+    loaded = getattr(transformers, task.auto_class).from_pretrained(version.path)
     change(loaded).save_pretrained(model)
     # what this model scored, as if training had made it
-    scored = plain_scores.scores_of(model, "cpu")["together"]
+    scored = plain_scores.scores_of(model, "cpu", task.auto_class, task.activation)["together"]
     kept = zip(eval_sample.read(model), scored, strict=True)
     eval_sample.write([replace(row, scores=scores) for row, scores in kept], model)
     reference = CheckpointRef(str(place), 1, {**version.metrics, **metrics})
