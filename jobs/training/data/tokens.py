@@ -1,13 +1,13 @@
 """Tokenised rows: laid end to end in memory, and gathered into padded batches on the device."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from jobs.training.data.batches import Indices
+from jobs.training.data.batches import WIDTH_MULTIPLE, Indices
 
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
@@ -18,6 +18,29 @@ sample begins."""
 
 
 @dataclass(frozen=True, slots=True)
+class Ragged:
+    """A column whose rows have lengths of their own, such as the target of a sequence."""
+
+    values: NDArray[np.generic]
+    """Of all rows end to end, integers or floats."""
+    offsets: Indices
+    """(rows + 1,): where each row begins."""
+    filler: float = 0
+    """What rows are padded with on the right."""
+
+    @property
+    def width(self) -> int:
+        """Longest row, rounded up: every batch has this width, so that steps are captured once."""
+        longest = int(np.diff(self.offsets).max(initial=1))
+        return -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+
+    def taken(self, rows: Sequence[int]) -> "Ragged":
+        """Returns these rows alone, in this order."""
+        index, offsets = _places(self.offsets, rows)
+        return replace(self, values=self.values[index], offsets=offsets)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenSet:
     """Token ids of every row, not padded."""
 
@@ -25,11 +48,14 @@ class TokenSet:
     """Values of all rows end to end: `input_ids`, and others that the task uses."""
     offsets: Indices
     """(rows + 1,): where each row begins."""
-    labels: Indices
-    """(rows,): class numbers; zeros for causal-lm."""
+    labels: NDArray[np.generic]
+    """Rows first: class numbers, (rows,); numbers to predict, (rows,) or (rows, n); zeros where a
+    task has none."""
     pad_token_id: int
     pads_left: bool = False
     """Whether rows are filled up before their first token, and not after their last."""
+    ragged: Mapping[str, Ragged] = field(default_factory=dict)
+    """Further columns with lengths of their own, such as labels for each token of a target."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,19 +76,20 @@ class TokenSet:
 
     def taken(self, rows: Sequence[int]) -> "TokenSet":
         """Returns a set of these rows alone, in this order."""
-        places = [np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows]
-        index = np.concatenate(places)
+        index, offsets = _places(self.offsets, rows)
         return replace(
             self,
             columns={name: column[index] for name, column in self.columns.items()},
-            offsets=np.cumsum([0, *map(len, places)]),
+            offsets=offsets,
             labels=self.labels[np.asarray(rows)],
+            ragged={name: column.taken(rows) for name, column in self.ragged.items()},
         )
 
     @property
     def size_bytes(self) -> int:
         """Memory of all columns."""
-        return sum(column.nbytes for column in self.columns.values())
+        others = sum(column.values.nbytes for column in self.ragged.values())
+        return sum(column.nbytes for column in self.columns.values()) + others
 
 
 class TokenStore:
@@ -75,11 +102,23 @@ class TokenStore:
         self._offsets = torch.tensor(tokens.offsets, device=place)
         self._labels = torch.tensor(tokens.labels, device=place)
         self._pad_token_id, self._pads_left = tokens.pad_token_id, tokens.pads_left
+        self._ragged = {
+            name: (
+                torch.tensor(np.append(column.values, column.filler), device=place).to(
+                    torch.from_numpy(column.values[:0]).dtype
+                ),
+                torch.tensor(column.offsets, device=place),
+                column.width,
+                column.filler,
+            )
+            for name, column in tokens.ragged.items()
+        }
 
     def gather(self, rows: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
-        """Rows padded to `width`: tensors of (rows, width), and `labels` of (rows,).
+        """Rows padded to `width`: tensors of (rows, width), and `labels`, rows first.
 
-        `attention_mask` is 1 for tokens and 0 for padding.
+        `attention_mask` is 1 for tokens and 0 for padding. A ragged column is (rows, its width),
+        and `<name>_mask` is 1 for its values and 0 for its padding.
         """
         start = self._offsets[rows]
         lengths = (self._offsets[rows + 1] - start)[:, None]
@@ -93,7 +132,25 @@ class TokenStore:
             name: torch.where(valid, column[index].long(), self._filler(name))
             for name, column in self._columns.items()
         }
-        return {**batch, "attention_mask": valid.long(), "labels": self._labels[rows]}
+        batch |= {"attention_mask": valid.long(), "labels": self._labels[rows]}
+        for name in self._ragged:
+            batch[name], batch[f"{name}_mask"] = self._gather_ragged(name, rows)
+        return batch
+
+    def _gather_ragged(self, name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, offsets, width, filler = self._ragged[name]
+        start = offsets[rows]
+        steps = torch.arange(width, device=self.place)
+        valid = steps < (offsets[rows + 1] - start)[:, None]
+        index = (start[:, None] + steps).clamp(max=values.shape[0] - 1)
+        found = values[index]
+        return torch.where(valid, found, torch.full_like(found, filler)), valid.long()
 
     def _filler(self, name: str) -> int:
         return self._pad_token_id if name == INPUT_IDS else 0
+
+
+def _places(offsets: Indices, rows: Sequence[int]) -> tuple[Indices, Indices]:
+    """Where the values of rows are, one after the other, and the offsets of these rows alone."""
+    places = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
+    return np.concatenate(places), np.cumsum([0, *map(len, places)])
