@@ -261,7 +261,9 @@ def plain_losses(config: TrainingConfig) -> list[float]:
     total = session.schedule.total_steps
     for rows in all_batches(config, tokens.lengths):
         real = rows[rows != FILLER]
-        batch = store.gather(torch.from_numpy(real), int(tokens.lengths[real].max()))
+        # as wide as in training: padding moves the last bit, which experts are chosen by
+        width = batches.fit_widths(tokens.lengths[real].max()[None], session.schedule.widths)
+        batch = store.gather(torch.from_numpy(real), int(width[0]))
         for group in optimizer.param_groups:
             group["lr"] = rate_at(len(found), total, config.optimizer.lr, config.lr_schedule)
         loss = training_of(config.model.task).loss(model, batch, torch.ones(len(real)))
