@@ -1,7 +1,7 @@
-"""Named content in S3, or in a server that speaks its protocol.
+"""Keys and their content in S3, or in a server that speaks its protocol.
 
-Conditional writes are S3's `If-None-Match` and `If-Match`, of 2024; a server that ignores them is
-not usable.
+`swap` needs conditional writes (`If-None-Match` and `If-Match`, in S3 since 2024); a server that
+ignores these headers cannot be used.
 """
 
 import contextlib
@@ -21,44 +21,47 @@ from jobs.storage.client import Result
 from jobs.storage.objects import Entry, Found, checked
 
 CHUNK_BYTES = 2**20
-"""What is read at a time."""
+"""Bytes that a download reads at a time."""
 
 
 class BucketObjects:
-    """A prefix of a bucket."""
+    """The objects below one prefix of a bucket; implements `Objects`."""
 
     def __init__(self, url: str, *, patience_s: float = client.PATIENCE_S) -> None:
-        """`url` is `s3://bucket` or `s3://bucket/prefix`."""
+        """Opens `url`, which is `s3://bucket` or `s3://bucket/prefix`, without any request.
+
+        `patience_s`: how long a request that fails is repeated.
+        """
         place = urlsplit(url)
         if place.scheme != "s3" or not place.netloc:
-            raise StorageError(f"{url!r} is no bucket; write s3://bucket/prefix")
+            raise StorageError(f"{url!r} does not name a bucket; write s3://bucket/prefix")
         self._bucket, prefix = place.netloc, place.path.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._patience_s = patience_s
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
+        """The URL `s3://bucket/prefix`, without a slash at its end."""
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def read(self, key: str) -> Found | None:
-        """None where nothing is."""
+        """Returns the content of a key with its ETag, or None if the key does not exist."""
 
-        def act() -> Found:
-            answer = client.s3().get_object(Bucket=self._bucket, Key=self._name(key))
-            return Found(answer["Body"].read(), answer["ETag"])
+        def request() -> Found:
+            response = client.s3().get_object(Bucket=self._bucket, Key=self._name(key))
+            return Found(response["Body"].read(), response["ETag"])
 
-        found: Found | None = self._patiently("read", key, act, absent=None)
+        found: Found | None = self._with_retries("read", key, request, absent=None)
         return found
 
     def write(self, key: str, content: bytes) -> None:
-        """Put content there, whatever was there."""
-        self._patiently("written", key, lambda: self._put(key, content))
+        """Writes the content of a key and overwrites any earlier content."""
+        self._with_retries("written", key, lambda: self._put(key, content))
 
     def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
-        """By a conditional write; after an answer that was lost, what is there decides."""
+        """Writes by a conditional request; if its response is lost, reads the key to decide."""
         condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
-        written: str | None = self._patiently(
+        written: str | None = self._with_retries(
             "written", key, lambda: self._put(key, content, **condition), changed=None, absent=None
         )
         if written is not None:
@@ -67,39 +70,42 @@ class BucketObjects:
         return found.tag if found and found.content == content else None
 
     def append(self, key: str, line: bytes) -> None:
-        """By writing all of it again, if nobody else did meanwhile."""
+        """Adds a line by rewriting the whole object, and repeats if another writer was faster."""
         while True:
             found = self.read(key)
             old = found.content if found else b""
             if self.swap(key, old + line, found.tag if found else None):
                 return
-            now = self.read(key)  # an answer may have been lost, and others have added to it
+            now = self.read(key)  # the response may be lost, and others may have added lines since
             if now and line in now.content[len(old) :]:
                 return
 
     def delete(self, key: str) -> None:
-        """Nothing happens where nothing is."""
+        """Deletes a key; a key that does not exist is no error."""
         place = {"Bucket": self._bucket, "Key": self._name(key)}
-        self._patiently("deleted", key, lambda: client.s3().delete_object(**place), absent=None)
+        self._with_retries("deleted", key, lambda: client.s3().delete_object(**place), absent=None)
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """A page of a thousand at a time."""
+        """Yields the keys below a prefix, requested in pages of a thousand."""
         for page in self._pages(prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"].removeprefix(self._prefix)
                 yield Entry(key, found["Size"], found["LastModified"])
 
     def children(self, prefix: str) -> list[str]:
-        """By S3's delimiter."""
+        """Returns the names of the folders directly below a prefix."""
         pages = self._pages(prefix, Delimiter="/")
         names = [found["Prefix"] for page in pages for found in page.get("CommonPrefixes", ())]
         return sorted(name.rstrip("/").rpartition("/")[2] for name in names)
 
     def put_folder(self, key: str, folder: Path) -> None:
-        """Its files, then its manifest: what has none is not there."""
+        """Uploads a folder's files, then its manifest: without a manifest a folder does not exist.
+
+        Uploads nothing if the bucket already holds the same files.
+        """
         names, place = manifest.read(folder)["files"], f"{key}/{manifest.MANIFEST}"
         content = (folder / manifest.MANIFEST).read_bytes()
-        if self._holds(place, names):
+        if self._has_files(place, names):
             return
         self.delete(place)
         with ThreadPoolExecutor(client.TRANSFERS) as pool:
@@ -107,10 +113,14 @@ class BucketObjects:
         self.write(place, content)
 
     def get_folder(self, key: str) -> Path:
-        """A copy in this machine's cache, fetched where it is not there yet or was altered."""
+        """Returns a copy in this machine's cache; downloads it if it is missing or was altered.
+
+        Raises:
+            CheckpointError: if the bucket has no manifest for it, or a file is missing or altered.
+        """
         found = self.read(f"{key}/{manifest.MANIFEST}")
         if found is None:
-            raise CheckpointError(f"{self.url}/{key} does not exist, or is not whole")
+            raise CheckpointError(f"{self.url}/{key} does not exist or is incomplete")
         name = hashlib.sha256(f"{self.url}/{key}".encode() + found.content).hexdigest()[:16]
         copy = cache.fetched() / name
         place = copy / key.rpartition("/")[2]
@@ -120,35 +130,45 @@ class BucketObjects:
                 return place
             shutil.rmtree(copy, ignore_errors=True)
             copy.mkdir()
-            self._fetch(key, found.content, place)
+            self._download_folder(key, found.content, place)
         return place
 
     def delete_folder(self, key: str) -> None:
-        """The manifest goes first."""
+        """Deletes the manifest first, so that no reader takes the remaining files for a folder."""
         self.delete(f"{key}/{manifest.MANIFEST}")
         for entry in list(self.entries(key)):
             self.delete(entry.key)
 
     def unfinished_uploads(self) -> list[tuple[str, str, datetime]]:
-        """Key, id and begin of uploads in parts that never ended, whose parts are paid for."""
+        """Returns key, upload id and start of unfinished multipart uploads.
+
+        The bucket's owner pays for their parts until the upload is aborted.
+        """
         options = {"Bucket": self._bucket, "Prefix": self._prefix}
-        page = self._patiently("listed", ".", lambda: client.s3().list_multipart_uploads(**options))
+        request = functools.partial(client.s3().list_multipart_uploads, **options)
+        page = self._with_retries("listed", ".", request)
         return [
             (found["Key"], found["UploadId"], found["Initiated"])
             for found in page.get("Uploads", ())
         ]
 
     def abort_upload(self, key: str, identity: str) -> None:
-        """Drop the parts of an upload that never ended; `key` is the bucket's."""
+        """Aborts an unfinished multipart upload and deletes its parts.
+
+        `key` is the full key in the bucket, with the prefix.
+        """
         options = {"Bucket": self._bucket, "Key": key, "UploadId": identity}
-        self._patiently("deleted", key, lambda: client.s3().abort_multipart_upload(**options))
+        self._with_retries("deleted", key, lambda: client.s3().abort_multipart_upload(**options))
 
     def download(self, key: str, path: Path) -> bool:
-        """Fetch one file, whole or not at all; False where nothing is."""
+        """Downloads an object to `path`, completely or not at all.
+
+        Returns False if the key does not exist.
+        """
         partial = files.partial_of(path)
         place = {"Bucket": self._bucket, "Key": self._name(key)}
 
-        def act() -> bool:
+        def request() -> bool:
             body = client.s3().get_object(**place)["Body"]
             with partial.open("wb") as handle:
                 for chunk in body.iter_chunks(CHUNK_BYTES):
@@ -156,7 +176,7 @@ class BucketObjects:
             return True
 
         try:
-            if not self._patiently("read", key, act, absent=None):
+            if not self._with_retries("read", key, request, absent=None):
                 return False
             partial.replace(path)
         except OSError as error:
@@ -166,35 +186,43 @@ class BucketObjects:
         return True
 
     def tag(self, key: str) -> str:
-        """Changes with the content. Raises StorageError where nothing is."""
+        """Returns the object's ETag, which changes with its content.
+
+        Raises:
+            StorageError: if the key does not exist.
+        """
         return str(self._head(key)["ETag"])
 
     def size(self, key: str) -> int:
-        """Bytes of the content. Raises StorageError where nothing is."""
+        """Returns the size of the object in bytes.
+
+        Raises:
+            StorageError: if the key does not exist.
+        """
         return int(self._head(key)["ContentLength"])
 
     def _head(self, key: str) -> Any:
         place = {"Bucket": self._bucket, "Key": self._name(key)}
-        return self._patiently("read", key, lambda: client.s3().head_object(**place))
+        return self._with_retries("read", key, lambda: client.s3().head_object(**place))
 
     def _pages(self, prefix: str, **options: Any) -> Iterator[dict[str, Any]]:
         begin = f"{self._name(prefix)}/" if prefix else self._prefix
         place = {"Bucket": self._bucket, "Prefix": begin, **options}
         while True:
-            act = functools.partial(client.s3().list_objects_v2, **place)
-            page = self._patiently("listed", prefix or ".", act)
+            request = functools.partial(client.s3().list_objects_v2, **place)
+            page = self._with_retries("listed", prefix or ".", request)
             yield page
             if not page.get("IsTruncated"):
                 return
             place["ContinuationToken"] = page["NextContinuationToken"]
 
-    def _holds(self, place: str, names: dict[str, str]) -> bool:
+    def _has_files(self, place: str, names: dict[str, str]) -> bool:
         there = self.read(place)
         with contextlib.suppress(CheckpointError):
             return there is not None and manifest.parse(there.content, place)["files"] == names
         return False
 
-    def _fetch(self, key: str, content: bytes, place: Path) -> None:
+    def _download_folder(self, key: str, content: bytes, place: Path) -> None:
         partial = files.partial_of(place)
         partial.mkdir()
         (partial / manifest.MANIFEST).write_bytes(content)
@@ -204,11 +232,11 @@ class BucketObjects:
                 folder.mkdir(parents=True, exist_ok=True)
             with ThreadPoolExecutor(client.TRANSFERS) as pool:
                 list(pool.map(lambda name: self.download(f"{key}/{name}", partial / name), names))
-            manifest.verify(partial)  # also finds what is missing
+            manifest.verify(partial)  # a file that was not downloaded fails here too
             partial.rename(place)
         except CheckpointError as error:
-            words = str(error).replace(str(partial), f"{self.url}/{key}")
-            raise CheckpointError(words) from None
+            message = str(error).replace(str(partial), f"{self.url}/{key}")
+            raise CheckpointError(message) from None
         except OSError as error:
             raise files.failed(place, "written", error) from None
         finally:
@@ -217,18 +245,21 @@ class BucketObjects:
     def _upload(self, key: str, path: Path) -> None:
         place = {"Bucket": self._bucket, "Key": self._name(key)}
         options = {"ExtraArgs": client.encryption(), "Config": client.transfer_config()}
-        self._patiently(
+        self._with_retries(
             "written", key, lambda: client.s3().upload_file(str(path), **place, **options)
         )
 
     def _put(self, key: str, content: bytes, **condition: str) -> str:
         place = {"Bucket": self._bucket, "Key": self._name(key)}
-        answer = client.s3().put_object(Body=content, **place, **condition, **client.encryption())
-        return str(answer["ETag"])
+        encryption = client.encryption()
+        response = client.s3().put_object(Body=content, **place, **condition, **encryption)
+        return str(response["ETag"])
 
     def _name(self, key: str) -> str:
         return self._prefix + checked(key)
 
-    def _patiently(self, what: str, key: str, act: Callable[[], Result], **answers: None) -> Any:
-        words = f"{self.url}/{key} cannot be {what}"
-        return client.with_retries(words, act, self._patience_s, **answers)
+    def _with_retries(
+        self, done: str, key: str, request: Callable[[], Result], **answers: None
+    ) -> Any:
+        failure = f"{self.url}/{key} cannot be {done}"
+        return client.with_retries(failure, request, self._patience_s, **answers)
