@@ -258,7 +258,7 @@ def plain_losses(config: TrainingConfig) -> list[float]:
         ],
     )
     store, found = type(session.eval_store)(tokens, CPU.device), list[float]()
-    total = session.schedule.total_steps
+    total = session.batch_plan.total_steps
     for rows in all_batches(config, tokens.lengths):
         real = rows[rows != FILLER]
         batch = store.gather(torch.from_numpy(real), int(tokens.lengths[real].max()))
@@ -334,7 +334,7 @@ def proof(model: Path, name: str) -> float:
     found = plain_scores.scores_of(model, "cpu", task.auto_class, task.activation)
     is_loss = task.activation == "token-loss"
     difference, refusal = publication.compare(
-        eval_sample.read(model), publication.Plain(**found), SCORE_BOUND, is_loss=is_loss
+        eval_sample.read(model), publication.PlainScores(**found), SCORE_BOUND, is_loss=is_loss
     )
     return float("inf") if refusal else difference
 

@@ -149,7 +149,7 @@ def publish(spec: JobSpec, folder: Path) -> None:
     (labels,) = (event.labels for event in events if isinstance(event, Started))
     model = Path(reference.path) / "model"
     with as_model_error("plain transformers cannot load or run it"):
-        plain = publication.Plain(**plain_scores.scores_of(model, "cpu"))
+        plain = publication.PlainScores(**plain_scores.scores_of(model, "cpu"))
     bound = publication.BOUNDS[config.precision]
     _, refusal = publication.compare(eval_sample.read(model), plain, bound)
     if refusal:
