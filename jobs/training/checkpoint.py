@@ -168,9 +168,9 @@ def _delete_old(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
 
 
 def _best(scores: Mapping[str, float | None], *, is_lower_better: bool) -> str | None:
-    judged = {name: score for name, score in scores.items() if score is not None}
+    evaluated = {name: score for name, score in scores.items() if score is not None}
     choose = min if is_lower_better else max
-    return choose(judged, key=lambda name: judged[name], default=None)
+    return choose(evaluated, key=lambda name: evaluated[name], default=None)
 
 
 def _within_size(
