@@ -258,11 +258,11 @@ def plain_losses(config: TrainingConfig) -> list[float]:
         ],
     )
     store, found = type(session.eval_store)(tokens, CPU.device), list[float]()
-    total = session.schedule.total_steps
+    total = session.batch_plan.total_steps
     for rows in all_batches(config, tokens.lengths):
         real = rows[rows != FILLER]
         # as wide as in training: padding moves the last bit, which experts are chosen by
-        width = batches.fit_widths(tokens.lengths[real].max()[None], session.schedule.widths)
+        width = batches.fit_widths(tokens.lengths[real].max()[None], session.batch_plan.widths)
         batch = store.gather(torch.from_numpy(real), int(width[0]))
         for group in optimizer.param_groups:
             group["lr"] = rate_at(len(found), total, config.optimizer.lr, config.lr_schedule)
@@ -336,7 +336,7 @@ def proof(model: Path, name: str) -> float:
     found = plain_scores.scores_of(model, "cpu", task.auto_class, task.activation)
     is_loss = task.activation == "token-loss"
     difference, refusal = publication.compare(
-        eval_sample.read(model), publication.Plain(**found), SCORE_BOUND, is_loss=is_loss
+        eval_sample.read(model), publication.PlainScores(**found), SCORE_BOUND, is_loss=is_loss
     )
     return float("inf") if refusal else difference
 

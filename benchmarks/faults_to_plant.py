@@ -45,8 +45,8 @@ FAULTS = [
     Fault(
         name="jobs-embedding-rows-always-alone",
         path="jobs/training/engine/sparse_embedding.py",
-        old="        self._explains = not unexplained.item() > 0\n",
-        new="        self._explains = True\n",
+        old="        self._is_covered = not uncovered.item() > 0\n",
+        new="        self._is_covered = True\n",
         wrong=(
             "Workers exchange only the rows in use of an embedding that also scores tokens, so the"
             " gradients of all other rows stay different on each worker."

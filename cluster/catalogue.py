@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from jobs.errors import InfeasibleError
-from jobs.loader.words import most_like
+from jobs.loader.words import most_similar
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.rules import Path as FieldPath
@@ -84,7 +84,7 @@ def find(name: str) -> Sku:
     """The SKU for a name as people type it; InfeasibleError suggests the nearest."""
     sku = known(name)
     if sku is None:
-        near = most_like(_plain(name), _by_plain_name())
+        near = most_similar(_plain(name), _by_plain_name())
         known_ones = f"known: {', '.join(catalogue())}"
         hint = f"did you mean {_by_plain_name()[near].name}?" if near else known_ones
         raise InfeasibleError(f"accelerator {name!r} is not known; {hint}")

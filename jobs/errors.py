@@ -1,4 +1,4 @@
-"""Every error a user can meet, under one root; the command line prints them without a traceback."""
+"""All errors for users, under one root; the command line prints them without a traceback."""
 
 import itertools
 import os
@@ -9,31 +9,31 @@ from dataclasses import dataclass, replace
 from raywinnow.paths import Shadow
 
 PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-"""User and password of a URL."""
+"""Matches user and password of a URL."""
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORECASE)
-"""Environment variables whose values nobody may read."""
+"""Matches names of environment variables whose values are secret."""
 SHORTEST_SECRET = 8
-"""Characters; less is as likely a word of the sentence."""
+"""Characters; shorter values are not masked, because they may be ordinary words."""
 MASK = "***"
 SHOWN = 60
-"""Characters of a value that an error shows."""
+"""Most characters of a value that an error shows."""
 LISTED = 10
-"""Names that an error lists."""
+"""Most names that an error lists."""
 LONGEST_CLAUSE = 300
-"""Characters of a library's words that an error repeats."""
+"""Most characters that an error quotes from a library's message."""
 NEXT_SENTENCE = re.compile(r"(?<=[^.])\.\s+(?=[A-Z])")
-"""Between two sentences."""
+"""Matches the end of a sentence that another sentence follows."""
 _named: set[str] = set()
-"""Further variables whose values nobody may read."""
+"""Further environment variables whose values are secret."""
 
 
 def hide(names: Iterable[str]) -> None:
-    """Treat environment variables as secret from now on, whatever their names."""
+    """Treats the values of these environment variables as secret from now on."""
     _named.update(names)
 
 
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """A text without the passwords of its URLs and the values of secret environment variables."""
+    """Masks passwords in URLs and the values of secret environment variables in a text."""
     hidden = PASSWORD.sub(MASK, text)
     for name, values in environment.items():
         if name in _named or SECRET_NAME.search(name):
@@ -44,9 +44,9 @@ def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 class WinnowError(Exception):
-    """Root of all errors that are the user's or the cluster's to mend, not bugs.
+    """Root of all errors that a user or an administrator can fix; anything else is a bug.
 
-    What it says goes to terminals, journals and reports, so secrets are taken out of it.
+    Secrets are masked in the message, because it is written to terminals, journals and reports.
     """
 
     def __init__(self, message: str) -> None:
@@ -55,7 +55,7 @@ class WinnowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a job file: where, what, which rule, and what to do about it."""
+    """One error in a job file: its position, the value, the violated rule and the remedy."""
 
     file: str
     line: int
@@ -72,7 +72,7 @@ class Problem:
 
 
 class JobFileError(WinnowError):
-    """A job file that cannot be used, with every problem found in it."""
+    """A job file is invalid; lists every problem in it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(replace(p, message=redacted(p.message)) for p in problems)
@@ -84,46 +84,46 @@ class InfeasibleError(WinnowError):
 
 
 class TaskError(WinnowError):
-    """A task that no installed package has, or whose package cannot be imported."""
+    """No installed package provides the task, or its package cannot be imported."""
 
 
 class DataError(WinnowError):
-    """Data that cannot be read or do not fit the job."""
+    """The data cannot be read or do not fit the job."""
 
 
 class ModelError(WinnowError):
-    """A base model that cannot be found or does not fit the job."""
+    """The base model does not exist, cannot be loaded or does not fit the job."""
 
 
 class TrainingError(WinnowError):
-    """Training that cannot go on, such as a loss that is not finite."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 class CheckpointError(WinnowError):
-    """A checkpoint or published version that is missing, torn or altered."""
+    """A checkpoint or published version is missing, incomplete or altered."""
 
 
 class PublishError(WinnowError):
-    """A trained model whose saved files do not score as it did in training."""
+    """The saved files of a trained model give other scores than the model did in training."""
 
 
 class StorageError(WinnowError):
-    """Storage that cannot be read or written."""
+    """The storage cannot be read or written."""
 
     def __init__(self, message: str, *, is_full: bool = False, is_passing: bool = False) -> None:
         super().__init__(message)
         self.is_full = is_full
-        """Whether there is no room left."""
+        """Whether the disk is full."""
         self.is_passing = is_passing
-        """Whether it may work again by itself, as a server that is down."""
+        """Whether a later attempt may succeed, for example because a server is down."""
 
 
 class ClusterError(WinnowError):
-    """A Ray cluster that cannot be reached, started or used."""
+    """The Ray cluster cannot be reached, started or used."""
 
 
 class RunError(WinnowError):
-    """A run directory that cannot be found, read or resumed."""
+    """The run directory does not exist or cannot be read or resumed."""
 
 
 class ImportPathError(WinnowError):
@@ -147,23 +147,26 @@ def _of_shadow(shadow: Shadow) -> str:
 
 
 class DeployError(WinnowError):
-    """An endpoint that did not become healthy or does not answer."""
+    """The endpoint does not become healthy or does not answer."""
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: in one line, and cut where it is long."""
+    """Returns a value for an error message: on one line, cut to SHOWN characters."""
     return _cut(repr(value))
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names with commas between them, each in one line; `…` stands for what is left out."""
+    """Joins names with commas, each on one line; `…` stands for names beyond the first LISTED."""
     found = list(itertools.islice(names, LISTED + 1))
     words = [_cut(repr(name)[1:-1]) for name in found[:LISTED]]
     return ", ".join([*words, "…"] if len(found) > LISTED else words)
 
 
 def first_line(error: object) -> str:
-    """The first sentence of a library's error, without secrets; with its kind if that is a word."""
+    """Returns the first sentence of a library's error, with secrets masked.
+
+    The type of the error stands before a message of a single word.
+    """
     lines = [line.strip() for line in redacted(str(error)).splitlines() if line.strip()]
     line = " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else ""
     clause = NEXT_SENTENCE.split(line, maxsplit=1)[0].rstrip(".:(")[:LONGEST_CLAUSE]

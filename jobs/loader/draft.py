@@ -1,4 +1,4 @@
-"""A job file with errors as a job without them, so that rules across fields can be checked too."""
+"""Makes a valid job of a job file with errors, so that rules across fields are checked as well."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ from jobs.loader.overrides import put
 from jobs.loader.source import Document, Path
 from jobs.spec.job import JobSpec
 
-STAND_INS: dict[str, object] = {
+PLACEHOLDERS: dict[str, object] = {
     "version": 1,
     "name": "stand-in",
     "model": {},
@@ -23,86 +23,93 @@ STAND_INS: dict[str, object] = {
     "sweep.search_space": {"train.optimizer.lr": [3e-5]},
     "serve.route": "/stand-in",
 }
-"""Values of required fields that are missing or faulty. Nothing looks for those in a bucket."""
+"""Placeholders for required fields that are missing or invalid.
+
+Their files are in a bucket, because no rule looks for files there.
+"""
 
 
-class _Gone:
-    """Stands in a list for an item that was left out, so that no index moves."""
+class _Removed:
+    """Marks an item that was removed from a list, so that the indices of later items stay."""
 
 
-GONE = _Gone()
+REMOVED = _Removed()
 
 
 class Draft:
-    """The values of a job file, of which those with errors are left out one by one."""
+    """The values of a job file, from which invalid ones are removed until the rest is a job."""
 
     def __init__(self, document: Document) -> None:
         self._values: Any = copy.deepcopy(document.values)
-        self._faulty: list[Path] = []
-        """Places in the job file of what was left out or stood in for."""
+        self._repaired: list[Path] = []
+        """Paths in the job file of values that were removed or replaced by a placeholder."""
 
     def spec(self) -> JobSpec | None:
-        """The job of what can be used; None where nothing can be made of it."""
+        """Returns the job that the valid values make; None if they make none."""
         for _ in range(source.MAX_DEPTH):
-            kept = _without_gone(self._values)
+            kept = _without_removed(self._values)
             try:
                 return JobSpec.model_validate(kept)
             except ValidationError as error:
                 errors, document = error.errors(), Document("", kept)
                 paths = [self.written(explain.written_path(e, document)) for e in errors]
-                # after all paths are known, because mending one moves those that follow
+                # only after all paths are known, because a removal moves the later ones
                 for path, details in zip(paths, errors, strict=True):
-                    self._mend(path, is_missing=details["type"] == "missing")
+                    self._repair(path, is_missing=details["type"] == "missing")
         return None
 
     def written(self, path: Path) -> Path:
-        """The path in the job file of a value of the job."""
+        """Returns the path in the job file of a value of the job.
+
+        List indices differ where items were removed.
+        """
         value, found = self._values, []
         for part in path:
             if isinstance(value, list) and isinstance(part, int):
-                kept = [index for index, item in enumerate(value) if item is not GONE]
+                kept = [index for index, item in enumerate(value) if item is not REMOVED]
                 part = kept[part] if part < len(kept) else part
             found.append(part)
             value = _inside(value, part)
         return tuple(found)
 
-    def is_in_doubt(self, path: Path) -> bool:
-        """Whether a rule on `path` of the job file may be broken only by what was left out.
+    def may_follow_from_repair(self, path: Path) -> bool:
+        """Returns whether the violation of a rule at `path` may result from a removed value.
 
-        That is something at the same place, above it, or directly below it.
+        That is the case if a value was removed at the same path, above it or directly below it.
         """
         return any(
-            path[: len(faulty)] == faulty or path in (faulty[:-1], _without_index(faulty)[:-1])
-            for faulty in self._faulty
+            path[: len(repaired)] == repaired
+            or path in (repaired[:-1], _without_index(repaired)[:-1])
+            for repaired in self._repaired
         )
 
-    def _mend(self, path: Path, *, is_missing: bool) -> None:
-        """Put a stand-in where a required field is missing, else take the value out."""
+    def _repair(self, path: Path, *, is_missing: bool) -> None:
+        """Adds a placeholder for a missing required field; removes any other invalid value."""
         if path:
-            self._faulty.append(path)
+            self._repaired.append(path)
         name = ".".join(str(part) for part in path)
         if not is_missing:
-            self._take_out(path)
-        elif name in STAND_INS:
-            put(self._values, name, copy.deepcopy(STAND_INS[name]))
+            self._remove(path)
+        elif name in PLACEHOLDERS:
+            put(self._values, name, copy.deepcopy(PLACEHOLDERS[name]))
         else:
-            self._take_out(path[:-1])
+            self._remove(path[:-1])
 
-    def _take_out(self, path: Path) -> None:
+    def _remove(self, path: Path) -> None:
         if not path:
             return
-        self._faulty.append(path)
+        self._repaired.append(path)
         parent: Any = self._values
         for part in path[:-1]:
             parent = _inside(parent, part)
         if isinstance(parent, dict):
             parent.pop(path[-1], None)
         elif isinstance(parent, list) and isinstance(path[-1], int) and path[-1] < len(parent):
-            parent[path[-1]] = GONE
+            parent[path[-1]] = REMOVED
 
 
 def _without_index(path: Path) -> Path:
-    """The list that an item is in; any other path as it is."""
+    """Returns the path of the list that holds an item; any other path unchanged."""
     return path[:-1] if isinstance(path[-1], int) else path
 
 
@@ -113,9 +120,9 @@ def _inside(value: Any, part: str | int) -> Any:
         return None
 
 
-def _without_gone(value: Any) -> Any:
+def _without_removed(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_gone(inner) for key, inner in value.items()}
+        return {key: _without_removed(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_without_gone(item) for item in value if item is not GONE]
+        return [_without_removed(item) for item in value if item is not REMOVED]
     return value

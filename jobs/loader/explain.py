@@ -1,4 +1,4 @@
-"""What pydantic says about a job file, turned into problems with a place and a way out."""
+"""Turns pydantic's errors about a job file into problems with a position and a remedy."""
 
 import re
 from collections.abc import Iterable
@@ -35,20 +35,26 @@ MESSAGES = {
     "string_too_long": "is longer than {max_length} characters",
     "string_pattern_mismatch": "{value} does not match {pattern}",
 }
-"""Sentence for each kind of pydantic error; other kinds keep pydantic's own words."""
+"""Message for each kind of pydantic error; other kinds keep pydantic's message."""
 
 PATTERNS = {
-    "name": "is no name; use up to 63 lower-case letters, digits and inner hyphens, like sst2-bert",
-    "serve.auth.tokens_file": (
-        "is no whole path; begin at / and write all of it out: neither ~ nor $NAME is expanded here"
+    "name": (
+        "is not a job's name; use up to 63 lower-case letters, digits and inner hyphens, like"
+        " sst2-bert"
     ),
-    "serve.route": "is no route; start with / and use lower-case letters, digits, - and _: /sst2",
+    "serve.auth.tokens_file": (
+        "is not an absolute path; start with / and write it in full: neither ~ nor $NAME is"
+        " expanded here"
+    ),
+    "serve.route": (
+        "is not a route; start with / and use lower-case letters, digits, - and _: /sst2"
+    ),
 }
-"""Sentence for the fields whose pattern would tell a reader little."""
+"""Message for fields whose regular expression would be hard to read."""
 
 
 def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]:
-    """Turn pydantic's errors into problems, one for each place in the file."""
+    """Turns pydantic's errors into problems, one for each position in the file."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
         by_path.setdefault(written_path(error, document), []).append(error)
@@ -60,7 +66,7 @@ def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]
 
 
 def written_path(error: ErrorDetails, document: Document) -> Path:
-    """The error's location without the names that pydantic adds for members of a union."""
+    """Returns an error's path in the file, without the names that pydantic adds for unions."""
     path: Path = ()
     value: Any = document.values
     parts = error["loc"]
@@ -94,14 +100,14 @@ def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Prob
 
 
 def _task(document: Document) -> Task | None:
-    """The task that a job file names, or the default; None where there is no such task."""
+    """Returns the task that a job file names, or the default task; None if it is unknown."""
     model = document.values.get("model") if isinstance(document.values, dict) else None
     name = model.get("task", task_registry.DEFAULT_TASK) if isinstance(model, dict) else None
     return task_registry.find(name) if name in task_registry.names() else None
 
 
 def _task_with(path: Path, task: Task | None) -> Task | None:
-    """Another task, whose data section has a field that this one's lacks."""
+    """Returns another task whose data section has the field at `path`; None if there is none."""
     if path[:-1] != ("data",):
         return None
     others = [each for each in task_registry.every() if each is not task]
@@ -109,7 +115,7 @@ def _task_with(path: Path, task: Task | None) -> Task | None:
 
 
 def _key_meant(word: str, known: list[str]) -> str:
-    """A clause with the key to write instead of an unknown one."""
+    """Returns a clause that suggests a key in place of an unknown one."""
     first = re.split(r"[\s:=]", word, maxsplit=1)[0]
     if first != word and first in known:
         return f"; write `{key_meant(word)}`"
@@ -132,7 +138,7 @@ def _sentence(error: ErrorDetails) -> str:
 
 
 def _shape_meant(error: ErrorDetails) -> str:
-    """A clause for text that lacks its colon, and for a list that lacks its dashes."""
+    """Returns a clause for text without its colon, or for a list without its dashes."""
     written = error["input"]
     if error["type"] == "model_type" and isinstance(written, str):
         meant = key_meant(written)

@@ -1,4 +1,4 @@
-"""The names of a job's fields, from its specification."""
+"""The names of a job's fields, read from `JobSpec`."""
 
 import types
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from jobs.spec.task import Task
 
 
 def field_names(path: Sequence[str | int], task: Task | None = None) -> list[str]:
-    """Names of the fields that may stand below `path`; empty where keys are free or unknown.
+    """Returns the sorted names of the fields below `path`; empty if keys are free or unknown.
 
-    The data section has those of a task, or of all tasks.
+    The data section has the fields of `task`, or of all tasks without one.
     """
     kinds = [task.data] if task and tuple(path) == ("data",) else _kinds_at(path)
     models = (kind for kind in kinds if isinstance(kind, type))
@@ -26,13 +26,13 @@ def field_names(path: Sequence[str | int], task: Task | None = None) -> list[str
 
 
 def is_field(path: str) -> bool:
-    """Whether a dotted path names a field, or an entry of a mapping with free keys."""
+    """Returns whether a dotted path names a field, or an entry of a mapping with free keys."""
     return bool(_kinds_at(path.split(".")))
 
 
 @cache
 def all_field_paths() -> tuple[str, ...]:
-    """Dotted paths of every field of a job, without list indices and the keys of mappings."""
+    """Returns the dotted path of every field, without list indices and the keys of mappings."""
     paths: list[str] = []
 
     def walk(annotation: Any, prefix: str) -> None:
@@ -49,7 +49,7 @@ def all_field_paths() -> tuple[str, ...]:
 
 
 def _kinds_at(path: Sequence[str | int]) -> list[Any]:
-    """The types that a value at `path` may have."""
+    """Returns the types that a value at `path` may have."""
     kinds: list[Any] = [JobSpec]
     for part in path:
         kinds = [inner for kind in kinds for inner in _inside(kind, part)]
@@ -57,7 +57,7 @@ def _kinds_at(path: Sequence[str | int]) -> list[Any]:
 
 
 def _inside(kind: Any, part: str | int) -> Iterator[Any]:
-    """The types of what stands in a value: a model's field, a list's item, a mapping's value."""
+    """Yields the types of a part of a value: a model's field, a list's item, a mapping's value."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         if part in kind.model_fields:
             yield from _kinds(kind.model_fields[str(part)].annotation)
@@ -68,7 +68,7 @@ def _inside(kind: Any, part: str | int) -> Iterator[Any]:
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """The members of a union, without what annotates them."""
+    """Yields the members of a union without annotations; for DataSpec, the data of each task."""
     if get_origin(annotation) is Annotated:
         yield from _kinds(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""A rule that needs the disk: the data files and the model of a job are there."""
+"""A rule that reads the disk: the data files and the base model of a job exist."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,10 @@ from jobs.training.model import location as model_location
 
 
 def files_exist(folder: Path) -> Rule:
-    """A rule that checks paths relative to the job file's folder."""
+    """Returns a rule that checks data files and the base model.
+
+    Paths are relative to `folder`, the folder of the job file.
+    """
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
@@ -24,7 +27,7 @@ def files_exist(folder: Path) -> Rule:
                     yield Violation(("data", split, "path"), f"{path} {message}")
         base = spec.model.base
         if base.startswith(S3_SCHEME) or has_variable(base):
-            return  # the one is looked up when it is needed, the other is refused already
+            return  # models in S3 are checked when they are used; another rule refuses variables
         is_here = files.is_here(base, folder)
         try:
             here = str(folder.absolute() / files.expanded(base))
@@ -38,7 +41,7 @@ def files_exist(folder: Path) -> Rule:
 
 
 def _why_not_data(path: str, source: SourceSpec, folder: Path) -> str:
-    """What is wrong with a path of this machine; empty for others, and if nothing is."""
+    """Returns why a local path cannot be read; empty if it can, or if the path is not local."""
     if not source.is_local and not files.is_here(path, folder):
         return ""
     found = files.matching(path, folder)
@@ -48,11 +51,11 @@ def _why_not_data(path: str, source: SourceSpec, folder: Path) -> str:
 
 
 def _why_not_saved(place: Path, split: str) -> str:
-    """What is wrong with a folder that `datasets` is to read; empty if nothing is."""
+    """Returns why `datasets` cannot read a split of a saved folder; empty if it can."""
     if (place / "state.json").is_file():
         return ""
     try:
         known = json.loads((place / "dataset_dict.json").read_bytes())["splits"]
     except (OSError, ValueError, TypeError, KeyError):
-        return "is no folder that save_to_disk of the datasets library wrote"
+        return "is not a folder that the datasets library wrote by save_to_disk"
     return "" if split in known else f"has no split {shown(split)}; it has {listed(known)}"

@@ -1,4 +1,4 @@
-"""A job file to a JobSpec, or every problem in it at once."""
+"""Loads a job file as a JobSpec, or reports all problems in it at once."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,10 +18,13 @@ from jobs.spec.job import JobSpec
 def load(
     path: Path, *, settings: Sequence[str] = (), extra_rules: Sequence[rules.Rule] = ()
 ) -> JobSpec:
-    """Read and check a job file.
+    """Reads and checks a job file.
 
     `settings` are `field.path=value` overrides. `extra_rules` are checks that need knowledge this
-    package lacks, such as what each accelerator can do. Raises JobFileError with all problems.
+    package lacks, such as the abilities of each accelerator.
+
+    Raises:
+        JobFileError: with all problems of the file.
     """
     try:
         text = path.read_bytes()
@@ -37,7 +40,7 @@ def loads(
     settings: Sequence[str] = (),
     extra_rules: Sequence[rules.Rule] = (),
 ) -> JobSpec:
-    """Check the text of a job file; see `load`."""
+    """Checks the text of a job file; `file` is its name in errors. See `load`."""
     document = overrides.apply(source.parse(text, file), settings)
     checks = (rules.violations, support.unsupported, check_search_space, *extra_rules)
     problems = [*explain.explain(_errors(document), document), *document.problems]
@@ -45,7 +48,7 @@ def loads(
     spec = draft.spec()
     for violation in _violations(spec, checks) if spec else ():
         path = draft.written(violation.path)
-        if not draft.is_in_doubt(path):
+        if not draft.may_follow_from_repair(path):
             problems.append(document.problem(path, violation.message))
     if problems or spec is None:
         raise JobFileError(sorted(problems, key=lambda problem: (problem.line, problem.column)))
@@ -53,7 +56,7 @@ def loads(
 
 
 def check_search_space(spec: JobSpec) -> Iterator[rules.Violation]:
-    """Each searched field exists, may be searched, and takes each of its values."""
+    """Checks that each searched field exists, may be searched, and takes each of its values."""
     for name, space in (spec.sweep.search_space if spec.sweep else {}).items():
         path: rules.Path = ("sweep", "search_space", name)
         if name not in overrides.SEARCHABLE:

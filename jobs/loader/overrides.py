@@ -1,4 +1,4 @@
-"""Changing single fields of a job: `--set path=value`, and the values of a search space."""
+"""Changes single fields of a job: `--set path=value`, and the values of a search space."""
 
 import copy
 from collections.abc import Sequence
@@ -25,11 +25,15 @@ SEARCHABLE = (
 ALL_FIELDS = "; `winnow schema --markdown` lists all fields"
 
 SPEED_FIELDS = ("train.micro_batch_size", "train.precision")
-"""Searched fields that change speed and are settled by probes; the others change learning."""
+"""Searched fields that change the speed of training, so that probes decide them."""
 
 
 def apply(document: source.Document, settings: Sequence[str]) -> source.Document:
-    """A copy of the document with each `path=value` set; raises JobFileError on a bad path."""
+    """Returns a copy of the document with each `path=value` set.
+
+    Raises:
+        JobFileError: if a setting has no `=`, or its path is not a field.
+    """
     values, positions = copy.deepcopy(document.values), dict(document.positions)
     for setting in settings:
         path, separator, text = setting.partition("=")
@@ -44,7 +48,7 @@ def apply(document: source.Document, settings: Sequence[str]) -> source.Document
 
 
 def put(values: dict[str, Any], path: str, value: object) -> None:
-    """Set one field of nested values, making the mappings on the way."""
+    """Sets one field of nested mappings in place, and creates the mappings above it."""
     *parents, last = path.split(".")
     for part in parents:
         inner = values.get(part)
@@ -54,7 +58,7 @@ def put(values: dict[str, Any], path: str, value: object) -> None:
 
 
 def values_to_check(space: tuple[Any, ...] | LogUniform | Uniform) -> tuple[Any, ...]:
-    """The listed values, or both ends of a range."""
+    """Returns the listed values, or both ends of a range."""
     if isinstance(space, LogUniform):
         return space.loguniform
     return space.uniform if isinstance(space, Uniform) else space

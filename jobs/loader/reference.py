@@ -1,4 +1,4 @@
-"""The reference page of the job file: every field by its YAML path, with an example a section."""
+"""The reference page of the job file: every field by its YAML path, an example for each section."""
 
 import json
 import re
@@ -32,20 +32,20 @@ Schema = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Section:
-    """A mapping of the job file, with every path where it may stand."""
+    """A mapping of the job file, with every path at which it may be written."""
 
     paths: list[str]
     schemas: list[Schema] = field(default_factory=list)
-    """More than one where the mapping has several forms."""
+    """One for each form of the mapping."""
 
     @property
     def title(self) -> str:
-        """The heading, without the marks of Markdown."""
+        """The heading as plain text."""
         return ", ".join(self.paths)
 
     @property
     def anchor(self) -> str:
-        """The heading's anchor, as mkdocs and GitHub make it."""
+        """The heading's anchor, as mkdocs and GitHub generate it."""
         return re.sub(r"[^\w -]", "", self.title).lower().replace(" ", "-")
 
 
@@ -146,7 +146,7 @@ def _row(name: str, value: Schema, found: Mapping[str, Section], *, is_needed: b
     elif not isinstance(value.get("default"), dict | None):
         default = f"`{json.dumps(value['default'])}`"
     meaning = value.get("description", "")
-    if "$ref" in value and not meaning:  # pydantic leaves out one that repeats its class
+    if "$ref" in value and not meaning:  # pydantic omits a description equal to its class's
         meaning = found[_name(value)].schemas[0]["description"]
     return f"| `{name}` | {value_type(value, found)} | {default} | {' '.join(meaning.split())} |"
 

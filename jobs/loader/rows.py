@@ -1,4 +1,4 @@
-"""A rule that reads local files: their columns, texts and labels are what the job says."""
+"""A rule that reads local data files: their columns, texts and labels fit the job."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from jobs.training.data.table import Table
 
 LARGEST_FILES = 32 * 2**20
-"""Bytes of a split that are read; what larger ones hold is found out by training."""
+"""Bytes: larger splits are not read here; training checks them."""
 OFFSET_TYPES = ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xmod", "mpnet", "ibert")
-"""Model types whose first position comes after that of the padding token."""
+"""Model types whose first position is the padding token's id plus 1."""
 LEARNT_TYPES = (*OFFSET_TYPES, "bert", "distilbert", "electra", "albert", "gpt2", "opt", "bart")
-"""Model types that have an embedding for each position, and take no more tokens."""
+"""Model types with learned position embeddings, which limit the length of a row."""
 
 
 def rows_suit_the_job(folder: Path) -> Rule:
@@ -39,8 +39,8 @@ def rows_suit_the_job(folder: Path) -> Rule:
 
 
 def violations(spec: JobSpec, read: Callable[[SourceSpec], "Table | None"]) -> Iterator[Violation]:
-    """What is wrong with the rows of both splits, as far as `read` gives them."""
-    found: dict[str, Table] = {}
+    """Checks the rows of both splits; `read` returns the rows of a source, or None to skip them."""
+    tables: dict[str, Table] = {}
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         try:
             rows = read(source)
@@ -48,22 +48,25 @@ def violations(spec: JobSpec, read: Callable[[SourceSpec], "Table | None"]) -> I
             yield Violation(("data", split, "path"), str(error))
             continue
         if rows is not None:
-            found[split] = rows
-    yield from rows_match(spec, found)
+            tables[split] = rows
+    yield from rows_match(spec, tables)
 
 
-def rows_match(spec: JobSpec, found: Mapping[str, "Table"]) -> Iterator[Violation]:
-    """Checks that the columns and values of the splits in `found` are what the task takes."""
-    if found:
+def rows_match(spec: JobSpec, tables: Mapping[str, "Table"]) -> Iterator[Violation]:
+    """Checks that the columns and values of the splits in `tables` are what the task takes."""
+    if tables:
         checks: RowChecks = task_registry.resolve(spec.task.checks)
-        for field, message in checks.violations(spec.data, found):
+        for field, message in checks.violations(spec.data, tables):
             yield Violation(("data", field), message)
 
 
 def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
-    """All rows of a split from this machine; None where they are elsewhere or too many.
+    """Returns all rows of a split from local files; None if it is not local or too large.
 
-    Paths are relative to `folder`. Raises DataError.
+    Paths are relative to `folder`.
+
+    Raises:
+        DataError: if a file cannot be read.
     """
     from jobs.training.data import readers  # 0.4 s that other commands need not pay
 
@@ -76,14 +79,14 @@ def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
     base = spec.model.base
     if base.startswith(S3_SCHEME):
-        return  # looked up when it is needed
+        return  # models in S3 are checked when they are used
     here = folder / files.expanded(base)
     try:
         is_here = files.exists(here) and here.is_dir()
         place = here if is_here else location.locate(base, has_weights=False)
         config = location.read_config(place) if isinstance(place, Path) else {}
     except (ModelError, OSError):
-        return  # told by the rule for the base
+        return  # `files_exist` reports this error
     room = _positions(config)
     if room and spec.data.max_length > room:
         message = f"{spec.data.max_length} is more than the {room} tokens that {base} takes"
@@ -91,7 +94,7 @@ def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
 
 
 def _positions(config: dict[str, object]) -> int:
-    """Tokens that a configuration has learnt positions for; 0 where that is not known."""
+    """Returns the longest row in tokens that a configuration allows; 0 if that is unknown."""
     kind, most = config.get("model_type"), config.get("max_position_embeddings")
     if kind not in LEARNT_TYPES or not isinstance(most, int) or most < 1:
         return 0

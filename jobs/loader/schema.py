@@ -1,4 +1,4 @@
-"""The JSON Schema of a job file for editors, and tables of any schema's fields for people."""
+"""The JSON Schema of a job file for editors, and Markdown tables of a schema's fields."""
 
 import json
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Generator(GenerateJsonSchema):
-    """Writes default values as users write them."""
+    """Writes default values in the notation of job files."""
 
     def encode_default(self, dft: Any) -> Any:
-        """A default in the notation of job files."""
+        """Returns a default in the notation of job files."""
         if isinstance(dft, timedelta):
             return format_duration(dft)
         if isinstance(dft, tuple) and any(isinstance(part, GateRule) for part in dft):
@@ -34,7 +34,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def fields_table(section: Mapping[str, Any]) -> list[str]:
-    """The fields of one JSON Schema as the lines of a Markdown table."""
+    """Returns the fields of a JSON Schema as the lines of a Markdown table."""
     needed = section.get("required", ())
     rows = [
         _row(name, field, is_needed=name in needed)
@@ -56,7 +56,7 @@ def _row(name: str, field: dict[str, Any], *, is_needed: bool) -> str:
 
 
 def type_name(field: Mapping[str, Any]) -> str:
-    """A field's type in words."""
+    """Returns a field's type in words."""
     if "$ref" in field:
         return str(field["$ref"]).rsplit("/", 1)[-1]
     if "anyOf" in field:
@@ -69,7 +69,7 @@ def type_name(field: Mapping[str, Any]) -> str:
 
 
 def schema_text() -> str:
-    """The schema as JSON text with a final newline."""
+    """Returns the schema as JSON text with a final newline."""
     schema = {
         "$schema": SCHEMA_ID,
         **job_schema(),

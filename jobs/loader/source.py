@@ -1,8 +1,8 @@
-"""YAML text to plain values with the position of each, refusing what a job file never needs.
+"""Parses YAML into plain values with the position of each, and refuses dangerous features.
 
 Scalars follow the YAML 1.2 core schema: `on` and `1:30` are text, `3e-5` is a number. Aliases,
-tags, several documents, deep nesting and large files are refused before any tree is built, because
-a kilobyte of them can cost minutes and gigabytes.
+tags, several documents, deep nesting and large files are refused before any value is built, because
+a kilobyte of aliases can expand to gigabytes.
 """
 
 import re
@@ -16,21 +16,21 @@ from jobs.errors import JobFileError, Problem
 from jobs.loader.syntax import find_mistake
 
 MAX_BYTES = 256 * 1024
-"""Largest job file; a long real one is about 4 KiB."""
+"""Largest job file; a long job file has about 4 KiB."""
 MAX_DEPTH = 20
-"""Deepest nesting; the specification needs 6."""
+"""Deepest nesting; a job file needs 6 levels."""
 MAX_NODES = 10_000
-"""Most keys and values."""
+"""Most keys and values of a file."""
 
-NO_CHARACTERS = re.compile("[\x00\ud800-\udfff]")
-"""What YAML's escapes can write and no file, path or terminal takes."""
+FORBIDDEN = re.compile("[\x00\ud800-\udfff]")
+"""Characters that YAML's escapes can write and no file, path or terminal accepts."""
 
 Path = tuple[str | int, ...]
-"""Way to a value: mapping keys and list indices."""
+"""Path of a value: mapping keys and list indices."""
 
 
 class Position(NamedTuple):
-    """1-based place in the file; line 0 is the command line."""
+    """1-based position in the file; line 0 stands for the command line."""
 
     line: int
     column: int
@@ -38,7 +38,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The values of a job file and where each was written."""
+    """The values of a job file with the position of each."""
 
     file: str
     values: dict[str, Any]
@@ -47,10 +47,10 @@ class Document:
     keys: dict[Path, Position] = field(default_factory=dict)
     """Position of each mapping key."""
     problems: tuple[Problem, ...] = ()
-    """Duplicate keys, which leave the rest of the file readable."""
+    """Duplicate keys; the rest of the file is still checked."""
 
     def locate(self, path: Path, *, key: bool = False) -> Position:
-        """Position of a value (or its key), or of the nearest parent that was written."""
+        """Returns the position of a value (or its key), else of the nearest parent in the file."""
         if key and path in self.keys:
             return self.keys[path]
         while path and path not in self.positions:
@@ -58,14 +58,14 @@ class Document:
         return self.positions.get(path, Position(1, 1))
 
     def problem(self, path: Path, message: str, *, key: bool = False) -> Problem:
-        """Describe a problem with the value at `path`."""
+        """Returns a problem with the value at `path`, with its position."""
         position = self.locate(path, key=key)
         name = self.file if position.line else "--set"
         return Problem(name, position.line, position.column, dotted(path), message)
 
 
 def dotted(path: Path) -> str:
-    """Write a path as users do: `resources.any_of[0].accelerators`."""
+    """Writes a path as users do: `resources.any_of[0].accelerators`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -73,7 +73,11 @@ def dotted(path: Path) -> str:
 
 
 def parse(text: str | bytes, file: str) -> Document:
-    """Read YAML into values with positions; raises JobFileError on anything that is not plain."""
+    """Parses YAML into values with positions.
+
+    Raises:
+        JobFileError: if it is not valid YAML, or uses a feature that job files may not use.
+    """
     reader = _Reader(file, _decode(text, file))
     try:
         return reader.document()
@@ -87,7 +91,7 @@ def parse(text: str | bytes, file: str) -> Document:
 
 
 def read_scalar(text: str) -> Any:
-    """Turn a plain scalar into a value by the YAML 1.2 core schema."""
+    """Returns the value of a plain scalar by the YAML 1.2 core schema."""
     if text in ("", "~", "null", "Null", "NULL"):
         return None
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
@@ -123,7 +127,7 @@ def _position(mark: Any) -> Position:
 
 
 class _Reader:
-    """Builds values from parser events, so that limits hold before anything is built."""
+    """Builds values from parser events, and checks limits before it builds each value."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file = file
@@ -134,10 +138,10 @@ class _Reader:
         self.problems: list[Problem] = []
         self.nodes = 0
         self.last: Any = None
-        """The last scalar that was read."""
+        """The event of the latest scalar."""
 
     def document(self) -> Document:
-        """Read the single document of the file, which must be a mapping."""
+        """Reads the single document of the file, which must be a mapping."""
         next(self.events)  # the start of the stream
         if isinstance(next(self.events), yaml.StreamEndEvent):
             raise JobFileError(
@@ -156,7 +160,7 @@ class _Reader:
         return Document(self.file, value, self.positions, self.keys, tuple(self.problems))
 
     def refuse(self, message: str, mark: Any) -> JobFileError:
-        """An error at a place in the file."""
+        """Returns an error with a position in the file."""
         position = _position(mark) if mark else Position(1, 1)
         return JobFileError([Problem(self.file, *position, "", message)])
 
@@ -183,7 +187,7 @@ class _Reader:
             )
         if event.tag is not None:
             raise self.refuse(f"tag {event.tag!r} is not allowed; remove it", event.start_mark)
-        if isinstance(event, yaml.ScalarEvent) and (found := NO_CHARACTERS.search(event.value)):
+        if isinstance(event, yaml.ScalarEvent) and (found := FORBIDDEN.search(event.value)):
             code = f"character U+{ord(found[0]):04X} is not allowed; remove it"
             raise self.refuse(code, event.start_mark)
         if depth > MAX_DEPTH:

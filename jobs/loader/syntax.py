@@ -1,4 +1,4 @@
-"""Where a mistake in YAML is, and what to write instead; a parser stops later than people err."""
+"""Locates a mistake in YAML and says how to fix it; a parser stops later than the mistake."""
 
 import re
 from collections.abc import Callable
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import yaml
 
 from jobs.loader.fields import all_field_paths
-from jobs.loader.words import most_like
+from jobs.loader.words import most_similar
 
-LONGEST = 60
-"""Characters of a line that a message shows."""
+SHOWN = 60
+"""Most characters of a line that a message shows."""
 _KEY = re.compile(r"(?P<key>[\w.-]+)(?P<mark>\s*[:=]?\s*)(?P<value>.*)")
 _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class Mistake(NamedTuple):
-    """A 1-based place in the file, and a sentence about it."""
+    """A 1-based position in the file, and a message about it."""
 
     line: int
     column: int
@@ -26,46 +26,46 @@ class Mistake(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """Where and why the parser stopped; lines and columns count from 0, as the parser's do."""
+    """The parser's state when it stopped; lines and columns are 0-based, as the parser's are."""
 
     lines: list[str]
     problem: str
     at: Any
     context: str
     begin: Any
-    """Mark of what the parser was in; None where it does not say."""
+    """Mark of the construct that the parser was reading; None if the parser does not name it."""
     last: Any
-    """The last scalar before; None where there is none."""
+    """The event of the last scalar before; None if there is none."""
 
     def text(self, line: int) -> str:
-        """A line without its comment; empty after the end of the file."""
+        """Returns a line without its comment; empty after the end of the file."""
         return _COMMENT.sub("", self.lines[line]).rstrip() if line < len(self.lines) else ""
 
     def indent(self, line: int) -> int:
-        """Spaces before the text of a line."""
+        """Returns the number of spaces before the text of a line."""
         text = self.text(line)
         return len(text) - len(text.lstrip())
 
     def depth(self, line: int) -> int:
-        """Column of a line's first key, after the dash of a list's item."""
+        """Returns the column of a line's first key, after the dash of a list item."""
         text = self.text(line)
         return len(text) - len(text.lstrip(" -"))
 
     def is_alone(self, line: int) -> bool:
-        """Whether no other line is indented as this one is."""
+        """Returns whether no other line has the same indentation."""
         others = (index for index in range(len(self.lines)) if index != line and self.text(index))
         return all(self.depth(index) != self.depth(line) for index in others)
 
     def above(self, line: int) -> int:
-        """The line above that is not empty; -1 where there is none."""
+        """Returns the nearest line above that is not empty; -1 if there is none."""
         return next((index for index in range(line - 1, -1, -1) if self.text(index)), -1)
 
     def begins_line(self, mark: Any) -> bool:
-        """Whether only indentation and dashes stand before a place."""
+        """Returns whether only indentation and dashes stand before a mark in its line."""
         return not self.text(mark.line)[: mark.column].strip(" -")
 
     def spans_lines(self, style: str) -> bool:
-        """Whether the last scalar, quoted or `plain`, began on an earlier line than it ended on."""
+        """Returns whether the last scalar has the style (`quoted` or `plain`) and spans lines."""
         is_quoted = self.last is not None and self.last.style in ("'", '"')
         if self.last is None or is_quoted != (style == "quoted"):
             return False
@@ -73,9 +73,10 @@ class _Stop:
 
 
 def find_mistake(error: yaml.MarkedYAMLError, text: str, last: Any) -> Mistake:
-    """The mistake that stopped the parser; `last` is the event of the last scalar before, if any.
+    """Returns the mistake that stopped the parser.
 
-    Where none of the usual mistakes explains it, the parser's own words at its own place.
+    Without a known mistake, it is the parser's own message at the parser's position. `last` is the
+    event of the last scalar before, or None.
     """
     at = error.problem_mark or error.context_mark
     problem, context = error.problem or "cannot be read", error.context or ""
@@ -87,12 +88,12 @@ def find_mistake(error: yaml.MarkedYAMLError, text: str, last: Any) -> Mistake:
 
 
 def key_meant(text: str) -> str:
-    """`key: value` as somebody meant it who forgot the colon or the space after it; else empty."""
+    """Returns `key: value` for text that lacks the colon or the space after it; else empty."""
     match = _KEY.fullmatch(text)
     if match is None:
         return ""
     names = {path.rpartition(".")[2] for path in all_field_paths()}
-    key = most_like(match["key"].lower(), sorted(names)) or match["key"]
+    key = most_similar(match["key"].lower(), sorted(names)) or match["key"]
     return _short(f"{key}: {match['value']}".rstrip())
 
 
@@ -156,7 +157,7 @@ def _missing_dash(stop: _Stop) -> Mistake | None:
 
 
 def _no_dash(stop: _Stop, mark: Any) -> Mistake | None:
-    """Of a line below the items of a list, at the place of their dashes."""
+    """Returns the mistake of a line that stands where the dashes of the list above it stand."""
     line, text = mark.line, stop.text(mark.line)[mark.column :]
     above = stop.above(line)
     while above >= 0 and stop.indent(above) > mark.column:
@@ -202,7 +203,7 @@ def _odd_indent(stop: _Stop) -> Mistake | None:
 
 
 def _unaligned(stop: _Stop, line: int, above: int) -> Mistake:
-    """Of two lines that should line up, the one whose indentation nothing else has."""
+    """Returns the mistake of two lines that should align, at the one with unique indentation."""
     if stop.is_alone(above) and not stop.is_alone(line):
         line, above = above, line
     message = (
@@ -271,11 +272,11 @@ RULES: tuple[Callable[[_Stop], Mistake | None], ...] = (
     _odd_start,
     _odd_escape,
 )
-"""What each usual mistake looks like, the surer ones first."""
+"""Detectors of known mistakes, the most certain first."""
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _at(mark: Any, message: str) -> Mistake:

@@ -1,14 +1,14 @@
-"""The words that people write, and the fields or values that they mean by them."""
+"""Suggests the field or value that a user meant by an unknown word."""
 
 import difflib
 from collections.abc import Iterable
 
 from jobs.loader.fields import all_field_paths
 
-LIKENESS = 0.75
-"""Least likeness of a word to one that is suggested for it; 1 for the same."""
+LEAST_SIMILARITY = 0.75
+"""Least similarity of a suggestion to the written word; 1 means equal."""
 MOST_PLACES = 2
-"""Fields of one name that a hint lists; more would tell a reader little."""
+"""Most fields of the same name that a hint lists; a longer list would not help."""
 OTHER_TRAINERS = {
     **dict.fromkeys(("lr", "learning_rate", "lr_rate"), "train.optimizer.lr"),
     **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs", "max_steps"), "train.epochs"),
@@ -40,11 +40,11 @@ OTHER_TRAINERS = {
     "sample_packing": "data.packing",
     "output_dir": "storage",
 }
-"""Words of the Trainer, Axolotl, LLaMA-Factory and SkyPilot, and the field that means the same."""
+"""Fields of the Trainer, Axolotl, LLaMA-Factory and SkyPilot with the field of the same meaning."""
 
 
 def field_of(word: str) -> str:
-    """A clause that names the right field for a key of another trainer or section, else nothing."""
+    """Returns a clause with the field for a key of another trainer or section; empty if unknown."""
     key = word.lower().replace("-", "_")
     if key in OTHER_TRAINERS:
         return f"; write {OTHER_TRAINERS[key]}"
@@ -53,48 +53,48 @@ def field_of(word: str) -> str:
 
 
 def path_meant(path: str, known: Iterable[str]) -> str:
-    """A clause that names the right field for a dotted path that is none, else nothing.
+    """Returns a clause with the field that an unknown dotted path resembles; empty if none does.
 
-    Fields are like a path if their last names are like: sections are long, and would make any two
-    fields of one section alike.
+    Only the last names are compared: sections have long names, which would make any two fields of
+    one section similar.
     """
     key, known = _leaf(path).lower().replace("-", "_"), tuple(known)
     other = OTHER_TRAINERS.get(key, "")
     if other.startswith(known):
         return f"; write {other}"
-    leaf = most_like(key, map(_leaf, known))
+    leaf = most_similar(key, map(_leaf, known))
     places = [place for place in known if _leaf(place) == leaf]
     best = difflib.get_close_matches(path.lower(), places, n=1, cutoff=0.0)
     return f"; did you mean {best[0]!r}?" if best else ""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A `; did you mean` clause for a near miss, else nothing."""
-    match = most_like(word.lower(), known)
+    """Returns a `; did you mean` clause for a similar word; empty if there is none."""
+    match = most_similar(word.lower(), known)
     return f"; did you mean {match!r}?" if match else ""
 
 
-def most_like(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like another; None where none is really like it."""
+def most_similar(word: str, known: Iterable[str]) -> str | None:
+    """Returns the known word most similar to another; None if no word is similar enough."""
     known = tuple(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=LEAST_SIMILARITY)
     return next(iter(close), None) or next((k for k in known if _is_one_slip(word, k)), None)
 
 
 def _is_one_slip(word: str, other: str) -> bool:
-    """Whether one letter too many, too few or wrong, or two swapped, make the difference."""
-    start = _alike(word, other)
-    mine, its = word[start:], other[start:]
-    end = _alike(mine[::-1], its[::-1])
-    mine, its = mine[: len(mine) - end], its[: len(its) - end]
-    return max(len(mine), len(its)) <= 1 or (len(mine) == 2 and mine == its[::-1])
+    """Returns whether two words differ by one letter added, removed or changed, or two swapped."""
+    start = _common_prefix(word, other)
+    first, second = word[start:], other[start:]
+    end = _common_prefix(first[::-1], second[::-1])
+    first, second = first[: len(first) - end], second[: len(second) - end]
+    return max(len(first), len(second)) <= 1 or (len(first) == 2 and first == second[::-1])
 
 
-def _alike(word: str, other: str) -> int:
-    """How many letters two words begin with alike."""
+def _common_prefix(word: str, other: str) -> int:
+    """Returns the length of the common prefix of two words."""
     pairs = enumerate(zip(word, other, strict=False))
     shortest = min(len(word), len(other))
-    return next((index for index, (mine, its) in pairs if mine != its), shortest)
+    return next((index for index, (first, second) in pairs if first != second), shortest)
 
 
 def _leaf(path: str) -> str:

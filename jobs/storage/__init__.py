@@ -1,1 +1,1 @@
-"""Where runs, checkpoints and model versions are kept: a folder, or a bucket. No torch, no Ray."""
+"""Storage of runs, checkpoints and model versions: a folder or an S3 bucket. No torch, no Ray."""

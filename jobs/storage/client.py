@@ -1,7 +1,8 @@
-"""S3 as this machine reaches it: the client, and calls that outlive a server's bad minutes.
+"""The S3 client of this machine, and requests that are repeated while a server is down.
 
-Keys, region and endpoint come from boto3's own settings (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL_S3`
-…), encryption from `WINNOW_S3_SSE` (`AES256` or `aws:kms`) and `WINNOW_S3_SSE_KEY_ID`.
+boto3 reads keys, region and endpoint from its own settings (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL_S3` …). Encryption is set by `WINNOW_S3_SSE` (`AES256` or `aws:kms`) and
+`WINNOW_S3_SSE_KEY_ID`.
 """
 
 import functools
@@ -17,33 +18,33 @@ from jobs.errors import StorageError, first_line
 Result = TypeVar("Result")
 
 PATIENCE_S = 60.0
-"""How long a server that fails is asked again."""
+"""How long requests to a failing server are repeated."""
 BACKOFF_S = (0.1, 8.0)
-"""Longest pause before the first and before any later attempt; each is drawn evenly below it."""
+"""Longest pause before the second and before any attempt; pauses are drawn uniformly below it."""
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 20.0
-"""Silence after which an attempt is given up."""
+"""An attempt fails after this long without a byte from the server."""
 PART_BYTES = 16 * 2**20
-"""Larger files go up in parts of this size."""
+"""Files larger than this are uploaded in parts of this size."""
 TRANSFERS = 4
-"""Files of a folder that are under way at once."""
+"""Files of a folder that are transferred at the same time."""
 CHANGED = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 ABSENT = {"NoSuchKey", "404", "NotFound"}
 PASSING = {"RequestTimeout", "RequestTimeTooSkewed"}
-"""Refusals that a later attempt may not meet."""
+"""Error codes of requests that may succeed when they are repeated."""
 PASSING_STATUS = 500
-"""HTTP status from which on an answer is the server's trouble."""
+"""Responses with this HTTP status or a higher one are failures of the server."""
 THROTTLED_STATUS = 429
 
 
 def s3() -> Any:
-    """One client for each process and server; safe for threads."""
+    """Returns the client of this process for the configured server; threads may share it."""
     return client_of(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
 
 
 @functools.cache
 def client_of(_: str | None) -> Any:
-    """A client; boto3 reads the endpoint from the environment itself."""
+    """Makes a client for an endpoint; the argument is the cache's key, boto3 reads it itself."""
     import boto3
     import botocore.config
 
@@ -57,7 +58,7 @@ def client_of(_: str | None) -> Any:
 
 
 def transfer_config() -> Any:
-    """How large files go up."""
+    """Returns the settings of multipart uploads."""
     import boto3.s3.transfer
 
     return boto3.s3.transfer.TransferConfig(
@@ -66,16 +67,21 @@ def transfer_config() -> Any:
 
 
 def encryption() -> dict[str, str]:
-    """What a write says about it."""
+    """Returns the arguments of a write that ask the server to encrypt the object."""
     kind, key = os.environ.get("WINNOW_S3_SSE"), os.environ.get("WINNOW_S3_SSE_KEY_ID")
     found = {"ServerSideEncryption": kind} if kind else {}
     return {**found, "SSEKMSKeyId": key} if kind and key else found
 
 
-def with_retries(what: str, act: Callable[[], Result], patience_s: float, **answers: None) -> Any:
-    """Act until it works, `answers` telling which refusals are one.
+def with_retries(
+    failure: str, request: Callable[[], Result], patience_s: float, **answers: None
+) -> Any:
+    """Sends a request, and repeats it for `patience_s` while the server fails.
 
-    `what` says what cannot be done otherwise. Raises StorageError.
+    `answers` names kinds of errors (`absent`, `changed`) that count as a result, with their value.
+
+    Raises:
+        StorageError: beginning with `failure`, if the request is refused or the patience ends.
     """
     import boto3.exceptions
     import botocore.exceptions
@@ -83,7 +89,7 @@ def with_retries(what: str, act: Callable[[], Result], patience_s: float, **answ
     deadline = time.monotonic() + patience_s
     for attempt in itertools.count():
         try:
-            return act()
+            return request()
         except (
             botocore.exceptions.ClientError,
             botocore.exceptions.BotoCoreError,
@@ -94,21 +100,24 @@ def with_retries(what: str, act: Callable[[], Result], patience_s: float, **answ
         if kind in answers:
             return answers[kind]
         if kind != "passing" or time.monotonic() > deadline:
-            raise StorageError(f"{what}: {reason}", is_passing=kind == "passing")
+            raise StorageError(f"{failure}: {reason}", is_passing=kind == "passing")
         time.sleep(random.uniform(0, min(BACKOFF_S[1], BACKOFF_S[0] * 2**attempt)))
     raise AssertionError("endless")
 
 
 def classify_error(error: Exception) -> tuple[str, str]:
-    """Whether a failure is absent, changed, passing or refused, and its reason in words."""
+    """Returns the kind of an error (absent, changed, passing or refused) and its reason in words.
+
+    Passing errors may disappear when the request is repeated.
+    """
     import boto3.exceptions
     import botocore.exceptions
 
     if isinstance(error, boto3.exceptions.S3UploadFailedError) and error.__context__:
-        error = error.__context__  # what it wraps
+        error = error.__context__  # boto3 wraps the error that has the code
     if isinstance(error, botocore.exceptions.ClientError):
         return _kind(error), _reason(error)
-    lasting = (
+    permanent = (
         botocore.exceptions.NoCredentialsError,
         botocore.exceptions.PartialCredentialsError,
         botocore.exceptions.CredentialRetrievalError,
@@ -116,11 +125,11 @@ def classify_error(error: Exception) -> tuple[str, str]:
         botocore.exceptions.ProfileNotFound,
         botocore.exceptions.NoRegionError,
     )
-    return "refused" if isinstance(error, lasting) else "passing", first_line(error)
+    return "refused" if isinstance(error, permanent) else "passing", first_line(error)
 
 
 def _kind(error: Any) -> str:
-    """What an answer of the server means: absent, changed, passing or refused."""
+    """Returns the kind of an error response: absent, changed, passing or refused."""
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in ABSENT:

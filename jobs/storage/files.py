@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, also after a loss of power."""
+"""Files that are complete or absent, also after a loss of power; and paths that users write."""
 
 import contextlib
 import errno
@@ -11,28 +11,31 @@ from pathlib import Path
 from jobs.errors import StorageError, first_line
 
 PARTIAL = ".partial-"
-"""Start of the name of what is being written; left behind by a killed process, and collected."""
+"""Prefix of the names of unfinished files; those of killed processes are collected as garbage."""
 
 
 def home() -> Path:
-    """Where this machine keeps what is its own: `WINNOW_HOME`, or `~/.winnow`."""
+    """Returns the folder of this machine's own files: `WINNOW_HOME`, or `~/.winnow`."""
     return Path(os.environ.get("WINNOW_HOME", "~/.winnow")).expanduser()
 
 
 def cache_folder() -> Path:
-    """Where this machine keeps copies."""
+    """Returns the folder of this machine's cache."""
     return home() / "cache"
 
 
 def partial_of(path: Path) -> Path:
-    """A name beside a path that no other process uses."""
+    """Returns a path in the same folder, for writing, that no other process uses."""
     return path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Write beside the place, flush, and rename; raises StorageError and leaves what was there.
+    """Writes a file completely or not at all: writes beside it, flushes, and renames.
 
-    `mode` is what the file may be at most; the process's mask takes from it.
+    `mode`: the file's permissions, from which the process's umask takes.
+
+    Raises:
+        StorageError: if the file cannot be written; its earlier content then stays.
     """
     partial = partial_of(path)
     try:
@@ -50,10 +53,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_new(contents: Mapping[Path, bytes]) -> None:
-    """Write files that are not there yet, in their order: all of them, or none.
+    """Creates files in the order of the mapping: all of them, or none.
 
     Raises:
-        StorageError: if one exists already or cannot be written.
+        StorageError: if a file exists already or cannot be written.
     """
     written: list[Path] = []
     try:
@@ -81,7 +84,7 @@ def _create(path: Path, content: bytes, created: list[Path]) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of a file, or of all files in a folder; what vanishes meanwhile has none."""
+    """Returns the bytes of a file or of all files in a folder; files deleted meanwhile count 0."""
     total = 0
     for path in (folder, *inside(folder)):
         with contextlib.suppress(OSError):
@@ -90,13 +93,13 @@ def size_of(folder: Path) -> int:
 
 
 def inside(folder: Path) -> Iterator[Path]:
-    """Everything at any depth; a folder that vanishes meanwhile is passed over, unlike by rglob."""
+    """Yields all files and folders at any depth; skips folders deleted meanwhile, unlike rglob."""
     for place, folders, names in os.walk(folder):
         yield from (Path(place) / name for name in (*folders, *names))
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until a folder's new names are on the disk."""
+    """Flushes a folder's directory entries to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -104,16 +107,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def failed(path: Path, what: str, error: OSError) -> StorageError:
-    """An error of the operating system in words."""
+def failed(path: Path, done: str, error: OSError) -> StorageError:
+    """Returns the StorageError for an error of the operating system.
+
+    `done` is the participle of the failed operation, such as `written`.
+    """
     reason = error.strerror or str(error)
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "; free space there, then go on with --resume" if is_full else ""
-    return StorageError(f"{path} cannot be {what}: {reason}{advice}", is_full=is_full)
+    advice = "; free space there, then continue with --resume" if is_full else ""
+    return StorageError(f"{path} cannot be {done}: {reason}{advice}", is_full=is_full)
 
 
 def first_of(error: Exception) -> OSError:
-    """The operating system's error in one of a library, or the first that copying a folder met."""
+    """Returns the operating system's error behind a library's error, or behind shutil.Error."""
     if isinstance(error, OSError) and not isinstance(error, shutil.Error):
         return error
     is_full = os.strerror(errno.ENOSPC) in str(error)
@@ -122,7 +128,7 @@ def first_of(error: Exception) -> OSError:
 
 
 def expanded(path: str) -> Path:
-    """A path with the home folder in place of `~`; as it is written if there is no such user."""
+    """Returns a path with `~` replaced by the home folder, or unchanged if the user is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -130,7 +136,7 @@ def expanded(path: str) -> Path:
 
 
 def exists(path: Path) -> bool:
-    """Whether a path names something; names that are too long for the disk name nothing."""
+    """Returns whether a path exists; False for names that are too long for the file system."""
     try:
         return path.exists()
     except OSError:
@@ -138,14 +144,17 @@ def exists(path: Path) -> bool:
 
 
 def is_here(path: str, folder: Path) -> bool:
-    """Whether a name in a job file, which stands in `folder`, is a path of this machine."""
+    """Returns whether a name in a job file is a path on this machine.
+
+    `folder`: the folder of the job file.
+    """
     return path.startswith((".", "~")) or exists(folder / path)
 
 
 def matching(path: str, folder: Path = Path()) -> list[Path]:
-    """Files and folders that a path names, or a pattern with `*`, `?` or `[`, sorted by name.
+    """Returns the files and folders that a path or a pattern with `*`, `?` or `[` matches, sorted.
 
-    Relative ones start from `folder`.
+    Relative paths start from `folder`.
     """
     place = folder.absolute() / expanded(path)
     if exists(place):
@@ -154,5 +163,5 @@ def matching(path: str, folder: Path = Path()) -> list[Path]:
         return []
     try:
         return sorted(Path(place.anchor).glob(str(place.relative_to(place.anchor))))
-    except (OSError, ValueError):  # `a**b`, and names that are too long
+    except (OSError, ValueError):  # such as `a**b`, and names that are too long
         return []

@@ -1,4 +1,4 @@
-"""Named content in a folder, which several machines may share."""
+"""Keys and their content in a folder, which several machines may share."""
 
 import contextlib
 import hashlib
@@ -15,12 +15,12 @@ from jobs.storage import files, manifest
 from jobs.storage.objects import Entry, Found, checked
 
 LOCKS = ".locks"
-"""Folder of the files that swaps hold locks on; a killed process lets go of its locks."""
+"""Folder of lock files; the operating system releases the locks of a killed process."""
 LOCK_TIMEOUT_S = 60.0
 
 
 class LocalObjects:
-    """A folder."""
+    """The files of a folder; implements `Objects`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,7 +31,7 @@ class LocalObjects:
         return str(self.folder)
 
     def read(self, key: str) -> Found | None:
-        """None where nothing is."""
+        """Returns the content of a key with its SHA-256, or None if the key does not exist."""
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -42,11 +42,11 @@ class LocalObjects:
         return Found(content, hashlib.sha256(content).hexdigest())
 
     def write(self, key: str, content: bytes) -> None:
-        """Put content there, whatever was there."""
+        """Writes the content of a key and overwrites any earlier content."""
         files.write_atomically(self._path(key), content)
 
     def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
-        """Under a lock of this key."""
+        """Compares and writes while holding the key's lock."""
         with self._locked(key):
             found = self.read(key)
             if (found.tag if found else None) != tag:
@@ -55,7 +55,7 @@ class LocalObjects:
         return hashlib.sha256(content).hexdigest()
 
     def append(self, key: str, line: bytes) -> None:
-        """On the disk when it returns."""
+        """Adds a line and flushes it to the disk before it returns."""
         path = self._path(key)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class LocalObjects:
                     handle.seek(end - 1)
                     if handle.read(1) != b"\n":
                         line = b"\n" + line
-                while line:  # a full disk takes a part, and refuses the next
+                while line:  # a full disk accepts a part, and refuses the next write
                     line = line[handle.write(line) :]
                 os.fsync(handle.fileno())
             if is_new:
@@ -75,7 +75,7 @@ class LocalObjects:
             raise files.failed(path, "written", error) from None
 
     def delete(self, key: str) -> None:
-        """Nothing happens where nothing is."""
+        """Deletes a key; a key that does not exist is no error."""
         path = self._path(key)
         try:
             path.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class LocalObjects:
             raise files.failed(path, "deleted", error) from None
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """Unfinished files are none."""
+        """Yields the keys below a prefix, without unfinished files and locks."""
         place = self._path(prefix) if prefix else self.folder
         for path in sorted(files.inside(place)):
             key = path.relative_to(self.folder)
@@ -96,12 +96,12 @@ class LocalObjects:
                     yield Entry(key.as_posix(), details.st_size, modified)
 
     def children(self, prefix: str) -> list[str]:
-        """Folders."""
+        """Returns the names of the folders directly below a prefix."""
         place = self._path(prefix) if prefix else self.folder
         return sorted(p.name for p in place.glob("*") if p.is_dir() and not _is_hidden(p.name))
 
     def put_folder(self, key: str, folder: Path) -> None:
-        """Move it there, by a copy beside the place when it is on another disk."""
+        """Moves a folder into the storage; copies it first if it is on another disk."""
         final = self._path(key)
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class LocalObjects:
             raise files.failed(final, "written", error) from None
 
     def get_folder(self, key: str) -> Path:
-        """The folder itself."""
+        """Returns the folder itself, after checking its hashes."""
         path = self._path(key)
         if not path.is_dir():
             raise CheckpointError(f"{path} does not exist")
@@ -127,13 +127,13 @@ class LocalObjects:
         return path
 
     def delete_folder(self, key: str) -> None:
-        """Renamed first."""
+        """Renames a folder before deleting it, so that no reader sees a part of it."""
         path = self._path(key)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path.rename(files.partial_of(path)))
 
     def _replace(self, folder: Path, final: Path) -> None:
-        """A whole folder of the same name and content stays, any other one goes."""
+        """Replaces a folder, or keeps it if it is complete and has the same files."""
         with self._locked(str(final.relative_to(self.folder))):
             with contextlib.suppress(CheckpointError):
                 if manifest.verify(final)["files"] == manifest.read(folder)["files"]:

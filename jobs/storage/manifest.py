@@ -1,6 +1,6 @@
 """A folder's manifest: the SHA-256 of every file, written last and checked before every load.
 
-It carries one of its own too, so that no step, metric or label in it can change unseen.
+The manifest holds its own SHA-256 too, so that a changed step, metric or label is detected.
 """
 
 import hashlib
@@ -14,15 +14,18 @@ from jobs.storage import files
 
 MANIFEST = "manifest.json"
 OWN = "sha256"
-"""Key of the manifest's own hash, over all else in it."""
+"""Key of the manifest's own hash, over all its other values."""
 WHOLE, ENDS = 256 * 2**20, 2**20
-"""Bytes of a file up to which `identity` reads all of it, and of each end of a larger one."""
+"""Bytes: `identity` reads files up to WHOLE completely, and ENDS of each end of larger files."""
 MODEL_DIR = "model"
-"""Folder inside a checkpoint that transformers loads as it is."""
+"""Folder of a checkpoint that transformers can load."""
 
 
 def write(folder: Path, details: dict[str, Any]) -> dict[str, str]:
-    """Hash every file, write the manifest with `details` last, and flush all of it to disk."""
+    """Writes the manifest of a folder, with `details`, and flushes everything to the disk.
+
+    Returns the SHA-256 of each file by its path in the folder.
+    """
     hashes = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
     path = folder / MANIFEST
     values = {"files": hashes, **details}
@@ -33,7 +36,7 @@ def write(folder: Path, details: dict[str, Any]) -> dict[str, str]:
 
 
 def flush(folder: Path) -> None:
-    """Wait until a folder and everything in it is on the disk."""
+    """Flushes a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -43,24 +46,33 @@ def flush(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder, its files not looked at; CheckpointError without a readable one."""
+    """Returns the manifest of a folder without checking the folder's files.
+
+    Raises:
+        CheckpointError: if there is no readable manifest.
+    """
     try:
         content = (folder / MANIFEST).read_bytes()
     except OSError:
-        raise CheckpointError(f"{folder} has no readable {MANIFEST}, so it is not whole") from None
+        raise CheckpointError(f"{folder} has no readable {MANIFEST}, so it is incomplete") from None
     return parse(content, str(folder))
 
 
 def parse(content: bytes, place: str) -> dict[str, Any]:
-    """A manifest's content; CheckpointError when it is none, or names files outside its folder."""
+    """Parses the JSON text of a manifest; `place` stands for its folder in errors.
+
+    Raises:
+        CheckpointError: if it is not a manifest, its own hash differs, or it names files outside
+            its folder.
+    """
     try:
         manifest: dict[str, Any] = json.loads(content)
         own = manifest.pop(OWN)
         names = [Path(name) for name in dict(manifest["files"])]
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{place} has no readable {MANIFEST}, so it is not whole") from None
+        raise CheckpointError(f"{place} has no readable {MANIFEST}, so it is incomplete") from None
     if own != _own(manifest):
-        raise CheckpointError(f"{place}/{MANIFEST} was altered: its SHA-256 is another one")
+        raise CheckpointError(f"{place}/{MANIFEST} was altered: its SHA-256 does not match")
     for name in names:
         if name.is_absolute() or ".." in name.parts:
             raise CheckpointError(f"{place}/{MANIFEST} names {str(name)!r}, outside its folder")
@@ -68,7 +80,12 @@ def parse(content: bytes, place: str) -> dict[str, Any]:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder whose files are all there and unaltered, else CheckpointError."""
+    """Returns the manifest of a folder after checking the hash of every file in it.
+
+    Raises:
+        CheckpointError: if a file is missing or was altered.
+        StorageError: if a file cannot be read.
+    """
     manifest = read(folder)
     for name, digest in manifest["files"].items():
         path = folder / name
@@ -84,15 +101,19 @@ def verify(folder: Path) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
+    """Returns the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def identity(path: Path) -> str:
-    """Returns what tells a file's content from another: of a large file, size, start and end.
+    """Returns a string that changes with a file's content, cheaply also for large files.
 
-    Cheaper than `sha256` for files above WHOLE bytes; raises OSError.
+    It is the SHA-256 of files up to WHOLE bytes; for larger files, the size and the SHA-256 of
+    both ends.
+
+    Raises:
+        OSError: if the file cannot be read.
     """
     size = path.stat().st_size
     if size <= WHOLE:

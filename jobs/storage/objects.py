@@ -1,4 +1,4 @@
-"""Named content: what a folder and a bucket both can do."""
+"""The interface of a storage, which folders and buckets implement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from jobs.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a key holds."""
+    """The content of a key."""
 
     content: bytes
     tag: str
-    """Changes with the content."""
+    """Changes with the content; pass it to `swap`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A key that is there."""
+    """A key that exists, as a listing shows it."""
 
     key: str
     size: int
@@ -29,7 +29,11 @@ class Entry:
 
 
 class Objects(Protocol):
-    """Keys are relative paths with `/`. Every method raises StorageError when it cannot be done."""
+    """Reads and writes content under keys, which are relative paths with `/`.
+
+    Raises:
+        StorageError: by every method, if the storage refuses or cannot be reached.
+    """
 
     @property
     def url(self) -> str:
@@ -37,62 +41,71 @@ class Objects(Protocol):
         ...
 
     def read(self, key: str) -> Found | None:
-        """None where nothing is."""
+        """Returns the content of a key, or None if the key does not exist."""
         ...
 
     def write(self, key: str, content: bytes) -> None:
-        """Put content there, whole or not at all, whatever was there."""
+        """Writes the content of a key, completely or not at all; overwrites earlier content."""
         ...
 
     def swap(self, key: str, content: bytes, tag: str | None) -> str | None:
-        """Put content there if what is there still has this tag, None for nothing; the new tag.
+        """Writes the content of a key if the key still has the given tag; returns the new tag.
 
-        None where something else is there. A write whose answer was lost may have been seen and
-        replaced by others meanwhile: who writes a name of its own into the content can look.
+        A tag of None stands for a key that does not exist. Returns None, and writes nothing, if
+        the key has another tag. It also returns None if the write succeeded, its response was lost
+        and another writer has replaced the content since; a caller that must know puts a name of
+        its own into the content and reads it back.
         """
         ...
 
     def append(self, key: str, line: bytes) -> None:
-        """Add a line, which ends with a newline; what was there before stays readable.
+        """Adds a line, which must end with a newline; earlier lines stay readable.
 
-        A torn line before it does not take it along.
+        If the last line was cut off by a crash, the new line still starts on its own.
         """
         ...
 
     def delete(self, key: str) -> None:
-        """Nothing happens where nothing is."""
+        """Deletes a key; a key that does not exist is no error."""
         ...
 
     def entries(self, prefix: str) -> Iterator[Entry]:
-        """What is below a prefix, in order of the keys."""
+        """Yields the keys below a prefix, sorted."""
         ...
 
     def children(self, prefix: str) -> list[str]:
-        """First parts of the names below a prefix that have several."""
+        """Returns the names of the folders directly below a prefix, sorted."""
         ...
 
     def put_folder(self, key: str, folder: Path) -> None:
-        """Keep a folder with a manifest, whole or not at all; one of the same name is replaced.
+        """Stores a folder that has a manifest, completely or not at all; replaces an earlier one.
 
-        A folder on the same disk is moved; elsewhere it stays.
+        The folder is moved if the storage is on the same disk, else copied.
         """
         ...
 
     def get_folder(self, key: str) -> Path:
-        """A folder on this machine with what was kept, its hashes checked.
+        """Returns a folder on this machine with the stored files, after checking their hashes.
 
-        Raises CheckpointError when it is missing, torn or altered.
+        Raises:
+            CheckpointError: if the folder is missing, incomplete or altered.
         """
         ...
 
     def delete_folder(self, key: str) -> None:
-        """The manifest goes first, so that no half is taken for the whole."""
+        """Deletes a folder so that no reader takes a part of it for the whole."""
         ...
 
 
 def checked(key: str) -> str:
-    """The key, if it names something below the storage and nothing else."""
+    """Returns the key, after checking that it stays inside the storage.
+
+    Raises:
+        StorageError: if a part of the key is empty, `.` or `..`, or holds a null character.
+    """
     parts = key.split("/")
     if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise StorageError(f"{key!r} is no name that can be kept")
+        raise StorageError(
+            f"{key!r} is not a key; write a relative path without empty parts, `.` and `..`"
+        )
     return key

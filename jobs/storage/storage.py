@@ -1,4 +1,4 @@
-"""Storage as a job names it, and where this machine works on what is in it."""
+"""The storage that a job names, with the folder where this machine works on its content."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ S3_SCHEME = "s3://"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where runs, versions and measurements are kept."""
+    """The storage of runs, model versions and measurements."""
 
     objects: Objects = field(compare=False)
     folder: Path
-    """On this machine: the storage itself, or a place to work in where it is a bucket."""
+    """On this machine: the storage itself, or a working folder if the storage is a bucket."""
 
     @property
     def url(self) -> str:
-        """As a job would name it."""
+        """The value of `storage` in a job file that names it."""
         return self.objects.url
 
     @property
     def is_bucket(self) -> bool:
-        """Whether `folder` is only a place to work in."""
+        """Whether the storage is a bucket, so that `folder` is only a working folder."""
         return isinstance(self.objects, BucketObjects)
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Storage:
 
 
 def open_storage(place: str | Path) -> Storage:
-    """A folder, or `s3://bucket/prefix`; nothing is created yet."""
+    """Opens a folder or `s3://bucket/prefix`; creates nothing."""
     if str(place).startswith(S3_SCHEME):
         bucket = BucketObjects(str(place))
         name = hashlib.sha256(bucket.url.encode()).hexdigest()[:16]

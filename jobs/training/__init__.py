@@ -1,1 +1,1 @@
-"""The torch side of a job: data, model, steps, evaluation and checkpoints, with no Ray in it."""
+"""Training with torch: data, model, steps, evaluation and checkpoints; imports no Ray."""

@@ -1,4 +1,4 @@
-"""Train one resolved configuration without Ray: `torchrun -m jobs.training config.json`."""
+"""Trains one resolved configuration without Ray: `torchrun -m jobs.training config.json`."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from jobs.training.loop import train
 
 
 def main() -> int:
-    """Train, print one JSON line per event, and return the exit code."""
+    """Trains, prints a JSON line for each event, and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m jobs.training", description=__doc__)
     parser.add_argument("config", type=Path, help="training.json of a run directory")
     parser.add_argument("--checkpoints", type=Path, help="folder to save to and resume from")

@@ -1,4 +1,4 @@
-"""Checkpoints: written beside their place in the background, hashed, renamed, sent on, tidied."""
+"""Saves checkpoints in the background: writes, hashes, renames, uploads, deletes old ones."""
 
 import dataclasses
 import shutil
@@ -26,71 +26,82 @@ from jobs.training.session import Session
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """Where the checkpoints of a run are."""
+    """The folder and the bucket of a run's checkpoints."""
 
     folder: Path
-    """On the machine of whoever looks."""
+    """On this machine; other machines may have other checkpoints there."""
     url: str = ""
-    """The bucket that they are sent to; empty where the folder is all there is."""
+    """URL of the bucket to which checkpoints are uploaded; empty without a bucket."""
 
     @property
     def bucket(self) -> Objects | None:
-        """None where the folder is all there is."""
+        """The bucket; None without one."""
         return open_storage(self.url).objects if self.url else None
 
 
-class Checkpoints:
-    """A shelf that one thread of the main worker fills, one checkpoint after another."""
+class CheckpointSaver:
+    """Saves checkpoints into a store, one after another, in a thread of the main worker."""
 
-    def __init__(self, session: Session, shelf: CheckpointStore) -> None:
+    def __init__(self, session: Session, store: CheckpointStore) -> None:
         self._session = session
-        self._shelf = shelf
+        self._store = store
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[CheckpointRef] | None = None
 
     def save(
         self, step: int, metrics: dict[str, float], scores: list[list[float]] | None = None
     ) -> list[Saved]:
-        """Copy the state after `step` steps and write it in the background; all workers call this.
+        """Copies the state after `step` steps and writes it in the background.
 
-        `scores` are those of the evaluation rows that are kept beside the last one's model. Waits
-        for the write before it, and returns what that finished.
+        All workers must call this. It first waits for the checkpoint before, and returns it if it
+        is now saved. `scores` are the scores of the sampled evaluation rows, which are saved with
+        the last checkpoint's model; None for other checkpoints.
+
+        Raises:
+            StorageError: if the checkpoint before could not be written.
+            CheckpointError: if the checkpoint before exceeds `train.checkpoint.max_size`.
         """
         finished = self.finish()
-        place = str(self._shelf.folder / f"step-{step:08d}")
+        place = str(self._store.folder / f"step-{step:08d}")
         snapshot = state.take(self._session, CheckpointRef(place, step, metrics), scores)
         if self._session.world.is_main:
-            self._pending = self._writer.submit(_write, snapshot, self._session, self._shelf)
+            self._pending = self._writer.submit(_write, snapshot, self._session, self._store)
         return finished
 
     def finish(self) -> list[Saved]:
-        """Wait for the write that is under way; raises StorageError when it failed."""
+        """Waits for the checkpoint that is being written, and returns it; empty if there is none.
+
+        Raises:
+            StorageError: if it could not be written.
+            CheckpointError: if it exceeds `train.checkpoint.max_size`.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             return []
         try:
             reference = pending.result()
         except (OSError, safetensors.SafetensorError) as error:
-            raise files.failed(self._shelf.folder, "written", files.first_of(error)) from None
+            raise files.failed(self._store.folder, "written", files.first_of(error)) from None
         return [Saved(reference.step, reference.path)]
 
 
 def latest(
-    shelf: CheckpointStore, tell: Callable[[str], None] = lambda _: None
+    store: CheckpointStore, on_skipped: Callable[[str], None] = lambda _: None
 ) -> CheckpointRef | None:
-    """The newest checkpoint that is whole, on this machine then.
+    """Returns the newest complete checkpoint, after downloading it if it is only in the bucket.
 
-    `tell` hears which torn or altered ones were passed over.
+    `on_skipped` is called with a message for each newer checkpoint that is incomplete or altered.
+    None if there is no complete checkpoint.
     """
-    bucket = shelf.bucket
-    here = {path.name for path in shelf.folder.glob("step-*")}
+    bucket = store.bucket
+    here = {path.name for path in store.folder.glob("step-*")}
     there = set(bucket.children("")) if bucket else set()
     for name in sorted(here | there, reverse=True):
-        for objects in (LocalObjects(shelf.folder) if name in here else None, bucket):
+        for objects in (LocalObjects(store.folder) if name in here else None, bucket):
             try:
                 path = objects.get_folder(name) if objects else None
             except CheckpointError as error:
-                tell(f"checkpoint passed over: {error}")
+                on_skipped(f"checkpoint skipped: {error}")
                 continue
             if path:
                 details = manifest.read(path)
@@ -98,15 +109,15 @@ def latest(
     return None
 
 
-def at_hand(reference: CheckpointRef, shelf: CheckpointStore) -> CheckpointRef:
-    """The same checkpoint on this machine, where another one found it."""
-    if Path(reference.path).is_dir() or shelf.bucket is None:
+def download(reference: CheckpointRef, store: CheckpointStore) -> CheckpointRef:
+    """Returns a checkpoint that is on this machine; downloads it if only another machine has it."""
+    if Path(reference.path).is_dir() or store.bucket is None:
         return reference
-    path = shelf.bucket.get_folder(Path(reference.path).name)
+    path = store.bucket.get_folder(Path(reference.path).name)
     return dataclasses.replace(reference, path=str(path))
 
 
-def _write(snapshot: state.Snapshot, session: Session, shelf: CheckpointStore) -> CheckpointRef:
+def _write(snapshot: state.Snapshot, session: Session, store: CheckpointStore) -> CheckpointRef:
     final = Path(snapshot.reference.path)
     for left in final.parent.glob(f"{files.PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -116,12 +127,12 @@ def _write(snapshot: state.Snapshot, session: Session, shelf: CheckpointStore) -
     manifest.write(partial, asdict(snapshot.reference))
     spec = session.config.checkpoint
     _check_size(partial, spec.max_size)
-    here, bucket = LocalObjects(final.parent), shelf.bucket
+    here, bucket = LocalObjects(final.parent), store.bucket
     here.put_folder(final.name, partial)
-    if bucket:  # after it is whole here, which it stays should the bucket not answer
+    if bucket:  # uploaded last: if the bucket fails, the checkpoint is complete on this machine
         bucket.put_folder(final.name, final)
     for objects in filter(None, (here, bucket)):
-        _tidy(objects, spec, judged_by(session.config))
+        _delete_old(objects, spec, selection_metric(session.config))
     return snapshot.reference
 
 
@@ -131,18 +142,19 @@ def _check_size(partial: Path, most: ByteSize | None) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(
             f"a checkpoint takes {size.human_readable()}, and train.checkpoint.max_size is"
-            f" {most.human_readable()}; give checkpoints more room"
+            f" {most.human_readable()}; set a larger size"
         )
 
 
-def judged_by(config: TrainingConfig) -> Metric:
-    """The metric that tells the best checkpoint."""
+def selection_metric(config: TrainingConfig) -> Metric:
+    """Returns the metric by which the best checkpoint is selected: the job's first one."""
     found = task_registry.find(config.model.task).metric(config.metrics[0])
-    assert found  # a rule sees to it that jobs name metrics of their task
+    assert found  # a rule of job files ensures that the task has the job's metrics
     return found
 
 
-def _tidy(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
+def _delete_old(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
+    """Deletes all checkpoints but the newest `keep` and the best, within `max_size`."""
     names = sorted(objects.children(""), reverse=True)
     if len(names) > spec.keep or spec.max_size is not None:
         scores = {name: _score(objects, name, metric.name) for name in names}
@@ -150,21 +162,24 @@ def _tidy(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
         kept = [name for name in names if name in {*names[: spec.keep], best}]
         if spec.max_size is not None:
             sizes = {name: sum(e.size for e in objects.entries(name)) for name in kept}
-            kept = _fitting(kept, sizes, spec.max_size, best)
+            kept = _within_size(kept, sizes, spec.max_size, best)
         for name in set(names) - set(kept):
             objects.delete_folder(name)
 
 
 def _best(scores: Mapping[str, float | None], *, is_lower_better: bool) -> str | None:
-    judged = {name: score for name, score in scores.items() if score is not None}
+    evaluated = {name: score for name, score in scores.items() if score is not None}
     choose = min if is_lower_better else max
-    return choose(judged, key=lambda name: judged[name], default=None)
+    return choose(evaluated, key=lambda name: evaluated[name], default=None)
 
 
-def _fitting(
+def _within_size(
     names: Sequence[str], sizes: Mapping[str, int], most: int, best: str | None
 ) -> list[str]:
-    """The newest, which comes first, then the best, then as many more as there is room for."""
+    """Returns the checkpoints to keep within `most` bytes.
+
+    `names` is sorted from the newest, which is always kept; the best has the next priority.
+    """
     kept, room = list[str](), most
     for name in sorted(names, key=lambda name: (name != names[0], name != best)):
         room -= sizes[name]

@@ -1,4 +1,4 @@
-"""What training needs to know, with nothing left to decide."""
+"""The complete configuration of a training run, in which every choice is resolved."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,12 +20,12 @@ from jobs.spec.train import (
 Device = Literal["cpu", "cuda"]
 
 CHARACTERS_PER_TOKEN = 4.0
-"""Of English text in WordPiece, where nothing is tokenised yet."""
+"""Average of English text in WordPiece; an estimate before the text is tokenised."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """One resolved training run; the world size comes from the process group."""
+    """One resolved training run; the number of workers is that of the process group."""
 
     model: ModelSpec
     data: TaskData
@@ -39,7 +39,7 @@ class TrainingConfig:
     lr_schedule: LrScheduleSpec
     eval: EvalSpec
     metrics: tuple[str, ...]
-    """The first one tells the best checkpoint."""
+    """The first metric selects the best checkpoint."""
     checkpoint: CheckpointSpec
     seed: int
     device: Device
@@ -50,15 +50,15 @@ class TrainingConfig:
     capture: bool = True
     """Whether steps may be captured as CUDA graphs."""
     stop_after_s: float | None = None
-    """Seconds of training after which it stops, judged and saved; None to train to the end."""
+    """Training stops, evaluates and saves after these seconds; None to train all steps."""
     accepts_changes: bool = False
-    """Whether it goes on from a checkpoint that was trained on other rows."""
+    """Whether training may resume from a checkpoint that was trained on other rows."""
     peak_tflops: float | None = None
-    """Dense peak of one device in this precision, for the share of it that is used."""
+    """Dense peak of one device in this precision, to compute MFU; None if it is unknown."""
 
 
 def eval_batch(config: TrainingConfig) -> int:
-    """Rows per forward pass when judging."""
+    """Returns the rows of a forward pass in evaluations."""
     return task_registry.find(config.model.task).eval_batch
 
 

@@ -1,4 +1,4 @@
-"""Both splits of a job, tokenised once for each machine and content."""
+"""Both splits of a job, tokenised once on each machine for each content."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from jobs.training.task import training_of
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Tokenised rows, and what saving a model needs to know about them."""
+    """Tokenised rows of both splits, with the details that are saved with a model."""
 
     train: TokenSet
     eval: TokenSet
@@ -26,53 +26,59 @@ class Corpus:
     """Empty for tasks without labels."""
     tokenizer: Any
     end_tokens: tuple[int, ...] = ()
-    """Tokens that end an answer; empty where none are generated."""
+    """Tokens that end an answer; empty for tasks that generate no text."""
     sample_texts: Sequence[Sequence[str]] = ()
-    """Of the evaluation rows that are kept beside a model; empty where their tokens say it all."""
+    """Texts of the sampled evaluation rows; empty for tasks that keep only their tokens."""
     digest: str = ""
-    """Of the rows as they are tokenised: other rows, settings or tokenizer give another."""
+    """SHA-256 of source, settings and tokenizer of both splits; it changes with the rows."""
     left_out: int = 0
     """Training rows without a response within the longest length."""
 
 
 _Key = dict[str, Any]
 SplitProgress = Callable[[str, int, int], None]
-"""Told the split, and how many of how many rows are tokenised."""
+"""Called with the split, the number of tokenised rows and the number of all rows."""
 
 
 def load_corpus(config: TrainingConfig, progress: SplitProgress | None = None) -> Corpus:
-    """Read and tokenise both splits, or take them from the cache."""
+    """Reads and tokenises both splits, or loads them from the cache.
+
+    Raises:
+        DataError: if rows cannot be read or used.
+        ModelError: if the tokenizer cannot be loaded or used.
+        StorageError: if S3 cannot be reached.
+    """
     data, training = config.data, training_of(config.model.task)
     tokenizer = base.load_tokenizer(config.model.base)
     training.prepare(tokenizer, data)
-    words = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template)
-    # taken before first use, which leaves its own settings in the tokenizer
-    digest = hashlib.sha256(words.encode()).hexdigest()
-    tell = progress or _silent
+    state = tokenizer.backend_tokenizer.to_str() + str(tokenizer.chat_template)
+    # before the tokenizer's first use, which changes its settings
+    digest = hashlib.sha256(state.encode()).hexdigest()
+    report = progress or _ignore
 
     def load(split: str, source: SourceSpec, names: Sequence[str]) -> tuple[pa.Table, _Key]:
         key = {**_key(config, source, digest), **training.key(data, names)}
 
         def encode() -> pa.Table:
             return training.encode(
-                source, data, tokenizer, names, lambda done, total: tell(split, done, total)
+                source, data, tokenizer, names, lambda done, total: report(split, done, total)
             )
 
         return cache.table(key, encode), key
 
-    train, of_train = load("train", data.train, ())
+    train, train_key = load("train", data.train, ())
     names = encoding.label_names(train)
     training.check_labels(names, data.train)
-    held_back, of_eval = load("eval", data.eval, names)
-    token_sets = [encoding.token_set(table, tokenizer) for table in (train, held_back)]
+    eval_rows, eval_key = load("eval", data.eval, names)
+    token_sets = [encoding.token_set(table, tokenizer) for table in (train, eval_rows)]
     return Corpus(
         train=token_sets[0],
         eval=token_sets[1],
         label_names=names,
         tokenizer=tokenizer,
         end_tokens=training.end_tokens(train),
-        sample_texts=training.sample_texts(held_back),
-        digest=_digest(of_train, of_eval),
+        sample_texts=training.sample_texts(eval_rows),
+        digest=_digest(train_key, eval_key),
         left_out=training.left_out(train),
     )
 
@@ -90,5 +96,5 @@ def _digest(*keys: _Key) -> str:
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()
 
 
-def _silent(split: str, done: int, total: int) -> None:
-    """Nobody watches."""
+def _ignore(split: str, done: int, total: int) -> None:
+    """Ignores progress."""

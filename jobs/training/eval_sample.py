@@ -1,7 +1,7 @@
-"""Evaluation rows beside a saved model, with the scores that it had in training.
+"""A sample of evaluation rows that is saved with a model, with the model's scores in training.
 
-Whoever loads the model must get the same scores: publishing proves it, and endpoints choose what
-runs the model by them.
+The saved model must give the same scores: publishing checks it, and endpoints select their engine
+by comparing with these scores.
 """
 
 import json
@@ -18,40 +18,41 @@ TYPES = "token_type_ids"
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One tokenised row, what is right for it, and what the model made of it."""
+    """One tokenised row with its label and the model's scores in training."""
 
     ids: Sequence[int]
     types: Sequence[int]
-    """0 in the first text, 1 in the second."""
+    """Token types: 0 in the first text, 1 in the second."""
     label: int
-    """Number of its label; 0 where rows have none."""
+    """Index of the label; 0 for tasks without labels."""
     texts: Sequence[str] = ()
-    """As they were written, one or a pair; empty where tokens say it all."""
+    """The text or the pair of texts; empty for tasks that keep only tokens."""
     scores: Sequence[float] = ()
-    """What the task's activation makes of the model's logits."""
+    """The model's logits after the task's activation."""
     trained: Sequence[int] = ()
-    """1 for tokens that are trained; empty where all of the row is."""
+    """1 for tokens with a loss, else 0; empty if all tokens have one."""
 
 
 def rows_of(
     tokens: TokenSet, scores: Sequence[Sequence[float]], texts: Sequence[Sequence[str]]
 ) -> list[SampleRow]:
-    """The rows that are kept, with a score for each, and a text or pair if there are any."""
-    numbers = encoding.sample(len(tokens)).tolist()
-    return [
-        _row(tokens, index, found, written)
-        for index, found, written in zip(numbers, scores, texts or [()] * len(numbers), strict=True)
-    ]
+    """Returns the sampled rows with their scores, and their texts if there are any.
+
+    `scores` and `texts` belong to the rows of `encoding.sample`, in this order.
+    """
+    indices = encoding.sample(len(tokens)).tolist()
+    all_texts = texts or [()] * len(indices)
+    return [_row(tokens, *parts) for parts in zip(indices, scores, all_texts, strict=True)]
 
 
 def write(rows: Sequence[SampleRow], folder: Path) -> None:
-    """Write rows into a model's folder."""
+    """Writes rows into a model's folder."""
     lines = [json.dumps(asdict(row)) for row in rows]
     (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> tuple[SampleRow, ...]:
-    """The rows beside a model; none where it was saved without."""
+    """Returns the rows in a model's folder; empty if the model was saved without."""
     try:
         text = (folder / FILE).read_text(encoding="utf-8")
     except FileNotFoundError:

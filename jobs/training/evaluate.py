@@ -1,4 +1,4 @@
-"""Judging the model on the evaluation rows, each counted once, by all workers together."""
+"""Evaluates the model: workers divide the evaluation rows, and each row counts once."""
 
 import contextlib
 import math
@@ -21,38 +21,42 @@ from jobs.training.world import World
 
 
 def final_precision(config: TrainingConfig, world: World) -> Precision:
-    """In which the trained model is judged: that of its endpoint, so that it scores the same.
+    """Returns the precision of the last evaluation: fp32, which the saved weights have.
 
-    An adapter's base and sharded weights are there in the training precision alone.
+    Adapters and sharded models are evaluated in the training precision, because their weights are
+    in memory in this precision only.
     """
-    whole = config.model.adapter is None and not parallel.is_sharded(config, world)
-    return "fp32" if whole else config.precision
+    has_fp32 = config.model.adapter is None and not parallel.is_sharded(config, world)
+    return "fp32" if has_fp32 else config.precision
 
 
 @torch.no_grad()
 def evaluate(
     session: Session, number_format: Precision, *, limit: int | None = None
 ) -> dict[str, float]:
-    """Metrics of the task and the mean loss over the evaluation rows, or a sample of `limit`."""
-    session.update.settle()
+    """Returns the job's metrics and the mean `loss` over all evaluation rows, or `limit` of them.
+
+    All workers must call this.
+    """
+    session.update.synchronize()
     session.model.eval()
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):
-            return _judge(session, number_format, limit)
+            return _evaluate_rows(session, number_format, limit)
     finally:
         session.model.train()
 
 
 @torch.no_grad()
 def sample_scores(session: Session, number_format: Precision) -> list[list[float]]:
-    """Scores of the sampled evaluation rows, as the task has them.
+    """Returns the task's scores of the sampled evaluation rows, row by row.
 
-    Every worker scores all of them, because sharded weights are gathered by all together.
+    Every worker scores all rows, because gathering sharded weights needs all workers.
     """
     training = training_of(session.config.model.task)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
-    session.update.settle()
+    session.update.synchronize()
     session.model.eval()
     found: list[list[float]] = []
     try:
@@ -69,7 +73,9 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
     return found
 
 
-def _judge(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
+def _evaluate_rows(
+    session: Session, number_format: Precision, limit: int | None
+) -> dict[str, float]:
     world, names = session.world, session.corpus.label_names
     training, total = training_of(session.config.model.task), None
     for batch, counts in _batches(session, limit):
@@ -88,17 +94,18 @@ def _judge(session: Session, number_format: Precision, limit: int | None) -> dic
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
-    """Tokens, padding among them, of an evaluation of all rows or a sample of `limit`."""
+    """Returns the tokens, with padding, of an evaluation of all rows or of `limit` rows."""
     lengths = session.corpus.eval.lengths
     rows = _rounds(session, limit)
-    return sum(everyone.size * _width(everyone, lengths) for everyone in rows)
+    return sum(batch.size * _width(batch, lengths) for batch in rows)
 
 
 def _rounds(session: Session, limit: int | None) -> Indices:
-    """Rows of each forward pass, (rounds, workers, rows), of like length, FILLER where none is.
+    """Returns the rows of each forward pass, (rounds, workers, rows), filled up with FILLER.
 
-    The longest come first: what they took of a GPU's memory is then enough for all others, where
-    growing batches would each take more besides. A sample has the longest row and all lengths.
+    Rows of a round have similar lengths. The longest rows come first, because later rounds then fit
+    into the same GPU memory, where growing batches would allocate again. A sample contains the
+    longest row and all lengths.
     """
     size, workers = eval_batch(session.config), session.world.size
     order = np.argsort(-session.corpus.eval.lengths, kind="stable")
@@ -110,38 +117,39 @@ def _rounds(session: Session, limit: int | None) -> Indices:
     return padded.reshape(rounds, workers, size)
 
 
-def _width(everyone: Indices, lengths: Indices) -> int:
-    return int(batches.batch_lengths(everyone, lengths).max())
+def _width(batch: Indices, lengths: Indices) -> int:
+    """Returns the longest row of a round in tokens; `batch` is (workers, rows)."""
+    return int(batches.batch_lengths(batch, lengths).max())
 
 
 def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Batches of this worker, and how often each row counts: 0 for rows that only fill up.
+    """Yields this worker's batches with the weight of each row, 0 for filler rows, (rows,).
 
-    Every worker gets as many, because sharded weights are gathered by all of them together.
+    Every worker gets the same number, because gathering sharded weights needs all workers.
     """
     world, tokens = session.world, session.corpus.eval
     rows = _rounds(session, limit)
-    for everyone in rows:
-        own = everyone[world.rank]
-        width = _width(everyone, tokens.lengths)
+    for round_rows in rows:
+        own = round_rows[world.rank]
+        width = _width(round_rows, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
-        # filler repeats a real row of its batch: another may be cut at this width, and some models
-        # fail without a row's last token
-        filled = np.where(own == FILLER, everyone.max(), own)
+        # filler repeats a row of the same batch: a row of another batch may exceed this width, and
+        # some models fail on a row without its last token
+        filled = np.where(own == FILLER, round_rows.max(), own)
         index = torch.from_numpy(filled).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)
         yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 
 def _generator(session: Session, number_format: Precision) -> Generate:
-    """Samples answers to prompts, the same ones at every evaluation of equal weights."""
+    """Returns a function that samples answers to prompts; equal weights give equal answers."""
     world, config = session.world, session.config
-    together = parallel.is_sharded(config, world)  # then every worker takes part in every answer
+    sharded = parallel.is_sharded(config, world)  # then all workers generate each answer together
 
     def generate(prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
         torch.manual_seed(config.seed)
         found = []
-        for prompt in prompts if together else prompts[world.rank :: world.size]:
+        for prompt in prompts if sharded else prompts[world.rank :: world.size]:
             ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
             with autocast(number_format, world.device):
                 answer = session.model.generate(
@@ -150,16 +158,16 @@ def _generator(session: Session, number_format: Precision) -> Generate:
                     max_new_tokens=most_tokens,
                     do_sample=True,
                     pad_token_id=session.corpus.eval.pad_token_id,
-                    synced_gpus=together,
+                    synced_gpus=sharded,
                 )
             found.append(answer[0, ids.shape[1] :].tolist())
-        return found if together else [answer for part in world.gather(found) for answer in part]
+        return found if sharded else [answer for part in world.gather(found) for answer in part]
 
     return generate
 
 
 def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[object]:
-    """Layers compiled for training are not compiled again for judging."""
+    """Returns a context in which compiled layers run eagerly instead of compiling again."""
     if not config.compile:
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]

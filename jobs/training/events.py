@@ -1,4 +1,4 @@
-"""What training tells its caller while it runs, and what it leaves behind."""
+"""The events that training reports to its caller while it runs."""
 
 from dataclasses import dataclass, field
 
@@ -12,16 +12,16 @@ class Started:
 
     total_steps: int
     first_step: int
-    """0, or the step that a checkpoint was taken after."""
+    """Number of finished steps: 0, or the step of the checkpoint that training resumes from."""
     train_rows: int
     eval_rows: int
     labels: tuple[str, ...]
     mode: str = ""
-    """`captured`, or `eager: ` and why."""
+    """`captured`, or `eager: ` with the reason."""
     left_out: int = 0
-    """Training rows without a response within the longest length."""
+    """Training rows that are skipped, because no response token is within max_length."""
     remarks: tuple[str, ...] = ()
-    """What is done otherwise than the job or its base suggest, and why."""
+    """Deviations from the job or from its base model, with reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,45 +40,46 @@ class Stepped:
     step: int
     """1-based."""
     loss: float
-    """Mean over the samples of the global batch."""
+    """Mean over the samples, or the trained tokens, of the global batch."""
     samples: int
-    """Of the global batch."""
+    """Samples of the global batch."""
     tokens: int
-    """Of the global batch, unpadded."""
+    """Tokens of the global batch without padding."""
     padded_tokens: int
+    """Tokens of the global batch with padding."""
     seconds: float
-    """Of this step, on the device's clock."""
+    """Duration of this step on the device's clock."""
     elapsed_s: float = 0.0
-    """Since the first step of this process began."""
+    """Time since the start of the first step of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The model was judged on all evaluation rows."""
+    """The model was evaluated on all evaluation rows."""
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metric name to value, and `loss`."""
+    """Values by metric name, with the mean `loss`."""
     elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Training ended before its last step because its time was up."""
+    """Training ended before its last step, because it reached its time limit."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Training was asked to leave and did, with a checkpoint of where it was."""
+    """Training was interrupted on request, and saved a checkpoint."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint is complete on disk."""
+    """A checkpoint is completely written."""
 
     step: int
     path: str
@@ -86,151 +87,153 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Proving:
-    """The saved model is being scored in a process without our code."""
+    """The check of the saved model in a process without this project's code is still running."""
 
     elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """The saved model was scored in a process without our code."""
+    """The saved model was scored in a process without this project's code."""
 
     rows: int
     difference: float
-    """The largest between a score there and in training."""
+    """Largest difference of a score from its value in training."""
     refusal: str
-    """Why the model must not be published; empty if its scores are those of training."""
+    """Why the model must not be published; empty if its scores equal those of training."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """How fast the steps of this process were, evaluations and checkpoints left out."""
+    """The speed of this process's steps, without evaluations and checkpoints."""
 
     mode: str
-    """`captured`, or `eager: ` and why."""
+    """`captured`, or `eager: ` with the reason."""
     steps: int
     wall_s: float
-    """From before the first step to after the last, with evaluations and checkpoints between."""
+    """Time from the start of the first step to the end of the last, with evaluations and
+    checkpoints."""
     samples_per_s: float
     tokens_per_s: float
-    """Unpadded."""
+    """Without padding."""
     padded_tokens_per_s: float
     padding_share: float
-    """Share of the tokens that only fill up rows."""
+    """Share of the tokens that are padding."""
     step_s_p50: float
     step_s_p95: float
     step_s_p99: float
     capture_s: float
-    """Capturing and compiling, before the first step."""
+    """Duration of capturing and compiling before the first step."""
     data_wait_share: float
     communication_share: float | None
-    """Share of a step that gradient sync adds; None on CPUs, where it is not measured."""
+    """Share of a step that gradient synchronisation adds; None on CPUs, which do not measure it."""
     peak_memory_gib: float
     gpu_utilization: float | None
-    """0 to 1 through NVML; None without a GPU."""
+    """0 to 1, read by NVML; None without a GPU."""
     power_w: float | None
     mfu: float | None
-    """Model FLOP/s over the device's dense peak; None where the peak is not known."""
+    """Model FLOP/s divided by the device's dense peak; None if the peak is unknown."""
     others_cpu_share: float = 0.0
-    """Share of the main worker's node that neither training nor Ray kept busy meanwhile, 0 to 1."""
+    """Share of the main worker's node that other processes than training and Ray used, 0 to 1."""
     throttled_share: float | None = None
-    """Share of readings in which heat or hardware held the GPU's clock back; None where NVML does
-    not say."""
+    """Share of readings in which heat or hardware reduced the GPU's clock; None if NVML does not
+    report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What a run costs beside its steps, each timed once."""
+    """Durations of a run's work beside its steps, each measured once."""
 
     setup_s: float
-    """Reading tokenised data and building the model; capture and compiling apart."""
+    """Reading tokenised data and building the model, without capturing and compiling."""
     capture_s: float
     """Capturing and compiling steps."""
     first_use_s: float
-    """By how much the first steps and the first judging took longer than later ones."""
+    """Extra time of the first steps and the first evaluation compared with later ones."""
     eval_s: float
-    """One evaluation over all rows, in the precision of training."""
+    """An evaluation of all rows in the training precision."""
     final_eval_s: float
-    """The last one, in the precision of the endpoint."""
+    """The last evaluation, in the precision of `evaluate.final_precision`."""
     save_s: float
-    """How long a checkpoint holds up training."""
+    """Time that training waits for a checkpoint."""
     final_save_s: float
-    """A checkpoint until it is written and verified, as the last one is waited for."""
+    """Time until a checkpoint is written and verified, which the end of a run waits for."""
     metering_s: float
-    """Measuring communication at the end."""
+    """Measuring communication at the end of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """How fast one candidate is."""
+    """The measured speed of one candidate."""
 
     candidate: str
     """Id of the candidate."""
     times: StepTimes
     """Steps after warm-up."""
     steps_of_width: dict[int, int]
-    """Of the whole run: padded width to how many steps have it."""
+    """Number of steps of the whole run by padded width."""
     overheads: Overheads | None
-    """None when the candidate was given up early, or steps alone were to be timed."""
+    """None if the probe stopped early or measured only steps."""
     is_given_up: bool
-    """Whether something better was known, so that timing ended early."""
+    """Whether the probe stopped early, because a better candidate was known."""
     is_steady: bool
-    """Whether warm-up ended because steps were equally fast, and not by its limit."""
+    """Whether warm-up ended because steps were equally fast, and not at its limit."""
     speed: Metered | None
-    """None when it was given up before a step was timed."""
+    """None if the probe stopped before a step was timed."""
     train_rows: int
     eval_rows: int
     probe_s: float
-    """The whole probe of this candidate."""
+    """Duration of the whole probe of this candidate."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Versions and hardware that the times hold for."""
+    """Versions and hardware for which the times are valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkersReady:
-    """The workers are up and know one another; nothing is read yet."""
+    """All workers have joined the process group; no data was read yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareMeasured:
-    """What devices reach by themselves, the slowest one's of several."""
+    """Measured rates of the devices; of several devices, the slowest."""
 
     workers: int
     tflops: dict[Precision, float]
-    """Dense matrix products by precision."""
+    """Rate of dense matrix products by precision."""
     bandwidth_gb_per_s: float
-    """Of device memory, read and written."""
+    """Bandwidth of device memory, bytes read plus written."""
     host_gb_per_s: float | None
-    """From pinned host memory; None for a CPU."""
+    """Bandwidth from pinned host memory to the device; None for a CPU."""
     all_reduce_gb_per_s: float | None
-    """Bus bandwidth of a sum over all workers; None for one."""
+    """Bus bandwidth of an all-reduce over all workers; None for a single worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """A candidate did not fit."""
+    """A device's or the host's memory is exhausted."""
 
     candidate: str
+    """Id of the probed candidate; empty in a training run."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSkipped:
-    """A checkpoint was torn or altered, so an earlier one is taken."""
+    """A checkpoint is incomplete or altered, so an earlier one is used."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
-    """A complete checkpoint: where it is and what the model scored when it was taken."""
+    """A complete checkpoint: its path, its step and the metrics of its weights."""
 
     path: str
     step: int
-    """Optimizer steps done."""
+    """Number of finished optimizer steps."""
     metrics: dict[str, float]
-    """Of exactly this state; empty when it was not judged."""
+    """Evaluated with exactly these weights; empty if they were not evaluated."""
 
 
 Event = (

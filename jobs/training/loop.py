@@ -1,4 +1,4 @@
-"""The training loop: step, judge, save, report. Runs alone, under torchrun or under Ray Train."""
+"""The training loop: step, evaluate, save, report. Runs alone, under torchrun or Ray Train."""
 
 import dataclasses
 import gc
@@ -15,7 +15,7 @@ from jobs.spec import task_registry
 from jobs.spec.quantities import Cadence
 from jobs.storage import manifest
 from jobs.training import checkpoint, publication, state
-from jobs.training.checkpoint import Checkpoints, CheckpointStore
+from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.evaluate import evaluate, final_precision, sample_scores
@@ -40,12 +40,12 @@ from jobs.training.world import World, join
 
 Report = Callable[[Event], None]
 Leave = Callable[[], bool]
-"""Whether to save and end; the main worker's answer counts."""
+"""Returns whether training must save and end; the main worker decides for all."""
 
 
 @dataclass(slots=True)
-class Due:
-    """Says when something that happens every so often is due; all workers get the same answer."""
+class CadenceTimer:
+    """Decides when a repeated action is due; all workers get the same result."""
 
     every: Cadence
     steps_per_epoch: int
@@ -54,7 +54,7 @@ class Due:
     last_time: float
 
     def next_step(self) -> float:
-        """The step after which it is due next; infinite when the clock decides."""
+        """Returns the step after which the action is due next; infinite for cadences in seconds."""
         if self.every.unit == "second":
             return math.inf
         per = self.steps_per_epoch if self.every.unit == "epoch" else 1
@@ -62,7 +62,10 @@ class Due:
         return math.ceil((int(self.last_step / interval) + 1) * interval)
 
     def check(self, step: int, now: float) -> bool:
-        """Whether it is due after `step` steps at monotonic time `now`."""
+        """Returns whether the action is due after `step` steps at the monotonic time `now`.
+
+        If it is due, the next interval starts.
+        """
         if self.every.unit == "second":
             is_due = bool(self.world.broadcast(value=now - self.last_time >= self.every.value))
         else:
@@ -80,35 +83,42 @@ def train(
     *,
     proves: bool = False,
 ) -> CheckpointRef:
-    """Train from the newest whole checkpoint in `checkpoints`, or from the start.
+    """Trains from the newest complete checkpoint in `checkpoints`, or from the start.
 
-    With `proves` the last checkpoint's model is scored again in a process without our code, and a
-    `Proven` says whether it may be published. Only the main worker reports. All workers are given a
-    `leave`, or none. Without a folder nothing is saved, and the returned reference has an empty
-    path. Running out of memory is reported by the worker it happens to, and raised.
-    Raises DataError, ModelError, TrainingError, CheckpointError or StorageError.
+    Only the main worker reports events, except OutOfMemory, which the affected worker reports
+    before it raises the error. Without `checkpoints` nothing is saved, and the returned reference
+    has an empty path. `leave` must be given to all workers or to none. With `proves`, the last
+    checkpoint's model is scored again in a process without this project's code, and `Proven`
+    reports whether it may be published.
+
+    Raises:
+        DataError: if rows cannot be read or used.
+        ModelError: if the base model cannot be loaded or used.
+        TrainingError: if a loss is not finite, or the checkpoint was trained on other rows.
+        CheckpointError: if the checkpoint does not fit the model, or exceeds its largest size.
+        StorageError: if the storage cannot be read or written.
     """
-    shelf = CheckpointStore(checkpoints) if isinstance(checkpoints, Path) else checkpoints
+    store = CheckpointStore(checkpoints) if isinstance(checkpoints, Path) else checkpoints
     with join(config.device) as world:
-        tell = report if world.is_main else _silent
-        tell(WorkersReady())
+        report_main = report if world.is_main else _ignore
+        report_main(WorkersReady())
         try:
-            corpus = load_corpus(config, lambda *done: tell(Tokenised(*done)))
-            trained = run(build_session(config, corpus, world), tell, shelf, leave)
+            corpus = load_corpus(config, lambda *done: report_main(Tokenised(*done)))
+            trained = run(build_session(config, corpus, world), report_main, store, leave)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
             raise
         if proves and world.is_main and trained.path and trained.metrics:
-            _prove(Path(trained.path), config, world, tell)
+            _prove(Path(trained.path), config, world, report_main)
         return trained
 
 
 def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Report) -> None:
-    """Tell whether a checkpoint's model may be published."""
+    """Reports whether a checkpoint's model may be published."""
     gc.collect()
     if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # the other process needs room for the model
+        torch.cuda.empty_cache()  # the other process needs memory for the model
     precision = final_precision(config, world)
     found = publication.prove(
         checkpoint / manifest.MODEL_DIR,
@@ -127,10 +137,10 @@ def run(
     checkpoints: CheckpointStore | None,
     leave: Leave | None = None,
 ) -> CheckpointRef:
-    """The loop itself, over a session that is ready."""
+    """Runs the training loop over a session, as `train` does; all workers must call it."""
     first = _resume(session, checkpoints, report)
     report(_started(session, first))
-    saver = Checkpoints(session, checkpoints) if checkpoints else None
+    saver = CheckpointSaver(session, checkpoints) if checkpoints else None
     with Meter(session) as meter:
         metrics = _Loop(session, report, meter, saver, leave).run(first)
         report(meter.measured())
@@ -138,48 +148,48 @@ def run(
 
 
 class _Loop:
-    """Stretches of steps, with what is due between them."""
+    """Blocks of steps, with evaluations and checkpoints between them."""
 
     def __init__(
         self,
         session: Session,
         report: Report,
         meter: Meter,
-        saver: Checkpoints | None,
+        saver: CheckpointSaver | None,
         leave: Leave | None,
     ) -> None:
         self._session, self._report, self._meter, self._saver = session, report, meter, saver
         self._leave = leave
         self._origin = time.monotonic()
         self._final = final_precision(session.config, session.world)
-        # the host stays a stretch ahead of a GPU, which so never waits for it
+        # the host launches one block ahead, so that a GPU never waits for it
         self._ahead = 1 if session.world.device.type == "cuda" else 0
 
     def run(self, first: int) -> dict[str, float]:
-        """Train from 0-based step `first` on; returns the metrics of the last evaluation."""
+        """Trains from the 0-based step `first`; returns the metrics of the last evaluation."""
         config, engine = self._session.config, self._session.engine
-        schedule = self._session.schedule
-        total, per_epoch = schedule.total_steps, schedule.steps_per_epoch
+        plan, world = self._session.batch_plan, self._session.world
+        total, per_epoch = plan.total_steps, plan.steps_per_epoch
         now = time.monotonic()
-        judging = Due(config.eval.every, per_epoch, self._session.world, first, now)
-        saving = Due(config.checkpoint.every, per_epoch, self._session.world, first, now)
+        evaluation = CadenceTimer(config.eval.every, per_epoch, world, first, now)
+        saving = CadenceTimer(config.checkpoint.every, per_epoch, world, first, now)
         step, metrics, is_last = first, dict[str, float](), False
         engine.seek(step)
         while step < total and not is_last:
             if step % per_epoch == 0:
-                self._tell(engine.collect())  # results are read with the epoch they belong to
+                self._report_steps(engine.collect())  # before the plan loads the next epoch
                 engine.seek(step)
             stops = (total, step + engine.block, (step // per_epoch + 1) * per_epoch)
-            last = int(min(*stops, judging.next_step(), saving.next_step()))
+            last = int(min(*stops, evaluation.next_step(), saving.next_step()))
             engine.launch(step, last)
             step = last
-            self._tell(engine.collect(ahead=self._ahead))
+            self._report_steps(engine.collect(ahead=self._ahead))
             now = time.monotonic()
-            if step < total and self._must_leave(step):
+            if step < total and self._is_interrupted(step):
                 self._save(step, {}, is_last=False)
                 return metrics
             is_last = step == total or self._is_out_of_time(step, now)
-            metrics = self._judge(step, is_due=judging.check(step, now), is_last=is_last)
+            metrics = self._evaluate(step, is_due=evaluation.check(step, now), is_last=is_last)
             if saving.check(step, now) or is_last:
                 self._save(step, metrics, is_last=is_last)
         return metrics
@@ -190,59 +200,59 @@ class _Loop:
             value=now - self._origin >= limit_s
         ):
             return False
-        self._tell(self._session.engine.collect())
+        self._report_steps(self._session.engine.collect())
         self._report(Stopped(step))
         return True
 
-    def _must_leave(self, step: int) -> bool:
+    def _is_interrupted(self, step: int) -> bool:
         if self._leave is None or not self._session.world.broadcast(value=self._leave()):
             return False
-        self._tell(self._session.engine.collect())
+        self._report_steps(self._session.engine.collect())
         self._report(Interrupted(step))
         return True
 
-    def _judge(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:
+    def _evaluate(self, step: int, *, is_due: bool, is_last: bool) -> dict[str, float]:
         if not is_due and not is_last:
             return {}
-        self._tell(self._session.engine.collect())
+        self._report_steps(self._session.engine.collect())
         config = self._session.config
         metrics = evaluate(self._session, self._final if is_last else config.precision)
         self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
         return metrics
 
     def _save(self, step: int, metrics: dict[str, float], *, is_last: bool) -> None:
-        self._tell(self._session.engine.collect())  # refuses weights after a bad loss
+        self._report_steps(self._session.engine.collect())  # raises if a loss is not finite
         if self._saver:
             scores = sample_scores(self._session, self._final) if is_last else None
             for event in self._saver.save(step, metrics, scores):
                 self._report(event)
 
-    def _tell(self, results: Sequence[Stepped]) -> None:
+    def _report_steps(self, results: Sequence[Stepped]) -> None:
         self._meter.results += results
         self._meter.wall_s = time.monotonic() - self._origin if results else self._meter.wall_s
         elapsed, events = time.monotonic() - self._origin, list[Stepped]()
-        for result in reversed(results):  # each ended as long ago as those after it took
+        for result in reversed(results):  # each step ended when the next one began
             events.append(dataclasses.replace(result, elapsed_s=elapsed))
             elapsed -= result.seconds
         for event in reversed(events):
             self._report(event)
 
 
-def _resume(session: Session, shelf: CheckpointStore | None, report: Report) -> int:
+def _resume(session: Session, store: CheckpointStore | None, report: Report) -> int:
     found = None
-    if shelf and session.world.is_main:
-        found = checkpoint.latest(shelf, lambda text: report(CheckpointSkipped(text)))
+    if store and session.world.is_main:
+        found = checkpoint.latest(store, lambda text: report(CheckpointSkipped(text)))
     found = session.world.gather(found)[0]
-    if shelf is None or found is None:
+    if store is None or found is None:
         return 0
-    state.restore(session, checkpoint.at_hand(found, shelf))
+    state.restore(session, checkpoint.download(found, store))
     return int(found.step)
 
 
 def _started(session: Session, first: int) -> Started:
     corpus, engine = session.corpus, session.engine
     return Started(
-        total_steps=session.schedule.total_steps,
+        total_steps=session.batch_plan.total_steps,
         first_step=first,
         train_rows=len(corpus.train),
         eval_rows=len(corpus.eval),
@@ -255,20 +265,20 @@ def _started(session: Session, first: int) -> Started:
 
 def _finish(
     session: Session,
-    saver: Checkpoints | None,
-    shelf: CheckpointStore | None,
+    saver: CheckpointSaver | None,
+    store: CheckpointStore | None,
     metrics: dict[str, float],
     report: Report,
 ) -> CheckpointRef:
     saved: list[Saved] = saver.finish() if saver else []
     for event in saved:
         report(event)
-    session.world.broadcast(value=0)  # nobody leaves before the last checkpoint is whole
-    total = session.schedule.total_steps
-    if not shelf:
+    session.world.broadcast(value=0)  # workers wait until the last checkpoint is complete
+    total = session.batch_plan.total_steps
+    if not store:
         return CheckpointRef("", total, metrics)
-    return checkpoint.latest(shelf) or CheckpointRef("", total, metrics)
+    return checkpoint.latest(store) or CheckpointRef("", total, metrics)
 
 
-def _silent(_: Event) -> None:
-    """Only the main worker reports."""
+def _ignore(_: Event) -> None:
+    """Ignores the events of workers other than the main one."""

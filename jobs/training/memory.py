@@ -1,4 +1,4 @@
-"""Tells a lack of memory, of a device or of the host, from other errors."""
+"""Recognises errors that mean too little memory, on a device or on the host."""
 
 import torch
 
@@ -7,15 +7,15 @@ HOST_OUT_OF_MEMORY = (
     "Cannot allocate memory",  # the operating system, when weights are mapped
     "could not create a primitive",  # oneDNN, which says no more when its buffers do not fit
 )
-"""What a RuntimeError says when the host's memory did not suffice."""
+"""Parts of RuntimeError messages that mean the host's memory is exhausted."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a device's memory, or the host's, did not suffice."""
+    """Returns whether an error means that the memory of a device or the host is exhausted."""
     is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_named or any(words in str(error) for words in HOST_OUT_OF_MEMORY)
 
 
-def is_of_the_machine(error: Exception) -> bool:
-    """Whether an error is about memory or the GPU, and says nothing about a model or a job."""
+def is_machine_error(error: Exception) -> bool:
+    """Returns whether an error concerns memory or the GPU, and not the model or the job."""
     return is_out_of_memory(error) or "CUDA error" in str(error)

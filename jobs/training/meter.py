@@ -1,4 +1,4 @@
-"""How fast training went and what held it up."""
+"""Measures the speed of training and the use of the hardware."""
 
 import dataclasses
 import os
@@ -14,12 +14,12 @@ from jobs.training.events import Metered, Stepped
 from jobs.training.session import Session
 
 SAMPLE_S = 0.5
-"""How often utilisation and power are read."""
+"""Interval between readings of utilisation and power."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """Collects steps; `gauge` runs beside them where there is a GPU."""
+    """Collects results of steps; with a GPU, `gauge` reads it in a thread."""
 
     session: Session
     results: list[Stepped] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Meter:
             self.gauge.stopped.set()
 
     def measured(self) -> Metered:
-        """What all steps so far came to; every worker must ask."""
+        """Returns the speed of all steps so far; every worker must call this."""
         session, engine = self.session, self.session.engine
         seconds = np.array([result.seconds for result in self.results])
         total = float(seconds.sum()) or float("nan")
@@ -58,7 +58,7 @@ class Meter:
             step_s_p95=float(p95),
             step_s_p99=float(p99),
             capture_s=engine.capture_s,
-            data_wait_share=engine.step.feed.waited_s / total,
+            data_wait_share=engine.step.loader.waited_s / total,
             communication_share=engine.communication_share(
                 session.world.broadcast(value=float(p50))
             ),
@@ -71,14 +71,14 @@ class Meter:
         )
 
     def with_memory(self, speed: Metered) -> Metered:
-        """The same with the peak of memory so far; every worker must ask."""
+        """Returns `speed` with the current peak of memory; every worker must call this."""
         world = self.session.world
         return dataclasses.replace(
             speed, peak_memory_gib=world.all_reduce_max(peak_memory_gib(world.device))
         )
 
     def _others(self) -> float:
-        """Share of this node's processors that neither a worker of the group nor Ray used."""
+        """Returns the share of this node's processors that neither the workers nor Ray used."""
         now, host = _Usage.now(), platform.node()
         own = self.session.world.gather((host, now.own_s - self._begin.own_s))
         ours = sum(seconds for name, seconds in own if name == host)
@@ -100,7 +100,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class _Usage:
-    """Processor seconds of the node, of this process and of the cluster's own so far."""
+    """Processor seconds so far: of the node, busy ones, of this process, and of Ray."""
 
     whole_s: float
     busy_s: float
@@ -116,7 +116,7 @@ class _Usage:
 
 
 def _cluster_s() -> float:
-    """Processor seconds of Ray's services and of its actors that do not train."""
+    """Returns the processor seconds of Ray's services and of its actors other than training."""
     seconds = 0.0
     for process in psutil.process_iter(["cmdline", "cpu_times"]):
         words, times = process.info["cmdline"] or [], process.info["cpu_times"]
@@ -127,9 +127,12 @@ def _cluster_s() -> float:
 
 
 def flops_per_token(session: Session) -> tuple[float, float]:
-    """Of forward and backward pass: for linear layers, and for attention per token of the row.
+    """Returns the FLOP of forward and backward pass for one token.
 
-    PaLM (Chowdhery et al., 2022), appendix B: 6 per weight; frozen ones need no gradient, so 4.
+    The first number is for linear layers: 6 per weight, or 4 per frozen weight, which needs no
+    gradient. The second is for attention, to be multiplied by the tokens of the row.
+
+    Source: Chowdhery et al., 2022, "PaLM", appendix B.
     """
     linear = [m for m in session.model.modules() if isinstance(m, torch.nn.Linear)]
     weights = sum(m.weight.numel() * (6 if m.weight.requires_grad else 4) for m in linear)
@@ -139,9 +142,9 @@ def flops_per_token(session: Session) -> tuple[float, float]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Most memory that training took of a GPU, driver and libraries among it.
+    """Returns the peak memory of training on a GPU, with driver and libraries, in GiB.
 
-    On a CPU: what is resident of this process.
+    On a CPU it is the resident memory of this process.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -150,21 +153,21 @@ def peak_memory_gib(device: torch.device) -> float:
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
-HELD_BACK = 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's reasons for a lower clock that are no normal power limit: the hardware's slowdown, heat as
-the driver or the hardware sees it, a power brake (nvml.h, nvmlClocksEventReasons)."""
+THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
+"""NVML's reasons for a lower clock other than the power limit: slowdown by the hardware, heat
+measured by the driver or the hardware, and the power brake (nvml.h, nvmlClocksEventReasons)."""
 
 
-def is_held_back(device: torch.device) -> bool | None:
-    """Whether heat or hardware holds the clock back now; None where NVML does not say."""
+def is_throttled(device: torch.device) -> bool | None:
+    """Returns whether heat or hardware now reduces the clock; None if NVML does not report it."""
     try:
         import pynvml
 
         handle = torch.cuda._get_pynvml_handler(device)
         reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    except Exception:  # noqa: BLE001 - as above: not worth a run
+    except Exception:  # noqa: BLE001 - NVML fails in many ways; none may end a run
         return None
-    return bool(reasons & HELD_BACK)
+    return bool(reasons & THROTTLE_REASONS)
 
 
 class Gauge(threading.Thread):
@@ -177,20 +180,20 @@ class Gauge(threading.Thread):
         self._readings: dict[str, list[float]] = {"utilization": [], "power_w": [], "throttled": []}
 
     def run(self) -> None:
-        """Read until stopped, or until NVML refuses."""
+        """Reads until stopped, or until NVML fails."""
         while not self.stopped.wait(SAMPLE_S):
             try:
                 utilization = torch.cuda.utilization(self._device) / 100
                 power_w = torch.cuda.power_draw(self._device) / 1000
-            except Exception:  # noqa: BLE001 - NVML is missing or refuses in many ways; not worth a run
+            except Exception:  # noqa: BLE001 - NVML fails in many ways; none may end a run
                 return
             self._readings["utilization"].append(utilization)
             self._readings["power_w"].append(power_w)
-            held_back = is_held_back(self._device)
-            if held_back is not None:
-                self._readings["throttled"].append(float(held_back))
+            throttled = is_throttled(self._device)
+            if throttled is not None:
+                self._readings["throttled"].append(float(throttled))
 
     def mean(self, name: str) -> float | None:
-        """Mean of the readings so far; None when there are none."""
+        """Returns the mean of the readings so far; None without readings."""
         values = self._readings[name]
         return sum(values) / len(values) if values else None

@@ -1,10 +1,10 @@
-"""Scores the evaluation rows beside a model with transformers and peft alone.
+"""Scores the evaluation rows in a model's folder with transformers and peft only.
 
-Run by its path, in a process of its own: it imports nothing of this project, and so stands for
-anybody who loads the folder. Arguments: the folder, the device, the class of transformers that
-loads the model, and what makes scores of its logits (softmax, sigmoid, identity, or token-loss for
-the mean loss of the trained tokens). Prints JSON: the scores of the first rows by themselves and of
-all in padded batches, and how many texts become other tokens than in training.
+It runs by its path, in its own process, and imports nothing of this project, as any other user of
+the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
+the activation of its logits (softmax, sigmoid, identity, or token-loss for the mean loss of the
+trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
+batches, and the number of texts that are tokenised otherwise than in training.
 """
 
 import json
@@ -16,7 +16,7 @@ import torch
 import transformers
 
 BATCH, ALONE = 8, 48
-"""Rows of a padded batch, and how many rows are scored by themselves too."""
+"""Rows of a padded batch, and number of rows that are also scored one by one."""
 IGNORED = -100
 """Label of tokens without a loss."""
 Rows = list[dict[str, Any]]
@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 
 def load(folder: Path, auto_class: str, outputs: int) -> tuple[Any, Any]:
-    """The model as its card loads it, and its tokenizer."""
+    """Loads the model, as its model card says, and its tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if not (folder / "adapter_config.json").exists():
         return getattr(transformers, auto_class).from_pretrained(folder), tokenizer
@@ -43,13 +43,13 @@ def load(folder: Path, auto_class: str, outputs: int) -> tuple[Any, Any]:
     settings = {
         "num_labels": outputs,
         "pad_token_id": tokenizer.pad_token_id,
-        "ignore_mismatched_sizes": True,  # the base may be a classifier of other labels
+        "ignore_mismatched_sizes": True,  # the base may be a classifier for other labels
     }
     return kind.from_pretrained(folder, **settings), tokenizer
 
 
 def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores:
-    """Scores of the texts, as a pipeline makes them."""
+    """Returns the scores of the texts, as a pipeline of transformers computes them."""
     first = [row["texts"][0] for row in rows]
     second = [row["texts"][1] for row in rows] if len(rows[0]["texts"]) == 2 else None
     inputs = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
@@ -60,7 +60,7 @@ def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores
 
 
 def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
-    """Mean loss of each response."""
+    """Returns the mean loss of each row's trained tokens."""
     padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
     ids, mask = padded["input_ids"].to(model.device), padded["attention_mask"].to(model.device)
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
@@ -76,7 +76,7 @@ def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
 
 
 def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> dict[str, Any]:
-    """What all rows score in both ways, as the arguments of `publication.Plain`."""
+    """Returns the scores of the rows, as arguments of `publication.PlainScores`."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()

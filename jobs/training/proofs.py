@@ -1,7 +1,7 @@
-"""Proves on a few rows, before the first step, what training relies on in every batch.
+"""Checks on a few rows, before the first step, that padding and packing do not change logits.
 
-A row gets the logits that it has alone whatever pads it, and the tokens of a language model those
-of their own sample's earlier tokens, whether it stands alone or shares a row with others.
+A row must get the same logits with and without padding. A token of a language model may depend only
+on earlier tokens of its own sample, whether the sample is alone in its row or packed with others.
 """
 
 import dataclasses
@@ -27,74 +27,75 @@ from jobs.training.task import training_of
 from jobs.training.world import World
 
 PADDED_ROWS, PADDING = 4, 8
-"""Rows that are padded together, and by how many tokens the longest of them."""
+"""Number of rows that are padded together, and padding tokens of the longest of them."""
 LENGTHS = (17, 24, 20)
-"""Tokens of the samples that share a row; the first is longer where the model has a window."""
+"""Tokens of the samples in a packed row; the first is longer if the model has a window."""
 FILLER_TOKENS = 4
-"""Tokens of padding at the end of that row."""
+"""Padding tokens at the end of the packed row."""
 BEYOND_WINDOW = 16
-"""By how many tokens the longest sample exceeds the model's attention window."""
+"""Tokens by which the longest sample exceeds the model's attention window."""
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
-"""Names under which configurations of transformers keep the width of local attention."""
+"""Names of the width of local attention in configurations of transformers."""
 POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
-"""Names of the embeddings that hold a model's learnt positions."""
+"""Names of modules with learned position embeddings."""
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
-"""Largest difference of logits that ought to be equal, as a share of the largest logit: with 32-bit
-weights, and with weights or products in a smaller type."""
+"""Largest difference between equal logits, as a share of the largest logit: with 32-bit weights,
+and with weights or matrix products in a smaller type."""
 Tokens = NDArray[np.int64]
 
 
 def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> tuple[Corpus, str]:
-    """The rows as this model can be trained on them, and a remark on what the job wants otherwise.
+    """Returns the corpus in the layout that the model supports, and a remark on a deviation.
 
-    Rows are padded on the right, or else on the left; those of causal models are packed if the job
-    wants them so and the model keeps samples apart.
+    Rows are padded on the right, or on the left if the model needs it. Rows of causal models are
+    packed if the job asks for it and the model separates samples; otherwise the remark says why
+    not.
 
     Raises:
-        ModelError: if rows are longer than the model's positions or hold tokens that it lacks, if
-            padding changes scores on either side, or if a token sees later ones.
+        ModelError: if rows are longer than the model's positions or hold unknown tokens, if padding
+            changes scores on both sides, or if a token depends on later tokens.
     """
-    corpus = _accepted(corpus, model)
+    corpus = _with_accepted_columns(corpus, model)
     _check_tokens(corpus, model, config)
     model.eval()
     try:
         with torch.no_grad():
-            judge = _judge_packing if training_of(config.model.task).is_causal else _judge_padding
+            check = _check_packing if training_of(config.model.task).is_causal else _check_padding
             with as_model_error("cannot score a row of the training data"):
-                verdict = judge(_Judge(model, config, world.device), corpus)
+                result = check(_LogitsCheck(model, config, world.device), corpus)
     except ModelError as error:
-        verdict = _Verdict(str(error))
+        result = _CheckResult(str(error))
     finally:
         model.train()
-    verdict = world.gather(verdict)[0]  # every worker must lay out the same rows
-    if verdict.error:
-        raise ModelError(f"{config.model.base} {verdict.error}")
-    if verdict.pads_left:
+    result = world.gather(result)[0]  # every worker must use the same layout
+    if result.error:
+        raise ModelError(f"{config.model.base} {result.error}")
+    if result.pads_left:
         settle(corpus.tokenizer, padding_side="left")
-        train, held_back = (
+        train, eval_rows = (
             dataclasses.replace(tokens, pads_left=True) for tokens in (corpus.train, corpus.eval)
         )
-        return dataclasses.replace(corpus, train=train, eval=held_back), ""
+        return dataclasses.replace(corpus, train=train, eval=eval_rows), ""
     settle(corpus.tokenizer, padding_side="right")
     if not config.data.is_packed:
         return corpus, ""
-    if verdict.refusal:
-        return corpus, f"rows are not packed: {verdict.refusal}"
+    if result.refusal:
+        return corpus, f"rows are not packed: {result.refusal}"
     packed = packing.pack(corpus.train, config.data.max_length)
     return dataclasses.replace(corpus, train=packed), ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Verdict:
+class _CheckResult:
     error: str = ""
     """Why the model cannot be trained; empty if it can."""
     refusal: str = ""
-    """Why samples must not share a row; empty if they may."""
+    """Why samples must not be packed; empty if they may."""
     pads_left: bool = False
 
 
-def _accepted(corpus: Corpus, model: Any) -> Corpus:
-    """Without token columns that the model does not take, such as token types."""
+def _with_accepted_columns(corpus: Corpus, model: Any) -> Corpus:
+    """Removes token columns that the model does not accept, such as token types."""
     bare = model.get_base_model() if has_adapter(model) else model
     taken = {*inspect.signature(bare.forward).parameters, LOSS_MASK}
     tokenizer = corpus.tokenizer
@@ -115,7 +116,7 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
     if largest >= known:
         raise ModelError(
             f"the tokenizer of {config.model.base} gives token {largest}, and the model has {known}"
-            " embeddings; they do not belong together"
+            " embeddings; they do not belong together, so save the model with its own tokenizer"
         )
     longest = max(int(tokens.lengths.max()) for tokens in (corpus.train, corpus.eval))
     room = _positions(model)
@@ -127,7 +128,7 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
 
 
 def _positions(model: Any) -> float:
-    """Tokens for which the model has learnt positions; infinite where it computes them."""
+    """Returns the number of learned positions; infinite for models that compute positions."""
     found = [
         module.num_embeddings
         - (-1 if module.padding_idx is None else module.padding_idx)
@@ -139,50 +140,57 @@ def _positions(model: Any) -> float:
     return min(found, default=float("inf"))
 
 
-def _judge_padding(judge: "_Judge", corpus: Corpus) -> _Verdict:
-    """Which side rows may be padded on, tried on rows of different lengths."""
+def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
+    """Determines the side on which rows may be padded, with rows of different lengths."""
     lengths = corpus.train.lengths
     order = np.argsort(lengths, kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, PADDED_ROWS).astype(np.int64)]
-    alone = torch.cat([judge.scores(corpus.train, [row], int(lengths[row])) for row in chosen])
-    # never wider than the model's positions
-    width = int(min(lengths[chosen].max() + PADDING, max(_positions(judge.model), lengths.max())))
+    alone = torch.cat(
+        [logits_check.scores(corpus.train, [row], int(lengths[row])) for row in chosen]
+    )
+    # at most as wide as the model's positions
+    width = int(
+        min(lengths[chosen].max() + PADDING, max(_positions(logits_check.model), lengths.max()))
+    )
     for pads_left in (False, True):
         tokens = dataclasses.replace(corpus.train, pads_left=pads_left)
-        if judge.are_equal(judge.scores(tokens, chosen, width), alone):
-            return _Verdict(pads_left=pads_left)
-    return _Verdict("scores a text otherwise when padding stands beside it, on either side")
+        if logits_check.are_equal(logits_check.scores(tokens, chosen, width), alone):
+            return _CheckResult(pads_left=pads_left)
+    return _CheckResult("scores a text otherwise when padding stands beside it, on either side")
 
 
-def _judge_packing(judge: "_Judge", corpus: Corpus) -> _Verdict:
-    samples = _samples(corpus.train, judge.model, judge.config)
-    alone = [judge.logits_alone(sample) for sample in samples]
-    changed = judge.changed(samples[1])
-    if not judge.are_equal(judge.logits_alone(changed)[:-1], alone[1][:-1]):
-        return _Verdict(
+def _check_packing(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
+    """Checks that tokens depend on earlier tokens only, and whether samples may be packed."""
+    samples = _samples(corpus.train, logits_check.model, logits_check.config)
+    alone = [logits_check.logits_alone(sample) for sample in samples]
+    changed = logits_check.changed(samples[1])
+    if not logits_check.are_equal(logits_check.logits_alone(changed)[:-1], alone[1][:-1]):
+        return _CheckResult(
             f"lets a token see later ones, as encoders do, so it cannot be trained as"
-            f" {judge.config.model.task}; choose a decoder such as Llama, Qwen or GPT-2"
+            f" {logits_check.config.model.task}; choose a decoder such as Llama, Qwen or GPT-2"
         )
-    if not judge.config.data.is_packed:
-        return _Verdict()
+    if not logits_check.config.data.is_packed:
+        return _CheckResult()
     pad = corpus.train.pad_token_id
     try:
         with as_model_error("the model takes no positions of samples"):
-            whole = judge.logits_packed(samples, pad)
-            moved = judge.logits_packed([samples[0], changed, samples[2]], pad)
+            whole = logits_check.logits_packed(samples, pad)
+            moved = logits_check.logits_packed([samples[0], changed, samples[2]], pad)
     except ModelError as error:
-        return _Verdict(refusal=str(error))
+        return _CheckResult(refusal=str(error))
     last = len(samples[0]) + len(samples[1]) - 1
     others = [place for place in range(len(whole)) if place != last]
-    if not judge.are_equal(whole[others], moved[others]):
-        return _Verdict(refusal="samples that share a row see each other in this model")
-    if not judge.are_equal(whole, torch.cat(alone)):
-        return _Verdict(refusal="this model scores samples in a shared row otherwise than alone")
-    return _Verdict()
+    if not logits_check.are_equal(whole[others], moved[others]):
+        return _CheckResult(refusal="samples that share a row see each other in this model")
+    if not logits_check.are_equal(whole, torch.cat(alone)):
+        return _CheckResult(
+            refusal="this model scores samples in a shared row otherwise than alone"
+        )
+    return _CheckResult()
 
 
 def _samples(tokens: TokenSet, model: Any, config: TrainingConfig) -> list[Tokens]:
-    """Pieces of the training tokens; the first exceeds the model's window where rows can."""
+    """Returns samples of training tokens; the first exceeds the model's window if a row can."""
     window, capacity = _window(model.config), config.data.max_length
     longest = min(window + BEYOND_WINDOW, capacity) if 0 < window < capacity else LENGTHS[0]
     lengths = [longest, *LENGTHS[1:]]
@@ -191,14 +199,14 @@ def _samples(tokens: TokenSet, model: Any, config: TrainingConfig) -> list[Token
 
 
 def _window(config: Any) -> int:
-    """Tokens that local attention reaches back; 0 if every layer sees all."""
+    """Returns the width of local attention in tokens; 0 without local attention."""
     text = config.get_text_config()
     found = [getattr(text, name, None) for name in WINDOW_FIELDS]
     return min((value for value in found if isinstance(value, int) and value > 0), default=0)
 
 
-class _Judge:
-    """What a model gives rows, and whether two answers are equal up to rounding."""
+class _LogitsCheck:
+    """Computes logits of a model, and compares them up to rounding."""
 
     def __init__(self, model: Any, config: TrainingConfig, device: torch.device) -> None:
         self.model, self.config, self._device = model, config, device
@@ -208,8 +216,8 @@ class _Judge:
         self._bound = EXACT_BOUND if is_exact else ROUNDED_BOUND
 
     def scores(self, tokens: TokenSet, rows: Any, width: int) -> torch.Tensor:
-        """Logits of whole rows, rows first."""
-        # a store of these rows alone: the whole set is on the device already, or does not fit
+        """Returns the task's logits of whole rows padded to `width`, (rows, ...)."""
+        # a store of these rows only: all rows are on the device already, or do not fit
         batch = TokenStore(tokens.taken(rows), self._device).gather(
             torch.arange(len(rows), device=self._device), width
         )
@@ -217,15 +225,18 @@ class _Judge:
             return training_of(self.config.model.task).logits(self.model, batch).cpu()
 
     def logits_alone(self, sample: Tokens) -> torch.Tensor:
-        """Logits of all tokens of a row that holds one sample, (tokens, vocabulary)."""
+        """Returns the logits of a row with a single sample, (tokens, vocabulary)."""
         ids = torch.from_numpy(sample)[None]
         return self._logits({INPUT_IDS: ids, "attention_mask": torch.ones_like(ids)})
 
     def logits_packed(self, samples: list[Tokens], pad_token_id: int) -> torch.Tensor:
-        """The same of a row of several samples that ends with filler tokens, but for those."""
+        """Returns the logits of a packed row that ends with filler tokens, without the filler's.
+
+        The shape is (tokens, vocabulary).
+        """
         filler = np.full(FILLER_TOKENS, pad_token_id)
         places = [*map(np.arange, map(len, samples)), np.zeros(FILLER_TOKENS, np.int64)]
-        # two rows: libraries may look for samples in a batch of one row alone
+        # two rows, because libraries may detect packed samples only in a batch of one row
         batch = {
             INPUT_IDS: torch.from_numpy(np.stack([np.concatenate([*samples, filler])] * 2)),
             POSITION_IDS: torch.from_numpy(np.stack([np.concatenate(places)] * 2)),
@@ -233,15 +244,15 @@ class _Judge:
         return self._logits(batch)[:-FILLER_TOKENS]
 
     def changed(self, sample: Tokens) -> Tokens:
-        """The sample with another last token."""
+        """Returns the sample with another last token."""
         embeddings = token_embeddings(self.model)
         known = int(sample.max()) + 2 if embeddings is None else embeddings.shape[0]
         return np.append(sample[:-1], (sample[-1] + 1) % known)
 
     def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Whether logits differ by rounding alone."""
+        """Returns whether logits differ by rounding only."""
         difference = float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
-        return difference <= self._bound  # which is false for what is no number
+        return difference <= self._bound  # false for NaN
 
     def _logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         placed = {name: tensor.to(self._device) for name, tensor in batch.items()}

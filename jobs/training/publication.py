@@ -1,4 +1,4 @@
-"""Proves that a saved model gives anybody who loads it the scores that it had in training."""
+"""Checks that a saved model gives every user the same scores as in training."""
 
 import json
 import os
@@ -22,43 +22,45 @@ from jobs.training.events import Event, Proven, Proving
 
 SCRIPT = Path(__file__).with_name("plain_scores.py")
 TIMEOUT_S = 600
-"""Longest time that the proof may take."""
-TOLD_EVERY_S = 20.0
-"""How often is told that the proof goes on: who hears nothing takes the workers to hang."""
+"""Longest duration of the check."""
+PROGRESS_EVERY_S = 20.0
+"""Interval of `Proving` events: without events, the caller would treat the workers as hanging."""
 ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
-"""How the line of a traceback begins that names the error."""
-FAR = 1e9
-"""Stands for a difference that is no number."""
+"""Matches the line of a traceback that names the error."""
+NOT_A_NUMBER = 1e9
+"""Reported in place of a difference that is NaN."""
 BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
-"""Largest difference of a score by the precision of the last evaluation; a loss differs by a share
-of it."""
+"""Largest difference of a score by the precision of the last evaluation; relative for losses above
+1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """What plain transformers made of the rows."""
+class PlainScores:
+    """Scores of the sampled rows from transformers without this project's code."""
 
     alone: Sequence[Sequence[float]]
+    """Scores of the first rows, computed one by one."""
     together: Sequence[Sequence[float]]
+    """Scores of all rows, computed in padded batches."""
     retokenised: int
+    """Number of texts that are tokenised otherwise than in training."""
 
 
 def prove(
-    folder: Path, task: Task, precision: Precision, device: Device, tell: Callable[[Event], None]
+    folder: Path, task: Task, precision: Precision, device: Device, report: Callable[[Event], None]
 ) -> Proven | None:
-    """Score the rows beside a model in a process without our code, and compare.
+    """Scores the rows in a model's folder in a process without this project's code, and compares.
 
-    `precision` is the one that the kept scores were made in; `tell` hears now and then that it goes
-    on. The verdict is in the result, which is None for a checkpoint of a release that kept no
-    scores.
+    `precision` is the precision of the saved scores. `report` receives `Proving` events. Returns
+    None for a model that was saved without scores, by an older release.
     """
     begin = time.monotonic()
     rows = eval_sample.read(folder)
     if not rows or not rows[0].scores:
         return None
-    plain, refusal = _score(folder, task, device, tell)
-    if plain is None and device == "cuda":  # which training may still fill
-        plain, refusal = _score(folder, task, "cpu", tell)
+    plain, refusal = _score(folder, task, device, report)
+    if plain is None and device == "cuda":  # whose memory training may still use
+        plain, refusal = _score(folder, task, "cpu", report)
     difference = 0.0
     if plain:
         difference, refusal = compare(
@@ -68,26 +70,26 @@ def prove(
 
 
 def _score(
-    folder: Path, task: Task, device: Device, tell: Callable[[Event], None]
-) -> tuple[Plain | None, str]:
-    """Scores, or why there are none."""
+    folder: Path, task: Task, device: Device, report: Callable[[Event], None]
+) -> tuple[PlainScores | None, str]:
+    """Returns the scores, or None with the reason."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, "-P", str(SCRIPT), str(folder), device]
     command += [task.auto_class, task.activation]
     pipe = subprocess.PIPE
     begin = time.monotonic()
     with (
-        tempfile.TemporaryDirectory() as elsewhere,  # where no package of ours is to be found
+        tempfile.TemporaryDirectory() as elsewhere,  # so that no package of this project is found
         subprocess.Popen(
             command, cwd=elsewhere, env=environment, stdout=pipe, stderr=pipe, text=True
         ) as process,
     ):
         while True:
             try:
-                out, err = process.communicate(timeout=TOLD_EVERY_S)
+                out, err = process.communicate(timeout=PROGRESS_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
-                tell(Proving(time.monotonic() - begin))
+                report(Proving(time.monotonic() - begin))
             if time.monotonic() - begin > TIMEOUT_S:
                 process.kill()
                 return None, f"it could not be loaded and scored within {TIMEOUT_S} s"
@@ -95,13 +97,16 @@ def _score(
         lines = err.strip().splitlines() or [f"the process ended with {process.returncode}"]
         named = [line for line in lines if ERROR.match(line)] or lines
         return None, f"plain transformers cannot load or run it: {first_line(named[-1])}"
-    return Plain(**json.loads(out.splitlines()[-1])), ""
+    return PlainScores(**json.loads(out.splitlines()[-1])), ""
 
 
 def compare(
-    rows: Sequence[eval_sample.SampleRow], plain: Plain, bound: float, *, is_loss: bool
+    rows: Sequence[eval_sample.SampleRow], plain: PlainScores, bound: float, *, is_loss: bool
 ) -> tuple[float, str]:
-    """The largest difference of a score, and why the model must not be published; else empty."""
+    """Returns the largest difference of a score, and why the model must not be published.
+
+    The reason is empty if all differences are at most `bound`.
+    """
     expected = np.array([row.scores for row in rows])
     scale = np.maximum(np.abs(expected), 1.0) if is_loss else np.ones_like(expected)
     far = {
@@ -118,4 +123,4 @@ def compare(
             f"a {kind} of a row {worst} is {far[worst]:.3g} away from training, and {bound:g} is"
             " the most that rounding explains"
         )
-    return min(FAR, float(np.nan_to_num(far[worst], nan=FAR))), refusal
+    return min(NOT_A_NUMBER, float(np.nan_to_num(far[worst], nan=NOT_A_NUMBER))), refusal

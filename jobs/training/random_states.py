@@ -1,4 +1,4 @@
-"""The random states that training draws from: this process's, and its device's."""
+"""The random states of this process and of its device, from which training draws."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ States = dict[str, torch.Tensor]
 
 
 def read(device: torch.device) -> States:
-    """`cpu`, and `cuda` where the device is a GPU."""
+    """Returns the random state under `cpu`, and under `cuda` if the device is a GPU."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -17,7 +17,7 @@ def read(device: torch.device) -> States:
 
 
 def write(states: States, device: torch.device) -> None:
-    """Go on from states that were read; a GPU's is left alone when there is none among them."""
+    """Sets the random states; keeps the GPU's state if `states` has none."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
@@ -25,7 +25,7 @@ def write(states: States, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def kept(device: torch.device) -> Iterator[None]:
-    """Whatever is drawn inside, what follows draws as if nothing had been."""
+    """Restores the random states after the context."""
     states = read(device)
     try:
         yield

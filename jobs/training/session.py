@@ -1,4 +1,4 @@
-"""Everything a training process holds, built once."""
+"""Builds all parts of a training process once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +20,11 @@ from jobs.training.task import training_of
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
-"""Share of a GPU's memory that the tokenised rows may take; more stay in pinned host memory."""
+"""Share of a GPU's memory for the tokenised rows; larger data stay in pinned host memory."""
 
 SHORT_ROW = 256
-"""Longest row without cuDNN's attention, whose tiles are made for longer ones: on an H200, whole
-steps at about 20 tokens are 4 to 7 % faster with the kernel that PyTorch takes instead."""
+"""Longest row, in tokens, for which cuDNN's attention is off, because its tiles are made for longer
+rows: on an H200, steps at about 20 tokens are 4 to 7 % faster with PyTorch's other kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +35,36 @@ class Session:
     world: World
     corpus: Corpus
     model: Any
-    """The bare model with fp32 weights, which are saved."""
+    """The unwrapped model, whose fp32 weights are saved."""
     eval_store: TokenStore
     engine: Engine
     remarks: tuple[str, ...] = ()
-    """What is done otherwise than the job or its base suggest, and why."""
+    """Deviations from the job or from its base model, with reasons."""
 
     @property
     def update(self) -> Update:
-        """Optimizer and what belongs to it."""
+        """The optimizer with clipping, loss scaling and guard."""
         return self.engine.step.update
 
     @property
-    def schedule(self) -> BatchPlan:
-        """Steps of the run."""
-        return self.engine.step.schedule
+    def batch_plan(self) -> BatchPlan:
+        """The batches and learning rates of all steps."""
+        return self.engine.step.batch_plan
 
 
 def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Session:
-    """Build model and optimizer; the same seed gives the same weights in every process."""
+    """Builds model, optimizer and engine; the same seed gives the same weights in every process.
+
+    Raises:
+        ModelError: if the base model cannot be loaded or used.
+    """
     torch.manual_seed(config.seed)
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model, of_head = _model(config, corpus, world)
-    with parallel.noting_calls() as called:
-        corpus, of_rows = proven(corpus, model, config, world)
+    model, head_remark = _model(config, corpus, world)
+    with parallel.recording_calls() as called:
+        corpus, rows_remark = proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
     if sharded:
         wrapped, weights = parallel.shard(model, config, world, called)
@@ -68,12 +72,12 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         wrapped, weights = parallel.replicate(model, config)
     layers = parallel.repeated_layers(wrapped)
     if config.compile and world.device.type == "cuda":
-        for layer in layers:  # not the call, whose hooks differ between layers
+        for layer in layers:  # `forward` and not the call, because hooks differ between layers
             layer.forward = torch.compile(layer.forward)
-    schedule = BatchPlan(config, corpus.train, world)
-    update = Update(weights, config.optimizer, config.precision, world, schedule.total_steps)
+    plan = BatchPlan(config, corpus.train, world)
+    update = Update(weights, config.optimizer, config.precision, world, plan.total_steps)
     if update.exchanges:
-        update.follow(wrapped, layers, schedule.passes)
+        update.attach(wrapped, layers, plan.passes)
     elif world.size > 1 and not sharded:
         wrapped = parallel.average_gradients(wrapped, world)
     reseed(config.seed, world)
@@ -81,8 +85,8 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         config=config,
         world=world,
         model=wrapped,
-        feed=DeviceLoader(_store(corpus.train, world), schedule, world.device),
-        schedule=schedule,
+        loader=DeviceLoader(_store(corpus.train, world), plan, world.device),
+        batch_plan=plan,
         update=update,
         objective=training_of(config.model.task).loss,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
@@ -96,27 +100,27 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         model=model,
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
-        remarks=tuple(filter(None, (of_head, of_rows))),
+        remarks=tuple(filter(None, (head_remark, rows_remark))),
     )
 
 
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
-    """The bare model on its device, with its adapter, and what became of its base's head."""
+    """Returns the model on its device, with its adapter, and a remark on the base's head."""
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
     base.settle_generation(loaded.model, corpus.end_tokens, corpus.tokenizer)
     model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
-        what = f"train.gradient_checkpointing has to be removed for {config.model.base}"
-        with as_model_error(what):
+        clause = f"train.gradient_checkpointing has to be removed for {config.model.base}"
+        with as_model_error(clause):
             model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.enable_input_require_grads()  # frozen embeddings would cut the graph
+            model.enable_input_require_grads()  # frozen embeddings would end the backward pass
     if not parallel.is_sharded(config, world):
-        low_precision.narrow_frozen(model, config.precision)  # before they take room on the device
+        low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
     return model.to(world.device).train(), loaded.remark
 
 
 def reseed(seed: int, world: World, step: int = 0) -> None:
-    """Random states of a worker: each drops other units, or two would waste half of the noise."""
+    """Sets a worker's random state: every worker needs its own, so that dropout masks differ."""
     torch.manual_seed(hash((seed, world.rank, step)) & 0x7FFFFFFF)
 
 

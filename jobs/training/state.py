@@ -1,4 +1,4 @@
-"""Everything that a checkpoint holds: taken from a session onto the host, and put back."""
+"""The content of a checkpoint: copied from a session to the host, and restored into a session."""
 
 import json
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "state.json",
 )
 ADAPTER_DIR = "adapter"
-"""Beside a merged model: the adapter alone, to resume from."""
+"""Folder of the adapter beside a merged model, to resume from."""
 ROWS = "rows"
-"""Key of the digest of the rows, beside the scalars."""
+"""Key of the rows' digest in SCALARS_FILE."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps for each weight."""
+"""The state of AdamW for each weight."""
 
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that is written, on the host."""
+    """The content of a checkpoint in host memory."""
 
     reference: CheckpointRef
     weights: Tensors
@@ -43,20 +43,23 @@ class Snapshot:
     random: Tensors
     scalars: dict[str, float]
     scores: list[list[float]] | None = None
-    """Of the evaluation rows that are kept beside a model to be published; None for others."""
+    """Scores of the sampled evaluation rows in the last checkpoint; None in earlier ones."""
 
     @property
     def is_last(self) -> bool:
-        """Whether training ends with it, so that its model may be published."""
+        """Whether it is the last checkpoint, whose model may be published."""
         return self.scores is not None
 
 
 def take(
     session: Session, reference: CheckpointRef, scores: list[list[float]] | None = None
 ) -> Snapshot:
-    """Every worker gives its part of sharded tensors and its random state."""
+    """Copies the state of a session to the host; every worker must call this.
+
+    Only the main worker's snapshot holds the tensors.
+    """
     update, keeps = session.update, session.world.is_main
-    update.settle()
+    update.synchronize()
     weights = {
         name: _to_host(full(tensor), keeps=keeps)
         for name, tensor in _saved_weights(session).items()
@@ -81,7 +84,7 @@ def take(
 
 
 def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
-    """Write a snapshot's files."""
+    """Writes a snapshot's files."""
     _write_model(snapshot, session, folder / manifest.MODEL_DIR)
     safetensors.torch.save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
     safetensors.torch.save_file(snapshot.random, folder / RANDOM_FILE)
@@ -90,10 +93,11 @@ def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
 
 
 def restore(session: Session, reference: CheckpointRef) -> None:
-    """Load weights, optimizer, loss scale and random states; the files were verified before.
+    """Restores weights, optimizer, loss scale and random states from verified files.
 
     Raises:
-        TrainingError: if the checkpoint was trained on other rows, which the job does not accept.
+        TrainingError: if the checkpoint was trained on other rows and the job does not accept it.
+        CheckpointError: if the checkpoint lacks a trained weight.
     """
     folder = Path(reference.path)
     scalars = json.loads((folder / SCALARS_FILE).read_text(encoding="utf-8"))
@@ -101,7 +105,7 @@ def restore(session: Session, reference: CheckpointRef) -> None:
     if not is_same and not session.config.accepts_changes:
         raise TrainingError(
             f"the checkpoint of step {reference.step} was trained on other rows than the job names"
-            " now; start a new run, or go on with --accept-changes"
+            " now; start a new run, or continue with --accept-changes"
         )
     _load_weights(session, folder / manifest.MODEL_DIR)
     moments = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
@@ -123,7 +127,7 @@ def restore(session: Session, reference: CheckpointRef) -> None:
 
 
 def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
-    """A folder that transformers loads, or peft where only an adapter is trained."""
+    """Writes a folder that transformers can load, or peft for an adapter."""
     folder.mkdir()
     weights = {name: tensor.contiguous() for name, tensor in snapshot.weights.items()}
     model = session.model
@@ -145,7 +149,7 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
 
 
 def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
-    """The base model again, in fp32, with the adapter's update added to its weights."""
+    """Writes the base model in fp32 with the adapter merged into its weights."""
     spec = session.config.model
     corpus = session.corpus
     loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer)
@@ -159,7 +163,7 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
 
 
 def _untie(model: Any) -> None:
-    """Give an adapted output layer a weight of its own, or merging would change the embedding."""
+    """Gives an adapted output layer its own weight, because merging would change the embedding."""
     embedding = base.token_embeddings(model)
     for module in model.modules():
         layer = getattr(module, "base_layer", None)
@@ -182,7 +186,7 @@ def _saved_weights(session: Session) -> Tensors:
 
 
 def id_of(tensor: torch.Tensor) -> int:
-    """Tells tensors apart by their memory."""
+    """Returns an id of a tensor's memory; tied weights have the same id."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.data_ptr() or id(tensor)
 
@@ -190,7 +194,7 @@ def id_of(tensor: torch.Tensor) -> int:
 def _load_weights(session: Session, folder: Path) -> None:
     model = session.model
     if adapter.has_adapter(model):
-        beside = folder.with_name(ADAPTER_DIR)  # where the model folder holds a merged model
+        beside = folder.with_name(ADAPTER_DIR)  # exists if the model folder holds a merged model
         place = beside if beside.exists() else folder
         saved = safetensors.torch.load_file(place / "adapter_model.safetensors")
         adapter.load_adapter_state(model, saved)
@@ -235,7 +239,7 @@ def _own_part(weight: Weight, whole: torch.Tensor, session: Session) -> torch.Te
 
 
 def _to_host(tensor: torch.Tensor, *, keeps: bool) -> torch.Tensor:
-    """A copy that later steps do not touch; workers that write nothing keep nothing."""
+    """Copies a tensor to the host; returns an empty tensor for workers that write nothing."""
     if not keeps:
         return torch.empty(0)
     on_gpu = tensor.device.type == "cuda"
@@ -244,7 +248,7 @@ def _to_host(tensor: torch.Tensor, *, keeps: bool) -> torch.Tensor:
 
 
 def _restore_random(session: Session, step: int, saved: Tensors) -> None:
-    """Each worker's own state; other ones, drawn from the step, when their number changed."""
+    """Restores each worker's random state; seeds by the step if the number of workers changed."""
     world = session.world
     kinds = {name.split(".")[0] for name in saved}
     if sum(name.startswith("cpu.") for name in saved) != world.size:
@@ -255,7 +259,7 @@ def _restore_random(session: Session, step: int, saved: Tensors) -> None:
 
 
 def _write_beside(snapshot: Snapshot, session: Session, folder: Path) -> None:
-    """The tokenizer, and evaluation rows with their scores."""
+    """Writes the tokenizer, and the sampled evaluation rows if there are scores."""
     corpus = session.corpus
     corpus.tokenizer.save_pretrained(folder)
     if snapshot.scores is not None:

@@ -1,4 +1,4 @@
-"""Timed steps of a probe, and the mean step of a whole run that follows from them."""
+"""Timed steps of a probe, and the mean step time of a whole run that they predict."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,19 @@ Values = NDArray[np.float64]
 Z_95 = 1.959964
 """Half-width of a 95 % interval of a normal distribution in standard deviations."""
 LEAST_FOR_SLOPE = 6
-"""Steps from which on time is fitted to width; of fewer the plain mean is taken."""
+"""Least number of steps for a fit of time to width; fewer steps give the plain mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Optimizer steps that were timed, in order."""
+    """Timed optimizer steps, in order."""
 
     widths: tuple[int, ...]
     """Padded tokens of each row of a step."""
     seconds: tuple[float, ...]
     windows: tuple[int, ...]
-    """Steps of each window; neighbouring steps share disturbances, windows hardly do."""
+    """Number of steps of each window; disturbances affect neighbouring steps alike, but windows
+    hardly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,12 @@ class Mean:
 
 
 def mean_over(times: StepTimes, steps_of_width: Mapping[int, int]) -> Mean:
-    """Mean seconds of a step of the whole run; `steps_of_width` says how many are how wide.
+    """Predicts the mean seconds of a step of the whole run.
 
-    Steps of dynamically padded batches differ in width, and a short probe sees another mix than the
-    run. Ordinary least squares of time against width moves the probe's mean to the run's mix. The
-    half-width is the larger one of two: from single steps, and from windows, which tells when
-    neighbouring steps are disturbed together.
+    `steps_of_width` has the run's number of steps by padded width. A short probe has other shares
+    of the widths than the run, so the measured mean is rescaled to the run's mean width by ordinary
+    least squares of time against width. The half-width is the larger of two estimates: from single
+    steps, and from windows, which includes disturbances of neighbouring steps.
     """
     slope, rest = _fit(times)
     spread = np.array(times.widths, float)
@@ -54,9 +55,9 @@ def mean_over(times: StepTimes, steps_of_width: Mapping[int, int]) -> Mean:
 
 
 def is_steady(times: StepTimes, tolerance: float) -> bool:
-    """Whether the last two windows are equally fast, widths accounted for.
+    """Returns whether the last two windows are equally fast, after correction for their widths.
 
-    They may differ by a share of `tolerance`, or by what the scatter of their steps explains.
+    They may differ by the share `tolerance`, or by the standard error of their difference.
     """
     if len(times.windows) < 2:
         return False
@@ -68,7 +69,7 @@ def is_steady(times: StepTimes, tolerance: float) -> bool:
 
 
 def _fit(times: StepTimes) -> tuple[float, Values]:
-    """Seconds per token of width, and each step's seconds as if it had been of the mean width."""
+    """Returns the seconds per token of width, and the steps' seconds rescaled to the mean width."""
     spread, seconds = np.array(times.widths, float), np.array(times.seconds)
     spread -= spread.mean()
     variation = float((spread**2).sum())
@@ -79,7 +80,7 @@ def _fit(times: StepTimes) -> tuple[float, Values]:
 
 
 def mean_width(steps_of_width: Mapping[int, int]) -> float:
-    """Padded tokens of a row, averaged over the steps of a run."""
+    """Returns the mean padded width over the steps of a run, in tokens."""
     steps = sum(steps_of_width.values())
     return sum(width * count for width, count in steps_of_width.items()) / steps
 
@@ -95,7 +96,10 @@ def _standard_error(values: Values) -> float:
 
 
 def _half_width(values: Values, fitted: int, leverage: float) -> float:
-    """Of the mean of values around a line with `fitted` parameters; 0 when there are too few."""
+    """Returns the 95 % half-width of the mean of residuals from a fit with `fitted` parameters.
+
+    0 if there are too few values.
+    """
     freedom = len(values) - fitted
     if freedom < 1:
         return 0.0
@@ -104,7 +108,10 @@ def _half_width(values: Values, fitted: int, leverage: float) -> float:
 
 
 def student_95(freedom: int) -> float:
-    """Two-sided 95 % quantile of Student's t (Abramowitz and Stegun, 26.7.5)."""
+    """Returns the two-sided 95 % quantile of Student's t.
+
+    Source: Abramowitz and Stegun, 26.7.5.
+    """
     z = Z_95
     terms = (
         z,

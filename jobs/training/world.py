@@ -1,4 +1,4 @@
-"""The group of training processes, as torchrun or Ray Train started it."""
+"""The group of training processes that torchrun or Ray Train started."""
 
 import contextlib
 import os
@@ -13,42 +13,42 @@ import torch.distributed as dist
 from jobs.training.config import Device
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
-"""A collective that takes longer has lost a worker."""
+"""Timeout of collective operations; a longer one means that a worker was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The place of one process in the group."""
+    """The rank of this process in the group, with collective operations."""
 
     rank: int
     size: int
     device: torch.device
     control: Any = None
-    """Process group between the hosts' CPUs: what it carries does not wait for the GPU."""
+    """Process group over the CPUs, whose operations do not wait for the GPU."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process reports and writes."""
+        """Whether this is the main process, which reports and writes."""
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Element-wise sum over all processes, in place."""
+        """Sums a tensor over all processes, element by element and in place."""
         if self.size > 1:
             dist.all_reduce(values, group=self.control if values.device.type == "cpu" else None)
         return values
 
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sum of plain numbers over all processes."""
+        """Returns the sum of each number over all processes."""
         if self.size == 1:
             return list(values)
         return list(self.sum(torch.tensor(values, dtype=torch.float64)).tolist())
 
     def broadcast(self, *, value: float) -> float:
-        """The main process's value, in every process."""
+        """Returns the main process's value in every process."""
         return self.sum_numbers([value if self.is_main else 0.0])[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every process's value, in the order of ranks."""
+        """Returns the values of all processes, in the order of ranks."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -56,13 +56,13 @@ class World:
         return values
 
     def all_reduce_max(self, value: float) -> float:
-        """The largest value over all processes."""
+        """Returns the largest value over all processes."""
         return float(max(self.gather(value)))
 
 
 @contextlib.contextmanager
 def join(device: Device) -> Iterator[World]:
-    """Join the process group; makes it from torchrun's environment when nobody did before."""
+    """Joins the process group, and creates it from torchrun's environment if none exists."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     is_ours = size > 1 and not dist.is_initialized()
     if device == "cuda":

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ def inputs_of(spec: JobSpec) -> Inputs:
         "data.train": _of_source(spec.data.train),
         "data.eval": _of_source(spec.data.eval),
         "model.base": _of_base(spec.model.base),
-        "code": _of_code(),
+        "code": _of_code(spec.task.training),
     }
 
 
@@ -138,11 +139,16 @@ def _of_folder(folder: Path) -> str:
 
 
 @functools.cache
-def _of_code() -> str:
-    """Of the modules that training is made of."""
-    folder = Path(location.__file__).parents[1]
+def _of_code(training: str) -> str:
+    """The digest of the modules that train, and of the package of the task's torch half."""
+    folders = [Path(location.__file__).parents[1]]
+    spec = importlib.util.find_spec(training.partition(":")[0])
+    if spec and spec.origin:
+        folders.append(Path(spec.origin).parent)
     return _joined(
-        f"{p.relative_to(folder)} {manifest.identity(p)}" for p in sorted(folder.rglob("*.py"))
+        f"{path.relative_to(folder)} {manifest.identity(path)}"
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
     )
 
 

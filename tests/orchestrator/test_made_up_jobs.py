@@ -150,7 +150,7 @@ def publish(spec: JobSpec, folder: Path) -> None:
     model = Path(reference.path) / "model"
     with as_model_error("plain transformers cannot load or run it"):
         found = plain_scores.scores_of(model, "cpu", spec.task.auto_class, spec.task.activation)
-        plain, is_loss = publication.Plain(**found), spec.task.activation == "token-loss"
+        plain, is_loss = publication.PlainScores(**found), spec.task.activation == "token-loss"
     bound = publication.BOUNDS[config.precision]
     _, refusal = publication.compare(eval_sample.read(model), plain, bound, is_loss=is_loss)
     if refusal:

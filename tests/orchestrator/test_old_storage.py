@@ -77,9 +77,17 @@ def test_its_model_version_is_served(old: Path) -> None:
 @pytest.mark.e2e
 def test_its_interrupted_run_is_resumed(old: Path, ray_cluster: Connection) -> None:
     command = [sys.executable, "-m", "orchestrator", "train", "longer.yaml", "--resume", "--json"]
-    done = subprocess.run(
-        command, cwd=old, capture_output=True, text=True, check=False, timeout=400
-    )
+
+    def train(*options: str) -> "subprocess.CompletedProcess[str]":
+        words = [*command, *options]
+        return subprocess.run(
+            words, cwd=old, capture_output=True, text=True, check=False, timeout=400
+        )
+
+    refused = train()
+    assert refused.returncode == 1
+    assert "code changed since run longer-" in refused.stdout  # and neither rows nor base did
+    done = train("--accept-changes")
     assert done.returncode == 0, done.stderr[-3000:]
     outcome = json.loads(done.stdout)
     assert outcome["receipt"]["resumed"] is True

@@ -1,1 +1,1 @@
-"""Rows as tokens: reading, encoding, caching, and the order in which steps see them."""
+"""Reads, tokenises and caches rows, and decides the order in which steps use them."""

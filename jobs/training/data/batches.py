@@ -1,7 +1,7 @@
-"""Which rows each step sees: a pure function of seed, epoch, batch size and row lengths.
+"""Which rows each step uses: a pure function of seed, epoch, batch size and row lengths.
 
-Nothing here depends on the number of workers or on the micro batch, so that every placement learns
-from the same batches in the same order.
+Batches do not depend on the number of workers or on the micro batch, so that every placement
+trains on the same batches in the same order.
 """
 
 import math
@@ -13,30 +13,31 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int64]
 
 FILLER = -1
-"""Stands where an epoch's last batch has no row."""
+"""Index that fills up an epoch's last batch."""
 GROUPED_BATCHES = 50
-"""Batches that share one pool of shuffled rows, within which rows of like length come together."""
+"""Batches whose rows are sorted by length together, so that each batch has rows of similar length.
+"""
 MAX_WIDTHS = 12
-"""Most padded widths: each costs a captured graph, and more save little padding."""
+"""Most padded widths: each needs a captured graph, and further ones save little padding."""
 WIDTH_MULTIPLE = 4
-"""Tensor cores and attention kernels want sequence lengths in multiples of this."""
+"""Tensor cores and attention kernels are fastest at sequence lengths in multiples of this."""
 
 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """Optimizer steps in one pass; the last one may be smaller."""
+    """Returns the optimizer steps of one epoch; the last batch may be smaller."""
     return math.ceil(rows / global_batch_size)
 
 
 def total_steps(rows: int, global_batch_size: int, epochs: float) -> int:
-    """Optimizer steps of a run, at least 1."""
+    """Returns the optimizer steps of a run, at least 1."""
     return max(1, round(steps_per_epoch(rows, global_batch_size) * epochs))
 
 
 def epoch_batches(lengths: Indices, global_batch_size: int, seed: int, epoch: int) -> Indices:
-    """Row numbers of an epoch's batches, (steps, global_batch_size), FILLER where none is left.
+    """Returns the rows of an epoch's batches, (steps, global_batch_size), filled up with FILLER.
 
     Rows are shuffled, then sorted by length within pools of GROUPED_BATCHES batches, so that
-    neighbours need little padding; the order of the batches is shuffled again.
+    batches need little padding; the order of the batches is shuffled again.
     """
     rows = len(lengths)
     draw = np.random.default_rng([seed, epoch])
@@ -51,9 +52,9 @@ def epoch_batches(lengths: Indices, global_batch_size: int, seed: int, epoch: in
 
 
 def own_share(batches: Indices, *, rank: int, world_size: int, micro_batch_size: int) -> Indices:
-    """One worker's rows of each batch, (steps, passes, micro_batch_size).
+    """Returns one worker's rows of each batch, (steps, passes, micro_batch_size).
 
-    Every worker makes the same number of passes, as collective communication needs.
+    Every worker has the same number of passes, because collective operations need all workers.
     """
     steps = len(batches)
     share: Indices = batches.reshape(steps, -1, world_size, micro_batch_size)[:, :, rank]
@@ -61,21 +62,21 @@ def own_share(batches: Indices, *, rank: int, world_size: int, micro_batch_size:
 
 
 def batch_lengths(batches: Indices, lengths: Indices) -> Indices:
-    """The longest row of each batch."""
+    """Returns the longest row of each batch in tokens, (steps,)."""
     longest = np.where(batches == FILLER, 0, lengths[batches]).max(axis=1)
     return np.asarray(longest, dtype=np.int64)
 
 
 def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
-    """At most MAX_WIDTHS padded widths with the least padding for batches of these lengths.
+    """Returns at most MAX_WIDTHS padded widths that minimise the padding of batches.
 
-    The last one holds a row of `max_length` tokens. Dynamic programming over the distinct lengths,
-    rounded up to WIDTH_MULTIPLE.
+    `longest` has the longest row of each batch. The last width holds `max_length` tokens. Dynamic
+    programming over the distinct lengths, rounded up to WIDTH_MULTIPLE.
     """
     rounded = np.minimum(-(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, max_length)
     values, counts = np.unique(np.append(rounded, max_length), return_counts=True)
     sums = np.concatenate([[0], np.cumsum(counts)])
-    # cost[j]: least padded tokens of the first j values when the j-th is a width
+    # cost[j]: fewest padded tokens of the first j values if the j-th is a width
     cost = sums[1:] * values
     chosen: list[list[int]] = [[int(v)] for v in values]
     for _ in range(MAX_WIDTHS - 1):
@@ -92,6 +93,6 @@ def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
 
 
 def fit_widths(longest: Indices, widths: Sequence[int]) -> Indices:
-    """The narrowest of the widths that holds each batch."""
+    """Returns the smallest width that holds each batch, (steps,)."""
     fitting: Indices = np.asarray(widths, np.int64)[np.searchsorted(widths, longest)]
     return fitting

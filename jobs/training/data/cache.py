@@ -1,4 +1,4 @@
-"""Tokenised rows on disk: an Arrow file for each content, tokenizer and setting, made once."""
+"""Tokenised rows on disk: an Arrow file for each combination of content, tokenizer and settings."""
 
 import hashlib
 import json
@@ -11,17 +11,20 @@ import pyarrow as pa
 from jobs.storage import cache
 
 FORMAT = 3
-"""Changes when the meaning of a cached file does."""
+"""Version of the file format; part of each file's name."""
 
 
 def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
-    """The memory-mapped table of a key; one process of a machine makes it, the others wait."""
+    """Returns the memory-mapped table of a key, and makes it first if it is missing.
+
+    One process of a machine makes the table while the others wait.
+    """
     digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
     path = cache.tokenised() / f"{digest[:32]}.arrow"
     with cache.holding(path):
         try:
             return _read(path)
-        except (OSError, pa.ArrowInvalid):  # not there, or torn by a full disk
+        except (OSError, pa.ArrowInvalid):  # missing, or cut off by a full disk
             _write(path, make())
         return _read(path)
 

@@ -1,4 +1,4 @@
-"""What a task checks in the rows of a job before anything is trained; imports no torch."""
+"""Checks of a job's rows that a task implements, before training; imports no torch."""
 
 import abc
 from collections.abc import Iterator, Mapping
@@ -9,32 +9,41 @@ from jobs.training.data.table import Table
 
 
 class RowChecks(abc.ABC):
-    """Checks of a task's columns, as far as rows are at hand."""
+    """Checks of a task's columns in the splits that can be read."""
 
     @abc.abstractmethod
     def columns(self, data: DataSpec) -> tuple[tuple[str, str], ...]:
-        """Fields of the data section that name columns, each with a column."""
+        """Returns the fields of the data section that name columns, each with its column."""
 
     @abc.abstractmethod
     def check_column(self, field: str, name: str, source: SourceSpec, rows: Table) -> None:
-        """Raise DataError for values that training would refuse."""
+        """Checks the values of a column.
+
+        Raises:
+            DataError: for values that training would refuse.
+        """
 
     def across_splits(
         self, data: DataSpec, found: Mapping[str, Table]
     ) -> Iterator[tuple[str, str]]:
-        """What is wrong with both splits together: field and sentence. Columns are usable."""
+        """Yields field and message of each error that concerns both splits.
+
+        It is called if the columns of each split have no errors.
+        """
         yield from ()
 
     def violations(self, data: DataSpec, found: Mapping[str, Table]) -> Iterator[tuple[str, str]]:
-        """Field and sentence of everything that is wrong with the splits at hand."""
-        wrong = [
-            each for split, rows in found.items() for each in self._unusable(data, split, rows)
+        """Yields field and message of each error in the splits."""
+        errors = [
+            error
+            for split, rows in found.items()
+            for error in self._column_errors(data, split, rows)
         ]
-        yield from wrong
-        if not wrong:
+        yield from errors
+        if not errors:
             yield from self.across_splits(data, found)
 
-    def _unusable(self, data: DataSpec, split: str, rows: Table) -> Iterator[tuple[str, str]]:
+    def _column_errors(self, data: DataSpec, split: str, rows: Table) -> Iterator[tuple[str, str]]:
         source = source_of(data, split)
         for field, name in self.columns(data):
             try:
@@ -45,5 +54,5 @@ class RowChecks(abc.ABC):
 
 
 def source_of(data: DataSpec, split: str) -> SourceSpec:
-    """Where the rows of a split, `train` or `eval`, are."""
+    """Returns the source of a split, `train` or `eval`."""
     return data.train if split == "train" else data.eval

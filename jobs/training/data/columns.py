@@ -1,7 +1,7 @@
 """Decides which columns of a table hold the text, the label or the conversations.
 
-A label column has few distinct values, a text column has the longest ones, and columns that number
-the rows are left out. Names help where values leave a choice.
+A label column has few distinct values, a text column has the longest values, and columns that
+number the rows are ignored. If the values do not decide, the names of columns do.
 """
 
 import re
@@ -19,73 +19,74 @@ LABEL_NAMES = (
     *("label", "labels", "class", "category", "target", "sentiment"),
     *("intent", "emotion", "topic", "gold"),
 )
-"""What label columns are called."""
+"""Usual names of label columns."""
 TEXT_NAMES = ("text", "sentence", "content")
-"""What the only text column is called."""
+"""Usual names of a single text column."""
 PAIRS = (
     *(("premise", "hypothesis"), ("query", "document"), ("query", "passage")),
     *(("question", "passage"), ("question", "sentence"), ("question", "context")),
     ("text", "text_pair"),
 )
-"""What the two text columns of sentence pairs are called."""
+"""Usual names of the two text columns of sentence pairs."""
 ROW_NAMES = {"id", "ids", "idx", "index", "uuid", "guid", "unnamed"}
-"""Words in the names of columns that number the rows; pandas calls one `Unnamed: 0`."""
+"""Words in the names of columns that number the rows; pandas writes `Unnamed: 0`."""
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-"""A word of a column's name, such as `sentence` and `2` of `sentence2`."""
+"""Matches a word of a column's name, such as `sentence` and `2` in `sentence2`."""
 LABEL_WORDS, LABEL_CHARACTERS = 4, 40
-"""Most words and characters that the values of a label column have on average."""
+"""Largest average number of words and characters of the values in a label column."""
 SENTENCE_WORDS = 1.5
-"""Fewest words that text has on average if any column has as many; URLs and hashes have one."""
+"""Least average number of words of text, if any column reaches it; URLs and hashes have one word.
+"""
 COMPARABLE = 0.5
-"""Share of the longest column's average length from which another one is its pair."""
+"""A column of at least this share of the longest column's average length may be its pair."""
 SEPARATOR = re.compile(r"[,;|]")
-"""What may stand between several labels of one row."""
+"""Matches what separates several labels of one row."""
 HEADER_WORDS = 4
-"""A text column whose name has this many words may be called so by a row, and not by a header."""
+"""Words from which on the name of a text column may be a value of the first row."""
 
 Kind = Literal["text", "integer", "number", "conversation", "nested"]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What the values of a column are like."""
+    """Statistics of the values of a column."""
 
     name: str
     kind: Kind
-    """Values without letters that are no integers, such as dates, are numbers."""
+    """`number` includes other values without letters, such as dates."""
     rows: int
     distinct: int = 0
-    """Number of different values; an empty one is none."""
+    """Number of distinct values; empty values do not count."""
     characters: float = 0.0
-    """Average length of the values that are not empty."""
+    """Average length of the nonempty values."""
     words: float = 0.0
-    """Average number of words, which spaces separate."""
+    """Average number of words, separated by spaces, of the nonempty values."""
 
     @property
     def name_words(self) -> tuple[str, ...]:
-        """The words of its name in lower case."""
+        """The words of the column's name in lower case."""
         return tuple(word.lower() for word in WORD.findall(self.name))
 
     @property
     def is_called_label(self) -> bool:
-        """Whether a word of its name is one that label columns are called by."""
+        """Whether the column's name contains a usual name of label columns."""
         return not set(LABEL_NAMES).isdisjoint(self.name_words)
 
     @property
     def numbers_rows(self) -> bool:
-        """Whether it tells rows apart and says nothing about them."""
+        """Whether the column only numbers the rows."""
         is_unique = self.kind in ("integer", "number") and self.distinct == self.rows
         is_named = not self.name or not ROW_NAMES.isdisjoint(self.name_words)
         return not self.is_called_label and (is_unique or is_named)
 
     @property
     def is_short(self) -> bool:
-        """Whether its values are as short as those of a label."""
+        """Whether the values are as short as labels."""
         return self.words <= LABEL_WORDS and self.characters <= LABEL_CHARACTERS
 
     @property
     def repeats(self) -> bool:
-        """Whether its values are short and few, as those of a label are."""
+        """Whether the values are few and short, as labels are."""
         is_few = 2 <= self.distinct <= self.rows / 2
         can_name = self.kind in ("text", "integer") and not self.numbers_rows
         return can_name and self.is_short and is_few
@@ -93,33 +94,33 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Columns that a job learns from."""
+    """The columns that a job trains on."""
 
     text: tuple[str, ...] = ()
-    """One, or two for sentence pairs; none where there are conversations."""
+    """One column, or two for sentence pairs; empty for conversations."""
     label: str | None = None
-    """None where there are conversations."""
+    """None for conversations."""
     messages: str | None = None
-    """Conversations."""
+    """The column of conversations; None for labelled texts."""
 
     @property
     def kind(self) -> RowKind:
-        """What the columns hold together."""
+        """The kind of rows that the columns make."""
         return "labelled-texts" if self.messages is None else "conversations"
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """All but the label."""
+        """The columns without the label."""
         return self.text if self.messages is None else (self.messages,)
 
 
 def choose(table: Table, name: str, text: Sequence[str] = (), label: str | None = None) -> Roles:
-    """Returns the columns to learn from; `text` and `label` are those that the user named.
+    """Returns the columns to train on; `text` and `label` are columns that the user named.
 
     `name` stands for the table in errors.
 
     Raises:
-        DataError: if a named column is not there, or the table leaves a choice.
+        DataError: if a named column does not exist, or the columns are ambiguous.
     """
     table.require_columns((*text, *([label] if label is not None else ())), name)
     columns = [describe(title, table) for title in table.columns]
@@ -146,7 +147,7 @@ def _only(conversations: Sequence[str], columns: Sequence[Column], name: str) ->
 
 
 def texts_of(table: Table, roles: Roles) -> list[tuple[str, ...]]:
-    """Returns the texts of each row: one, two of a pair, or the messages of a conversation."""
+    """Returns the texts of each row: one text, a pair, or the messages of a conversation."""
     if roles.messages is not None:
         conversations = table.values(roles.messages)
         return [tuple(m["content"] for m in messages) for messages in conversations]
@@ -155,10 +156,12 @@ def texts_of(table: Table, roles: Roles) -> list[tuple[str, ...]]:
 
 
 def labels_of(table: Table, roles: Roles, name: str) -> list[str]:
-    """Returns the label of each row; conversations have none, which is one empty label for all.
+    """Returns the label of each row; for conversations, an empty label for each row.
+
+    `name` stands for the table in errors.
 
     Raises:
-        DataError: at a row whose label cannot be used; `name` stands for the table.
+        DataError: if the label of a row is not an integer or a string.
     """
     if roles.label is None:
         return [""] * len(table)
@@ -166,7 +169,7 @@ def labels_of(table: Table, roles: Roles, name: str) -> list[str]:
 
 
 def describe(name: str, table: Table) -> Column:
-    """Look at all values of a column."""
+    """Returns the statistics of a column over all its values."""
     values = [value for value in labels.named(table, name) if value is not None and value != ""]
     if any(isinstance(value, list | dict) for value in values):
         is_conversation = all(isinstance(v, list) and v and all(map(is_message, v)) for v in values)
@@ -184,21 +187,21 @@ def describe(name: str, table: Table) -> Column:
 
 
 def find_label(columns: Sequence[Column]) -> str | None:
-    """The column that holds the label; None if there is none, or a choice."""
-    few = [column for column in columns if column.repeats]
+    """Returns the label column; None if no column qualifies, or several do equally."""
+    repeating = [column for column in columns if column.repeats]
     exact = [c for c in columns if c.name.lower() in LABEL_NAMES and c.distinct and c.is_short]
     tiers = (
         [column for column in exact if column.repeats],
-        [column for column in few if column.is_called_label],
+        [column for column in repeating if column.is_called_label],
         exact,
-        few,
+        repeating,
     )
     likeliest: list[Column] = next(filter(None, tiers), [])
     return likeliest[0].name if len(likeliest) == 1 else None
 
 
 def find_text(columns: Sequence[Column]) -> tuple[str, ...]:
-    """One column of text or two of sentence pairs; none if there is none, or a choice."""
+    """Returns the text column, or two for sentence pairs; empty if the choice is ambiguous."""
     texts = [c for c in columns if c.kind == "text" and c.distinct > 1 and not c.numbers_rows]
     texts = [column for column in texts if not column.repeats] or texts
     if len(texts) == 1:
@@ -218,7 +221,7 @@ def _longest(texts: Sequence[Column]) -> tuple[str, ...]:
 
 
 def _is_pair(first: Column, second: Column) -> bool:
-    """Whether two names are the same but for a number or a letter, or known to be a pair."""
+    """Returns whether two names are a known pair, or differ by 1 and 2, 0 and 1, or a and b."""
     if (first.name.lower(), second.name.lower()) in PAIRS:
         return True
     words, others = first.name_words, second.name_words
@@ -238,20 +241,20 @@ def _kind(texts: Sequence[str]) -> Kind:
 def _unclear(columns: Sequence[Column], name: str) -> str:
     if len(columns) == 1:
         return (
-            f"{name} has only the column {columns[0].name!r}; learning takes a text and a label"
+            f"{name} has only the column {columns[0].name!r}; training needs a text and a label"
             " column, or a column of conversations, which are lists of {role, content}"
         )
     listed = ", ".join(column.name for column in columns)
     has_lists = any(column.kind in ("conversation", "nested") for column in columns)
     hint = "; conversations are one column with lists of {role, content}" if has_lists else ""
     return (
-        f"{name} has the columns {listed}, which do not show what is text and what is label; name"
-        f" them by --text COLUMN (twice for pairs) and --label COLUMN{hint}"
+        f"{name} has the columns {listed}, and it is not clear which are text and label; name them"
+        f" with --text COLUMN (twice for pairs) and --label COLUMN{hint}"
     )
 
 
 def _check_header(text: str, label: str, table: Table, name: str) -> None:
-    """Raise DataError if the first row of a table without a header became its column names."""
+    """Raises DataError if the column names look like the first row of a file without a header."""
     if len(text.split()) >= HEADER_WORDS and label in map(str, table.values(label)):
         raise DataError(
             f"{name} has no header: the names of its columns, {text!r:.60} and {label!r}, look like"
@@ -260,12 +263,12 @@ def _check_header(text: str, label: str, table: Table, name: str) -> None:
 
 
 def _check_single(label: str, table: Table, name: str) -> None:
-    """Raise DataError if values of the label column list several labels that other rows have."""
+    """Raises DataError if a value of the label column joins several labels of other rows."""
     known = {str(value) for value in labels.named(table, label)}
     for value in sorted(known):
         parts = {part.strip() for part in SEPARATOR.split(value)}
         if len(parts) > 1 and parts <= known:
             raise DataError(
                 f"{name}: {value!r} in column {label!r} lists several labels, and a classifier"
-                f" gives one; keep one in each row, or take it for a label by --label {label}"
+                f" gives one; keep one in each row, or use it as a label with --label {label}"
             )

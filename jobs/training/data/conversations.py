@@ -1,4 +1,4 @@
-"""Conversations as rows hold them: lists of messages with a role and content."""
+"""Conversations in rows: lists of messages with a role and content."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,12 +12,13 @@ ROLES = ("system", "user", "assistant")
 def read(
     table: Table, column: str, name: str, start: int = 0, stop: int | None = None
 ) -> list[Sequence[Any]]:
-    """Returns lists of messages with an answer; `name` stands for the table in errors.
+    """Returns the conversation of each row from `start` to `stop`.
 
-    An assistant's message that comes first answers nobody, and is read as a prompt.
+    `name` stands for the table in errors. A first message of the assistant has no question before
+    it, so it counts as a part of the prompt.
 
     Raises:
-        DataError: for anything else.
+        DataError: if a value is not a list of valid messages with an answer.
     """
     values = table.values(column, start, stop)
     for row, value in enumerate(values, start + 1):
@@ -25,19 +26,19 @@ def read(
         if not is_valid or not any(answers(value)):
             raise DataError(
                 f"{name} row {row}: column {column!r} holds {shown(value)}, not a list of"
-                " messages with a role (system, user or assistant) and content, one of them an"
-                " answer of the assistant's"
+                " messages with a role (system, user or assistant) and content, at least one of"
+                " them the assistant's answer to an earlier message"
             )
     return values
 
 
 def answers(conversation: Sequence[Any]) -> Iterator[int]:
-    """Numbers of the messages that are learnt, which others come before."""
+    """Yields the indices of the assistant's messages after the first message; these are trained."""
     return (n for n, message in enumerate(conversation) if n and message["role"] == "assistant")
 
 
 def is_message(value: object) -> bool:
-    """Whether an object is a message of a conversation, and no row."""
+    """Returns whether an object is a message of a conversation, and not a row."""
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 

@@ -1,4 +1,4 @@
-"""What encoding for every task shares: all cores, progress, and the Arrow table that comes out."""
+"""Tokenising for every task: on all cores, with progress, into an Arrow table."""
 
 import contextlib
 import json
@@ -14,19 +14,19 @@ from jobs.training.data.tokens import INPUT_IDS, TokenSet
 from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
-"""Rows handed to the tokenizer at once, which spreads them over all cores."""
+"""Rows of one call of the tokenizer, which tokenises them on all cores."""
 SAMPLED_ROWS = 256
-"""Evaluation rows that are kept beside a model, spread evenly over their split."""
+"""Evaluation rows that are saved with a model, spread evenly over their split."""
 LABELS_KEY = b"label_names"
 
 Progress = Callable[[int, int], None]
-"""Told how many rows of how many are done."""
+"""Called with the number of tokenised rows and of all rows."""
 Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
 def parallel_tokenizers() -> Iterator[None]:
-    """Let fast tokenizers use every core, which is off elsewhere because processes are forked."""
+    """Lets fast tokenizers use every core; elsewhere this is off, because processes are forked."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     try:
@@ -39,13 +39,17 @@ def parallel_tokenizers() -> Iterator[None]:
 
 
 def tokenise(tokenizer: Any, *texts: Any, **settings: Any) -> dict[str, Any]:
-    """What a tokenizer makes of texts; raises ModelError where it has no token for a character."""
+    """Calls a tokenizer and returns its columns.
+
+    Raises:
+        ModelError: if the tokenizer fails, for example without a token for a character.
+    """
     with as_model_error("the base's tokenizer cannot read the rows"):
         return dict(tokenizer(*texts, **settings))
 
 
 def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequence[Item]]:
-    """The items in chunks; progress is told after each."""
+    """Yields the items in chunks, and reports the progress after each chunk."""
     for start in range(0, len(items), CHUNK_ROWS):
         chunk = items[start : start + CHUNK_ROWS]
         yield chunk
@@ -56,7 +60,7 @@ def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequ
 def lists(
     columns: dict[str, list[list[int]]], *, labels: pa.Array, label_names: Sequence[str]
 ) -> pa.Table:
-    """A table of token columns, `input_ids` as int32 and the others as int8, and `labels`."""
+    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`."""
     arrays = {
         name: pa.array(rows, pa.large_list(pa.int32() if name == INPUT_IDS else pa.int8()))
         for name, rows in columns.items()
@@ -66,18 +70,18 @@ def lists(
 
 
 def sample(rows: int) -> Indices:
-    """Returns the numbers of the evaluation rows, of `rows` in all, that are saved with a model."""
+    """Returns the indices of the evaluation rows that are saved with a model, of `rows` rows."""
     count = min(SAMPLED_ROWS, rows)
     return np.unique(np.linspace(0, rows - 1, count, dtype=np.int64))
 
 
 def label_names(table: pa.Table) -> tuple[str, ...]:
-    """The class names that a table was made with; empty for causal-lm."""
+    """Returns the class names of a table; empty for tasks without labels."""
     return tuple(json.loads(table.schema.metadata[LABELS_KEY]))
 
 
 def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
-    """The columns of a table as flat arrays, which share the mapped file's memory."""
+    """Returns the columns of a table as flat arrays, which share the memory-mapped file."""
     columns = {}
     offsets = np.zeros(1, np.int64)
     for name in table.column_names:

@@ -1,4 +1,4 @@
-"""The labels of a classifier's rows, as they are written."""
+"""The labels of a classifier's rows, as strings."""
 
 import re
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ def read(table: Table, column: str, name: str) -> list[str]:
     """Returns the label of each row; `name` stands for the table in errors.
 
     Raises:
-        DataError: at a value that names no class, or if the labels are numbers with fractions,
-            which are values to predict and not classes.
+        DataError: if a value is not a label, or the labels are numbers with fractions, which are
+            targets of a regression and not classes.
     """
     values = named(table, column)
     fractions = are_fractions(values)
@@ -34,7 +34,7 @@ def read(table: Table, column: str, name: str) -> list[str]:
 def named(table: Table, column: str) -> list[Any]:
     """Returns the values of a column, with the name of each class in place of its number.
 
-    A number without a name, such as -1 for unlabelled rows, becomes None.
+    A number without a name, such as -1 of unlabelled rows, becomes None.
     """
     values, names = table.values(column), table.class_names.get(column)
     if names is None:
@@ -43,13 +43,13 @@ def named(table: Table, column: str) -> list[Any]:
 
 
 def are_fractions(values: Sequence[object]) -> bool:
-    """Whether all values are numbers, and some of them have a fraction."""
+    """Returns whether all values are numbers and some have a fraction."""
     texts = [str(value) for value in values]
     return all(map(NUMBER.fullmatch, texts)) and not all(map(INTEGER.fullmatch, texts))
 
 
 def in_order(labels: Sequence[str]) -> tuple[str, ...]:
-    """The distinct labels in the order of their numbers, if all are integers, else by text."""
+    """Returns the distinct labels, sorted as numbers if all are integers, else as text."""
     names = sorted(set(labels))
     if all(INTEGER.fullmatch(name) for name in names):
         names.sort(key=int)

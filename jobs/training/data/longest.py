@@ -1,4 +1,4 @@
-"""How long the longest training row is, cheaply enough to plan with."""
+"""Measures the longest training row, cheaply enough for planning."""
 
 import heapq
 from collections.abc import Callable
@@ -14,16 +14,16 @@ from jobs.training.model import location as model_location
 from jobs.training.model.library import as_model_error
 
 LARGEST_FILES = 64 * 2**20
-"""Bytes that planning reads at most; larger files are taken to hold rows of any length."""
+"""Most bytes that planning reads; the longest row of larger files stays unknown."""
 TOKENISED = 64
-"""Rows with the most characters whose tokens are counted."""
+"""Number of rows, those with the most characters, whose tokens are counted."""
 
 
 def longest_row(spec: JobSpec) -> int | None:
-    """Tokens of the longest training row before it is cut; None when that is not known.
+    """Returns the tokens of the longest training row before truncation; None if that is unknown.
 
-    Only tasks whose input is the texts of columns are looked at: packed rows are as long as
-    max_length.
+    It is known for local files and tasks whose input is columns of text. Rows of other tasks are
+    packed, so they have max_length tokens.
     """
     source = spec.data.train
     if not spec.data.text_columns or not source.is_local or not source.is_file:
@@ -35,13 +35,13 @@ def longest_row(spec: JobSpec) -> int | None:
             return None
         rows = _longest_texts(found, spec.data.text_columns)
     except (OSError, KeyError, DataError):
-        return None  # training will say what is wrong with the file
+        return None  # training reports the error in the file
     try:
         with as_model_error("the longest row cannot be found"):
             count = _counter(spec.model.base)
             return max(map(count, rows)) if rows else None
     except ModelError:
-        return None  # training will say what is wrong with the tokenizer
+        return None  # training reports the error of the tokenizer
 
 
 def _longest_texts(table: Table, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -53,7 +53,7 @@ def _counter(base: str) -> Callable[[tuple[str, ...]], int]:
     path = _tokenizer_file(base)
     if path is None:
         return lambda texts: int(sum(map(len, texts)) / CHARACTERS_PER_TOKEN) + 1 + len(texts)
-    import tokenizers  # planning a job without local rows need not pay for it
+    import tokenizers  # slow, and planning a job without local rows does not need it
 
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     tokenizer.no_truncation()

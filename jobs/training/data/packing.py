@@ -1,4 +1,4 @@
-"""Several short samples in one row, kept apart by positions that begin anew with each."""
+"""Packs several short samples into one row; positions restart at each sample to separate them."""
 
 import bisect
 
@@ -9,7 +9,10 @@ from jobs.training.data.tokens import POSITION_IDS, TokenSet
 
 
 def assign(lengths: Indices, capacity: int) -> list[list[int]]:
-    """Samples of each row: best fit, longest first; no sample is longer than `capacity`."""
+    """Assigns samples to rows of at most `capacity` tokens; returns the samples of each row.
+
+    Best fit, longest first. No sample may be longer than `capacity`.
+    """
     rows: list[list[int]] = []
     spaces: list[tuple[int, int]] = []  # free tokens and row, kept sorted
     sizes: list[int] = lengths.tolist()
@@ -28,7 +31,7 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
 
 
 def pack(tokens: TokenSet, capacity: int) -> TokenSet:
-    """Packs samples into rows of up to `capacity` tokens; each sample's positions begin at 0."""
+    """Packs samples into rows of up to `capacity` tokens; positions of each sample start at 0."""
     rows = assign(tokens.lengths, capacity)
     order = np.concatenate([np.asarray(row) for row in rows])
     lengths = tokens.lengths[order]

@@ -1,4 +1,4 @@
-"""Finds the rows of a source: files here or in S3, a folder that `datasets` saved, or the hub."""
+"""Reads the rows of a source: local files, S3, a folder saved by `datasets`, or the hub."""
 
 import hashlib
 from pathlib import Path
@@ -16,11 +16,11 @@ from jobs.training.data.table import Table
 
 
 def read(source: SourceSpec) -> Table:
-    """All rows of a source.
+    """Returns all rows of a source.
 
     Raises:
-        DataError: if something is not there or cannot be read.
-        StorageError: if S3 may answer later.
+        DataError: if the source does not exist or cannot be read.
+        StorageError: if S3 cannot be reached, so that a later attempt may succeed.
     """
     if not source.is_file:
         return _read_dataset(source)
@@ -30,7 +30,11 @@ def read(source: SourceSpec) -> Table:
 
 
 def identity(source: SourceSpec) -> str:
-    """What the rows are, for a cache key: the SHA-256 of files, else the data set's fingerprint."""
+    """Returns a cache key of the rows: the SHA-256 of files, or the data set's fingerprint.
+
+    Raises:
+        DataError: if the source does not exist or cannot be read.
+    """
     if not source.is_file:
         return f"{source.shown}/{source.name}/{source.split}/{_dataset(source)._fingerprint}"
     try:
@@ -41,20 +45,20 @@ def identity(source: SourceSpec) -> str:
 
 
 def splits(source: SourceSpec) -> tuple[str, ...]:
-    """Returns the names of the splits in a saved folder; none where there is a single one."""
+    """Returns the names of the splits in a saved folder; empty if it holds a single split."""
     if source.is_file or not source.is_local:
         return ()
     import datasets
 
-    found = _opened(source)
+    found = _load(source)
     return tuple(found) if isinstance(found, datasets.DatasetDict) else ()
 
 
 def _files(source: SourceSpec) -> list[tuple[Path, str]]:
-    """Each file on this machine, and what its errors call it."""
+    """Returns the local path of each file, with its name for errors."""
     found = []
     for path in source.paths:
-        places = [_fetched(path)] if path.startswith("s3://") else files.matching(path)
+        places = [_downloaded(path)] if path.startswith("s3://") else files.matching(path)
         if not places:
             raise DataError(f"{path} does not exist")
         found += [(place, path if len(places) == 1 else str(place)) for place in places]
@@ -81,7 +85,7 @@ def _read_dataset(source: SourceSpec) -> Table:
 def _dataset(source: SourceSpec) -> Any:
     import datasets
 
-    found = _opened(source)
+    found = _load(source)
     if isinstance(found, datasets.DatasetDict):
         if source.split not in found:
             raise DataError(
@@ -91,9 +95,9 @@ def _dataset(source: SourceSpec) -> Any:
     return found
 
 
-def _opened(source: SourceSpec) -> Any:
-    """A data set, or all splits of a saved folder that holds several."""
-    import datasets  # seconds that readers of files need not pay
+def _load(source: SourceSpec) -> Any:
+    """Loads a data set, or all splits of a saved folder that holds several."""
+    import datasets  # takes seconds, and files do not need it
 
     datasets.disable_progress_bars()
     path = source.shown
@@ -110,10 +114,12 @@ def _opened(source: SourceSpec) -> Any:
         raise DataError(f"{path} cannot be read: {reason}") from None
 
 
-def _fetched(url: str) -> Path:
-    """A file from S3 on this machine, fetched once for each version of its content.
+def _downloaded(url: str) -> Path:
+    """Returns the cached copy of a file in S3; downloads each version of its content once.
 
-    Raises DataError, or StorageError where the server may answer again later.
+    Raises:
+        DataError: if the file does not exist or cannot be read.
+        StorageError: if S3 cannot be reached, so that a later attempt may succeed.
     """
     place = urlsplit(url)
     key = place.path.lstrip("/")

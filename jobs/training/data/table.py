@@ -1,4 +1,4 @@
-"""Rows of a source as they were written, before anything is tokenised."""
+"""Rows of a source with the text as written, before tokenising."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import pyarrow as pa
 from jobs.errors import DataError, listed, shown
 
 Column = Any
-"""Values of all rows: text, lists and objects in a list, or what Arrow holds in a ChunkedArray."""
+"""Values of all rows: a list of texts, lists or objects, or a ChunkedArray of Arrow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,25 +18,29 @@ class Table:
 
     columns: Mapping[str, Column]
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the classes of each column of type ClassLabel, in the order of their numbers."""
+    """Class names of each column of type ClassLabel, in the order of their numbers."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
     def values(self, name: str, start: int = 0, stop: int | None = None) -> list[Any]:
-        """Plain values of a column, of all rows or of some; a missing one is None."""
+        """Returns the values of a column from row `start` to `stop`; missing values are None."""
         column = self.columns[name]
         part = column[start:stop]
         return part if isinstance(part, list) else list(part.to_pylist())
 
     def take(self, rows: Sequence[int]) -> "Table":
-        """Returns some rows, in the order of their numbers in `rows`."""
+        """Returns the rows with these indices, in the order of `rows`."""
         columns = {name: self.values(name) for name in self.columns}
         taken = {name: [values[row] for row in rows] for name, values in columns.items()}
         return Table(taken, self.class_names)
 
     def require_columns(self, names: Iterable[str], name: str) -> None:
-        """Raise DataError if a column is not there; `name` stands for the table."""
+        """Checks that columns exist; `name` stands for the table in errors.
+
+        Raises:
+            DataError: if a column does not exist.
+        """
         for column in names:
             if column not in self.columns:
                 known = listed(self.columns)
@@ -44,7 +48,7 @@ class Table:
 
 
 def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None = None) -> Table:
-    """An Arrow table; booleans become `true` and `false`, bytes the UTF-8 text that they hold.
+    """Converts an Arrow table; booleans become `true` and `false`, bytes become UTF-8 text.
 
     Raises:
         pyarrow.ArrowInvalid: if text or bytes are not UTF-8.
@@ -54,22 +58,22 @@ def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None 
 
 
 def joined(tables: Mapping[str, Table]) -> Table:
-    """The rows of named tables, one after the other.
+    """Concatenates the rows of tables, which are given by name.
 
     Raises:
-        DataError: if they have different columns.
+        DataError: if the tables differ in their columns or class names.
     """
     (first, one), *others = tables.items()
     for name, other in others:
         if set(other.columns) != set(one.columns):
             raise DataError(
                 f"{name} has the columns {listed(other.columns)}, and {first}"
-                f" {listed(one.columns)}; files that are read together have the same"
+                f" {listed(one.columns)}; files of one split must have the same columns"
             )
         if other.class_names != one.class_names:
             raise DataError(
-                f"{name} and {first} name the classes of their labels differently; files that are"
-                " read together number the same classes alike"
+                f"{name} and {first} name the classes of their labels differently; files of one"
+                " split must give each class the same number"
             )
     if not others:
         return one
@@ -86,5 +90,5 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     if is_bytes or pa.types.is_boolean(kind):
         return column.cast(pa.large_string())
-    column.validate(full=True)  # other writers may have put anything into text
+    column.validate(full=True)  # other programs may have written invalid UTF-8 into text
     return column

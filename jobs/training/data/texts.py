@@ -1,4 +1,4 @@
-"""Columns of text, as they are written."""
+"""Columns of text, as strings."""
 
 from datetime import date, time
 from decimal import Decimal
@@ -16,15 +16,17 @@ def read(
     *,
     may_be_empty: bool = True,
 ) -> list[str]:
-    """Text, and numbers and dates as they are written; `name` stands for the table in errors.
+    """Returns text, numbers and dates of rows `start` to `stop` as strings.
+
+    `name` stands for the table in errors.
 
     Raises:
-        DataError: for anything else.
+        DataError: for other values, and for empty text unless `may_be_empty`.
     """
     values = table.values(column, start, stop)
     for row, value in enumerate(values, start + 1):
         is_text = isinstance(value, str | int | float | Decimal | date | time)
         if not is_text or (value == "" and not may_be_empty):
-            wanted = "not text" if may_be_empty else "not text of a character or more"
-            raise DataError(f"{name} row {row}: column {column!r} holds {shown(value)}, {wanted}")
+            reason = "not text" if may_be_empty else "not text of at least one character"
+            raise DataError(f"{name} row {row}: column {column!r} holds {shown(value)}, {reason}")
     return [str(value) for value in values]

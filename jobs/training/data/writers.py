@@ -1,4 +1,4 @@
-"""Writes a table as JSON lines, which the readers read back as they were."""
+"""Writes a table as JSON lines, which `readers` reads back unchanged."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from jobs.training.data.table import Table
 
 
 def to_json_lines(table: Table) -> bytes:
-    """Returns all rows as UTF-8 text, with the names of classes in place of their numbers."""
+    """Returns all rows as JSON lines in UTF-8, with class names in place of numbers."""
     return b"".join(_lines(table))
 
 
@@ -18,5 +18,5 @@ def _lines(table: Table) -> Iterator[bytes]:
         row = dict(zip(columns, values, strict=True))
         try:
             yield json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
-        except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can write
+        except UnicodeEncodeError:  # a lone surrogate, which only an escape can write
             yield json.dumps(row, default=str).encode() + b"\n"

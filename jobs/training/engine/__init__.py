@@ -1,1 +1,1 @@
-"""One optimizer step over a batch, eager or captured as a CUDA graph."""
+"""One optimizer step over a batch, run eagerly or captured as a CUDA graph."""

@@ -1,4 +1,4 @@
-"""AdamW over all weights, which divides gradients and skips updates without asking the host."""
+"""AdamW over all weights; it scales gradients and skips updates without waiting for the host."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,35 +9,38 @@ from jobs.spec.train import OptimizerSpec
 from jobs.training.model.weight import Weight
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
-"""PyTorch's defaults."""
+"""Defaults of PyTorch's AdamW."""
 
 State = dict[str, torch.Tensor]
 
 
 class AdamW(Protocol):
-    """Holds the moments of all weights."""
+    """Updates all weights and holds their moments."""
 
     def take_gradients(self) -> None:
-        """Take the gradients from the weights."""
+        """Takes the gradients that autograd accumulated."""
 
     def norm(self) -> torch.Tensor:
-        """L2 norm over the gradients that were taken."""
+        """Returns the L2 norm of all gradients that were taken, a scalar tensor."""
 
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
-        """Update every weight with its gradient over `divisor`, unless `refused` is 1."""
+        """Updates every weight with its gradient divided by `divisor`; does nothing if `refused`.
+
+        All arguments are scalar tensors on the device; `refused` is 0 or 1.
+        """
 
     def state(self, weight: Weight) -> State:
-        """`exp_avg`, `exp_avg_sq` and `step` of a weight, to save or to overwrite."""
+        """Returns `exp_avg`, `exp_avg_sq` and `step` of a weight, to save or to overwrite."""
 
-    def settle(self) -> None:
-        """Bring weights and moments together that workers updated apart."""
+    def synchronize(self) -> None:
+        """Gathers the weights and moments that each worker updated for the others."""
 
     def refresh_copies(self) -> None:
-        """Bring 16-bit copies up to date with their originals."""
+        """Copies weights into their 16-bit copies."""
 
 
 class TorchAdamW:
-    """PyTorch's fused AdamW: on any device, and for weights in shards."""
+    """PyTorch's fused AdamW, for any device and for sharded weights."""
 
     def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec, lr: torch.Tensor) -> None:
         self._weights = weights
@@ -51,7 +54,7 @@ class TorchAdamW:
         self._optimizer = torch.optim.AdamW(
             groups, lr=lr, betas=(BETA_1, BETA_2), eps=EPSILON, fused=True, capturable=on_gpu
         )
-        for weight in weights:  # made here, not by the first step, so that it can be restored
+        for weight in weights:  # not left to the first step, so that a checkpoint can be restored
             self._optimizer.state[weight.target] = {
                 "step": torch.zeros((), device=weight.target.device),
                 "exp_avg": torch.zeros_like(weight.target),
@@ -61,7 +64,7 @@ class TorchAdamW:
             weight.target.grad = torch.zeros_like(weight.target)
 
     def take_gradients(self) -> None:
-        """Hand over gradients, widened where the forward pass uses a copy."""
+        """Takes the gradients, cast to fp32 for weights with a 16-bit copy."""
         wide = [(w.target.grad, w.gradient()) for w in self._copies]
         if wide:
             torch._foreach_copy_([a for a, _ in wide], [b for _, b in wide])  # type: ignore[misc]
@@ -70,33 +73,33 @@ class TorchAdamW:
                 weight.target.grad = weight.gradient()
 
     def norm(self) -> torch.Tensor:
-        """L2 norm over all gradients that are there."""
+        """Returns the L2 norm of all gradients; weights without a gradient are skipped."""
         found = [w.target.grad for w in self._weights if w.target.grad is not None]
         return torch.nn.utils.get_total_norm(found)
 
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
-        """Update every weight; the learning rate is the tensor given at the start."""
-        # the fused kernel divides and skips by itself, as it does for a GradScaler
+        """Updates every weight; `lr` must be the tensor that the constructor received."""
+        # the fused kernel divides and skips on the device, as it does for a GradScaler
         self._optimizer.grad_scale = divisor  # type: ignore[attr-defined]
         self._optimizer.found_inf = refused  # type: ignore[attr-defined]
         self._optimizer.step()
         self.refresh_copies()
 
     def state(self, weight: Weight) -> State:
-        """The moments of a weight."""
+        """Returns the moments of a weight."""
         state: State = self._optimizer.state[weight.target]
         return state
 
-    def settle(self) -> None:
-        """Every worker updates all of what it holds."""
+    def synchronize(self) -> None:
+        """Does nothing: every worker updates all weights that it holds."""
 
     def refresh_copies(self) -> None:
-        """Bring 16-bit copies up to date."""
+        """Copies weights into their 16-bit copies."""
         if self._copies:
             copies = [weight.source.detach() for weight in self._copies]
             torch._foreach_copy_(copies, [weight.target.detach() for weight in self._copies])
 
 
 def decay_of(weight: Weight, spec: OptimizerSpec) -> float:
-    """Decay is for matrices alone; biases and normalisation weights are vectors."""
+    """Returns the weight decay of a weight: 0 for vectors, which are biases and normalisation."""
     return spec.weight_decay if weight.source.dim() > 1 else 0.0

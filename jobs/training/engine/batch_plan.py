@@ -1,4 +1,4 @@
-"""Everything that differs from step to step, laid out on the device before an epoch begins."""
+"""All inputs that differ from step to step, stored on the device before an epoch starts."""
 
 import math
 from collections import Counter
@@ -14,14 +14,14 @@ from jobs.training.engine.learning_rate import rate_at
 from jobs.training.world import World
 
 REPLAYED_EPOCHS = 10
-"""Epochs whose batches are laid out to count widths; later ones are much the same."""
+"""Epochs whose batches are computed to count widths; later epochs have almost the same counts."""
 
 
 class BatchPlan:
-    """Rows, weights, averages and learning rates of all steps, found by a counter on the device.
+    """Rows, row weights, loss denominators and learning rates of all steps, indexed on the device.
 
-    Nothing but the padded width is needed from the host to run a step, so that a captured step can
-    be replayed without preparing its inputs.
+    A counter on the device selects the current step. The host gives only the padded width, so that
+    a captured step can be replayed without preparing its inputs.
     """
 
     def __init__(self, config: TrainingConfig, tokens: TokenSet, world: World) -> None:
@@ -52,13 +52,13 @@ class BatchPlan:
         self._own: Indices = np.zeros((0, 0, 0), np.int64)
         self._filled: Indices = np.zeros((0, 0, 0), np.int64)
         self.host_step = 0
-        """The next step as far as the host has launched them, but for replays of a capture."""
+        """The next step that the host launches; replays of a captured step do not change it."""
         self._width_of: Indices = np.zeros(0, np.int64)
         self._tokens_of: Indices = np.zeros(0, np.int64)
         self._samples_of: Indices = np.zeros(0, np.int64)
 
     def seek(self, step: int) -> None:
-        """Make 0-based `step` the next one."""
+        """Makes the 0-based `step` the next step."""
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._load(epoch)
@@ -68,17 +68,17 @@ class BatchPlan:
         self._pass.zero_()
 
     def rows(self, step: int) -> Indices:
-        """Row numbers of a step's global batch."""
+        """Returns the row indices of a step's global batch, (samples,)."""
         epoch, position = divmod(step, self.steps_per_epoch)
         row = self._batches(epoch)[position]
         return np.extract(row != FILLER, row)
 
     def width(self, step: int) -> int:
-        """Padded tokens of each row of a step in the epoch that is loaded."""
+        """Returns the padded tokens of each row of a step in the loaded epoch."""
         return int(self._width_of[step % self.steps_per_epoch])
 
     def steps_of_width(self) -> dict[int, int]:
-        """How many steps of the whole run have each padded width."""
+        """Returns the number of steps of the whole run by padded width."""
         counted: Counter[int] = Counter()
         left = self.total_steps
         for epoch in range(min(REPLAYED_EPOCHS, math.ceil(left / self.steps_per_epoch))):
@@ -89,46 +89,46 @@ class BatchPlan:
         return {width: round(count * scale) for width, count in sorted(counted.items())}
 
     def counts(self, step: int) -> tuple[int, int, int]:
-        """Samples, unpadded tokens and width of a step's global batch, of the epoch loaded last."""
+        """Returns samples, unpadded tokens and width of a global batch in the loaded epoch."""
         position = step % self.steps_per_epoch
         samples, tokens = int(self._samples_of[position]), int(self._tokens_of[position])
         return samples, tokens, self.width(step)
 
     def current(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and weights of the current step for this worker, each (passes, micro batch).
+        """Returns this worker's rows and weights of the current step, each (passes, micro_batch).
 
-        Weights are 0 for rows that only fill up a batch.
+        The weight of a filler row is 0.
         """
         rows = self._rows.index_select(0, self._position)[0]
         return rows, self._weights.index_select(0, self._position)[0]
 
     def next_pass(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of the current step's next pass alone, each (micro batch)."""
+        """Returns rows and weights of the current step's next pass, each (micro_batch,)."""
         rows, weights = self.current()
         found = rows.index_select(0, self._pass)[0], weights.index_select(0, self._pass)[0]
         self._pass.add_(1)
         return found
 
     def on_host(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same of a step of the epoch that is loaded, in host memory."""
+        """Returns rows and weights of a step of the loaded epoch, in host memory."""
         place = step % self.steps_per_epoch
         is_real = torch.from_numpy(self._own[place] != FILLER)
         return torch.from_numpy(self._filled[place]), is_real.float()
 
     def is_loaded(self, step: int) -> bool:
-        """Whether a step belongs to the epoch that is loaded."""
+        """Returns whether a step belongs to the loaded epoch."""
         return step // self.steps_per_epoch == self._epoch
 
     def total(self) -> torch.Tensor:
-        """Samples, or response tokens, that the current step's loss is averaged over."""
+        """Returns the denominator of the current step's mean loss: samples or response tokens."""
         return self._totals.index_select(0, self._position)[0]
 
     def learning_rate(self) -> torch.Tensor:
-        """Of the current step; the last one's for warm-up steps beyond the end."""
+        """Returns the current step's learning rate; after the last step, the last one."""
         return self._rates.index_select(0, self._step)[0]
 
     def advance(self) -> None:
-        """Go to the next step; stays at the last, since captures may run past it."""
+        """Goes to the next step; stays at the last step, because captures may run past it."""
         self.host_step += 1
         self._step.add_(1).clamp_(max=self.total_steps - 1)
         self._position.add_(1).clamp_(max=self.steps_per_epoch - 1)
@@ -144,10 +144,10 @@ class BatchPlan:
         )
         self._own = own
         real = all_rows != FILLER
-        # filler repeats a real row of its batch: another may be cut at this width, and some models
-        # fail without a row's last token
-        some = all_rows.max(axis=1)[:, None, None]
-        self._filled = np.where(own == FILLER, some, own)
+        # filler repeats a row of the same batch: a row of another batch may exceed this width, and
+        # some models fail on a row without its last token
+        repeated = all_rows.max(axis=1)[:, None, None]
+        self._filled = np.where(own == FILLER, repeated, own)
         self._rows.copy_(torch.from_numpy(self._filled))
         self._weights.copy_(torch.from_numpy((own != FILLER).astype(np.float32)))
         totals = np.where(real, self._targets[all_rows], 0).sum(axis=1)
@@ -165,7 +165,7 @@ class BatchPlan:
 
 
 def _widest(lengths: Indices, config: TrainingConfig) -> int:
-    """The longest row, rounded up as far as the job's longest text allows."""
+    """Returns the longest row, rounded up to WIDTH_MULTIPLE but not beyond max_length."""
     multiple = batches.WIDTH_MULTIPLE
     longest = int(lengths.max())
     return max(longest, min(-(-longest // multiple) * multiple, config.data.max_length))

@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs, one for each padded width, so that the host launches one thing."""
+"""Steps captured as CUDA graphs, one for each padded width, so that the host only replays them."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,20 +10,20 @@ from jobs.training.model.parallel import is_sharded
 from jobs.training.world import World
 
 FIRST_WARMUP, LATER_WARMUP = 12, 3
-"""Eager steps before a capture: DDP settles its buckets over the first 11, later widths only load
+"""Eager steps before a capture: DDP fixes its buckets in the first 11; later widths only load
 kernels."""
 
 Run = Callable[[int], None]
 
 
 class CapturedSteps:
-    """Replays of the pieces of a step, for every width."""
+    """Captured graphs of a step for every padded width."""
 
     def __init__(self, step: TrainStep, widths: Sequence[int], *, sync: bool = True) -> None:
         self._graphs: dict[int, list[tuple[torch.cuda.CUDAGraph, int]]] = {}
-        # the widest first: narrower ones then fit into the memory it took
+        # the widest first: narrower widths then fit into its memory
         pieces = {width: step.pieces(width, sync=sync) for width in sorted(widths, reverse=True)}
-        # all eager ones first: what they took is given back before captures take theirs
+        # all eager steps first: their memory is freed before captures allocate
         self._warm_up(pieces)
         step.update.clear()
         pool = None
@@ -31,7 +31,7 @@ class CapturedSteps:
             self._graphs[width] = []
             for piece in found:
                 graph = torch.cuda.CUDAGraph()
-                # thread_local: NCCL's watchdog thread may look at its events meanwhile
+                # thread_local: NCCL's watchdog thread may query its events during a capture
                 with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                     piece.run()
                 pool = pool or graph.pool()
@@ -50,14 +50,17 @@ class CapturedSteps:
         torch.cuda.synchronize()
 
     def run(self, width: int) -> None:
-        """Replay the step of a width."""
+        """Replays the step of a width."""
         for graph, times in self._graphs[width]:
             for _ in range(times):
                 graph.replay()
 
 
-def refusal(config: TrainingConfig, world: World, *, on_device: bool) -> str:
-    """Why steps are not captured; empty when they are."""
+def reason_for_eager(config: TrainingConfig, world: World, *, on_device: bool) -> str:
+    """Returns why steps cannot be captured; empty if they can.
+
+    `on_device`: whether the tokenised rows are in the device's memory.
+    """
     reasons = (
         (config.device != "cuda", "there is no GPU"),
         (not config.capture, "capture is switched off"),

@@ -1,4 +1,4 @@
-"""How batches reach the step: gathered on the device, or assembled ahead in pinned host memory."""
+"""Loads batches: gathers them on the device, or assembles them ahead in pinned host memory."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,40 +10,40 @@ from jobs.training.engine.batch_plan import BatchPlan
 
 Batch = dict[str, torch.Tensor]
 Batches = list[tuple[Batch, torch.Tensor]]
-"""Each pass's batch and its rows' weights."""
+"""The batch of each pass with the weights of its rows, (micro_batch,)."""
 
 
 class DeviceLoader:
-    """Gives each pass of the current step its batch.
+    """Returns the batch of each pass of the current step.
 
-    Rows that live on the device are gathered there, inside a captured step too. Rows in host memory
-    are gathered by a thread, one step ahead, and copied without waiting.
+    Rows on the device are gathered there, also inside a captured step. Rows in host memory are
+    gathered by a thread, one step ahead, and copied asynchronously.
     """
 
-    def __init__(self, store: TokenStore, schedule: BatchPlan, device: torch.device) -> None:
+    def __init__(self, store: TokenStore, plan: BatchPlan, device: torch.device) -> None:
         self.on_device = store.place.type == device.type
         self.waited_s = 0.0
-        """How long steps waited for rows from host memory."""
+        """Total time that steps waited for rows from host memory."""
         self._store = store
-        self._schedule = schedule
+        self._plan = plan
         self._device = device
         self._thread = ThreadPoolExecutor(1)
         self._next: tuple[tuple[int, int], Future[Batches]] | None = None
 
     def batches(self, width: int) -> Batches:
-        """The current step's batches, padded to `width`, on the device."""
+        """Returns the batches of the current step on the device, padded to `width`."""
         if self.on_device:
-            rows, weights = self._schedule.current()
+            rows, weights = self._plan.current()
             return [
                 (self._store.gather(rows[number], width), weights[number])
                 for number in range(len(rows))
             ]
-        step = self._schedule.host_step
+        step = self._plan.host_step
         begin = time.perf_counter()
         made = self._ahead(step, width)
         self.waited_s += time.perf_counter() - begin
-        if self._schedule.is_loaded(step + 1):
-            following = self._schedule.width(step + 1)
+        if self._plan.is_loaded(step + 1):
+            following = self._plan.width(step + 1)
             future = self._thread.submit(self._assemble, step + 1, following)
             self._next = (step + 1, following), future
         return [
@@ -58,8 +58,8 @@ class DeviceLoader:
         ]
 
     def next_batch(self, width: int) -> tuple[Batch, torch.Tensor]:
-        """The batch of the current step's next pass, where rows live on the device."""
-        rows, weights = self._schedule.next_pass()
+        """Returns the batch of the current step's next pass; rows must be on the device."""
+        rows, weights = self._plan.next_pass()
         return self._store.gather(rows, width), weights
 
     def _ahead(self, step: int, width: int) -> Batches:
@@ -69,7 +69,7 @@ class DeviceLoader:
         return self._assemble(step, width)
 
     def _assemble(self, step: int, width: int) -> Batches:
-        rows, weights = self._schedule.on_host(step)
+        rows, weights = self._plan.on_host(step)
         made = []
         for number in range(len(rows)):
             batch = self._store.gather(rows[number], width)

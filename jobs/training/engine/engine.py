@@ -1,4 +1,4 @@
-"""Running steps in blocks: launched ahead of the device, their losses read once they are done."""
+"""Launches blocks of steps ahead of the device, and reads their losses one block later."""
 
 import functools
 import math
@@ -12,118 +12,128 @@ import torch
 
 from jobs.errors import TrainingError
 from jobs.training import random_states
-from jobs.training.engine.capture import CapturedSteps, Run, refusal
+from jobs.training.engine.capture import CapturedSteps, Run, reason_for_eager
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.events import Stepped
 
 BLOCK_S = 0.25
-"""How long a block of steps shall take: after each, progress is told and clocks are looked at."""
+"""Intended duration of a block; after each block, progress is reported and clocks are checked."""
 MAX_BLOCK = 64
 """Most steps of a block; two of them must fit into LOSSES_KEPT."""
 SYNC_TIMING_S = 0.3
-"""How long steps are timed to see what gradient sync costs."""
+"""How long steps are timed to measure the cost of gradient synchronisation."""
 SETTLING_STEPS = 2
-"""Steps after which DDP keeps its buckets."""
+"""Number of steps after which DDP no longer changes its buckets."""
 ROWS_NAMED = 8
-"""Rows of a bad batch that its error names."""
+"""Most rows of a batch that an error names."""
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
-    """A block that was launched: a mark before it and after each step, and its losses' copy."""
+class _LaunchedBlock:
+    """A launched block of steps whose results were not read yet."""
 
     first: int
-    marks: list["_Mark"]
+    """0-based number of the first step."""
+    times: list["_Timestamp"]
+    """Before the first step and after each step."""
     losses: torch.Tensor
-    copied: "_Mark"
+    """(steps,), in host memory; valid after `copied`."""
+    copied: "_Timestamp"
 
 
 class Engine:
-    """Drives a TrainStep, captured where that is possible; `eager_reason` says why it is not."""
+    """Runs a TrainStep, captured if possible; `eager_reason` says why it is not captured."""
 
     def __init__(self, step: TrainStep) -> None:
         self.step = step
         self.block = 1
-        self.eager_reason = refusal(step.config, step.world, on_device=step.feed.on_device)
+        self.eager_reason = reason_for_eager(
+            step.config, step.world, on_device=step.loader.on_device
+        )
         self._launched = 0
-        self._flights: deque[_Flight] = deque()
-        step.schedule.seek(0)
+        self._blocks: deque[_LaunchedBlock] = deque()
+        step.batch_plan.seek(0)
         begin = time.monotonic()
         self._run: Run = self._capture() if not self.eager_reason else step.run
         if self.eager_reason and step.world.size > 1:
-            # DDP settles its buckets, and so the order of sums, after its first steps: before the
-            # first real one, so that a resumed run adds up in the order of an uninterrupted one
-            self._dry(self._settle)
+            # DDP changes its buckets, and so the order of sums, after its first steps. They run
+            # without effect, so that a resumed run adds in the order of an uninterrupted run.
+            self._without_effect(self._settle_buckets)
         self.capture_s = time.monotonic() - begin
 
     @property
     def mode(self) -> str:
-        """`captured`, or `eager: ` and why."""
+        """`captured`, or `eager: ` with the reason."""
         return f"eager: {self.eager_reason}" if self.eager_reason else "captured"
 
     def seek(self, step: int) -> None:
-        """Make 0-based `step` the next one."""
-        self.step.schedule.seek(step)
+        """Makes the 0-based `step` the next step."""
+        self.step.batch_plan.seek(step)
 
     def launch(self, first: int, last: int) -> None:
-        """Start the 0-based steps `first` to `last` - 1, all of one epoch."""
+        """Launches the 0-based steps `first` to `last` - 1, which must be in one epoch."""
         device = self.step.world.device
-        marks = [_Mark(device)]
+        times = [_Timestamp(device)]
         for number in range(first, last):
-            self._run(self.step.schedule.width(number))
-            marks.append(_Mark(device))
+            self._run(self.step.batch_plan.width(number))
+            times.append(_Timestamp(device))
         losses = self._copy_losses(last - first)
-        self._flights.append(_Flight(first, marks, losses, _Mark(device)))
+        self._blocks.append(_LaunchedBlock(first, times, losses, _Timestamp(device)))
 
     def collect(self, *, ahead: int = 0) -> list[Stepped]:
-        """Results of launched blocks, all but the newest `ahead`; waits for those.
+        """Waits for all launched blocks but the newest `ahead`, and returns their results.
 
-        Every worker must collect the same blocks. Raises TrainingError for a loss that is not
-        finite; that step changed no weight, and none after it did but in fp16.
+        Every worker must collect the same blocks.
+
+        Raises:
+            TrainingError: if a loss is not finite. That step changed no weight; in fp16 later steps
+                may have, in other precisions they did not either.
         """
         results: list[Stepped] = []
-        while len(self._flights) > ahead:
-            results += self._land(self._flights.popleft())
+        while len(self._blocks) > ahead:
+            results += self._results(self._blocks.popleft())
         return results
 
     def communication_share(self, step_s: float) -> float | None:
-        """Share of a step that gradient sync adds, from a few steps that change nothing.
+        """Measures the share of a step that gradient synchronisation adds, with a few extra steps.
 
-        `step_s` is how long a step takes. None on CPUs, where steps are too slow for it.
+        The extra steps change no weight. `step_s` is the duration of a step. Returns None on CPUs,
+        where steps are too slow to measure it.
         """
         if self.step.world.size == 1:
             return 0.0
         if self.step.world.device.type == "cpu":
             return None
-        width = self.step.schedule.widths[0]
+        width = self.step.batch_plan.widths[0]
         steps = int(min(20, max(3, SYNC_TIMING_S / max(step_s, 1e-6))))
 
         def measure() -> float:
-            alone: Run = functools.partial(self.step.run, sync=False)
+            without_sync: Run = functools.partial(self.step.run, sync=False)
             if not self.eager_reason:
-                alone = CapturedSteps(self.step, [width], sync=False).run
-            without, whole = (self._time(run, width, steps) for run in (alone, self._run))
+                without_sync = CapturedSteps(self.step, [width], sync=False).run
+            without, whole = (self._time(run, width, steps) for run in (without_sync, self._run))
             return max(0.0, 1 - without / whole)
 
-        return self._dry(measure)
+        return self._without_effect(measure)
 
-    def _settle(self) -> None:
+    def _settle_buckets(self) -> None:
         for _ in range(SETTLING_STEPS):
-            self.step.run(self.step.schedule.widths[-1])
+            self.step.run(self.step.batch_plan.widths[-1])
 
     def _capture(self) -> Run:
         try:
-            return self._dry(lambda: CapturedSteps(self.step, self.step.schedule.widths)).run
+            widths = self.step.batch_plan.widths
+            return self._without_effect(lambda: CapturedSteps(self.step, widths)).run
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.eager_reason = f"capture failed: {str(error).splitlines()[0]}"
             return self.step.run
 
-    def _dry(self, work: Callable[[], Value]) -> Value:
-        """Work that runs steps and leaves no trace: not in weights, counters or random states."""
+    def _without_effect(self, work: Callable[[], Value]) -> Value:
+        """Runs steps without changing weights, counters or random states."""
         step = self.step
         step.update.halted.fill_(1.0)
         try:
@@ -132,16 +142,17 @@ class Engine:
         finally:
             step.update.halted.fill_(0.0)
             step.counter.fill_(self._launched)
-            step.schedule.seek(0)
+            step.batch_plan.seek(0)
 
     def _time(self, run: Run, width: int, steps: int) -> float:
-        marks = []
+        """Returns the seconds of `steps` steps after three steps of warm-up."""
+        times = []
         for count in (3, steps):
-            marks.append(_Mark(self.step.world.device))
+            times.append(_Timestamp(self.step.world.device))
             for _ in range(count):
                 run(width)
-        marks.append(_Mark(self.step.world.device))
-        return marks[2].since(marks[1])
+        times.append(_Timestamp(self.step.world.device))
+        return times[2].since(times[1])
 
     def _copy_losses(self, count: int) -> torch.Tensor:
         slots = [slot % LOSSES_KEPT for slot in range(self._launched, self._launched + count)]
@@ -152,32 +163,32 @@ class Engine:
         host = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
         return host.copy_(torch.cat(pieces), non_blocking=True)
 
-    def _land(self, flight: _Flight) -> list[Stepped]:
-        world, schedule = self.step.world, self.step.schedule
-        flight.copied.wait()
-        seconds = [b.since(a) for a, b in zip(flight.marks, flight.marks[1:], strict=False)]
-        mine = sum(seconds) / len(seconds) if world.is_main else 0.0
-        *losses, mean_s = world.sum_numbers([*flight.losses.tolist(), mine])
+    def _results(self, block: _LaunchedBlock) -> list[Stepped]:
+        world, schedule = self.step.world, self.step.batch_plan
+        block.copied.wait()
+        seconds = [b.since(a) for a, b in zip(block.times, block.times[1:], strict=False)]
+        main_mean_s = sum(seconds) / len(seconds) if world.is_main else 0.0
+        *losses, mean_s = world.sum_numbers([*block.losses.tolist(), main_mean_s])
         self.block = max(1, min(MAX_BLOCK, int(BLOCK_S / max(mean_s, 1e-6))))
         results = []
-        for number, (loss, spent) in enumerate(zip(losses, seconds, strict=True), flight.first):
+        for number, (loss, step_s) in enumerate(zip(losses, seconds, strict=True), block.first):
             if not math.isfinite(loss):
-                raise self._refuse(number, loss)
+                raise self._loss_error(number, loss)
             samples, tokens, width = schedule.counts(number)
             padded = self.step.config.global_batch_size * width
-            results.append(Stepped(number + 1, loss, samples, tokens, padded, spent))
+            results.append(Stepped(number + 1, loss, samples, tokens, padded, step_s))
         return results
 
-    def _refuse(self, step: int, loss: float) -> TrainingError:
-        rows = ", ".join(str(index) for index in self.step.schedule.rows(step)[:ROWS_NAMED])
+    def _loss_error(self, step: int, loss: float) -> TrainingError:
+        rows = ", ".join(str(index) for index in self.step.batch_plan.rows(step)[:ROWS_NAMED])
         return TrainingError(
             f"the loss of step {step + 1} is {loss}; its training rows start with {rows}"
-            " (0-based); lower train.optimizer.lr or look at these rows"
+            " (0-based); lower train.optimizer.lr or check these rows"
         )
 
 
-class _Mark:
-    """A moment on the device's own clock, or on the host's where there is no GPU."""
+class _Timestamp:
+    """A time on the GPU's clock, recorded in its stream; on the host's clock without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._event = _event() if device.type == "cuda" else None
@@ -186,12 +197,12 @@ class _Mark:
             self._event.record()
 
     def wait(self) -> None:
-        """Wait until the device is past this moment."""
+        """Waits until the device has reached this point of its stream."""
         if self._event is not None:
             self._event.synchronize()
 
-    def since(self, earlier: "_Mark") -> float:
-        """Seconds from an earlier mark; both must be passed or are waited for."""
+    def since(self, earlier: "_Timestamp") -> float:
+        """Waits for this time, and returns the seconds since an earlier one."""
         if self._event is None or earlier._event is None:
             return self._time - earlier._time
         self.wait()

@@ -1,4 +1,4 @@
-"""Trained weights end to end, and one AdamW kernel over them, shared out between workers."""
+"""Trained weights in flat tensors, updated by one AdamW kernel; workers divide the update."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,22 +15,25 @@ from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
 BUCKET_BYTES = 25 * 2**20
-"""Gradients that workers exchange at once, as in DDP: large enough for the links' full speed, small
-enough that most are under way while the backward pass still runs."""
+"""Bytes of gradients in one exchange, as in DDP: large enough for the full speed of the links,
+small enough that most exchanges overlap with the backward pass."""
 SHARED_FROM_BYTES = 2 * BUCKET_BYTES
-"""Gradients from which on workers share the update; less is updated sooner than it is fetched."""
+"""Bytes of gradients from which on workers divide the update; smaller weights are updated faster
+than they would be fetched."""
 
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""PyTorch's two names for it, before and from 2.13 on."""
+"""PyTorch's all-gather of a tensor; its name changes in version 2.13."""
 
 
 class FlatAdamW:
-    """AdamW for GPUs. Weights of one type lie in one tensor and are updated by one kernel.
+    """AdamW for GPUs: one kernel updates all weights of one type, which are in one flat tensor.
 
-    The kernel reads each gradient in the type it has and writes a weight and its 16-bit copy
-    together, so that each byte moves once. Weights with 16-bit copies are shared out: a worker
-    updates its part alone (Xu et al., 2020, "Automatic cross-replica sharding of weight update"),
-    and the others fetch its copies; `settle` makes everything else whole again.
+    The kernel reads each gradient in its own type and writes a weight and its 16-bit copy together,
+    so that each byte moves once. Workers divide the update of weights with 16-bit copies: each
+    updates its part, and the others fetch the copies. `synchronize` gathers weights and moments.
+
+    Source: Xu et al., 2020, "Automatic cross-replica sharding of weight update in data-parallel
+    training".
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class FlatAdamW:
     ) -> None:
         device = weights[0].target.device
         kinds = [w for w in weights if w.is_copied], [w for w in weights if not w.is_copied]
-        self.groups = [Group(kind, spec, world) for kind in kinds if kind]
+        self.groups = [FlatGroup(kind, spec, world) for kind in kinds if kind]
         self._place = {id(w.target): (g, n) for g in self.groups for n, w in enumerate(g.weights)}
         self._step = torch.zeros((), device=device)
         done = torch.arange(steps + 2, dtype=torch.float64)
@@ -46,12 +49,12 @@ class FlatAdamW:
         self._corrections = corrections.float().to(device)
 
     def take_gradients(self) -> None:
-        """Copy what autograd made into the flat tensors."""
+        """Copies the gradients of autograd into the flat tensors."""
         for group in self.groups:
             group.take(range(len(group.weights)))
 
     def norm(self) -> torch.Tensor:
-        """L2 norm over the gradients that were taken or exchanged, the same on every worker."""
+        """Returns the L2 norm of the taken or exchanged gradients, the same on every worker."""
         squares = []
         for group in self.groups:
             square = kernels.sum_of_squares(group.received)
@@ -61,7 +64,7 @@ class FlatAdamW:
         return torch.stack(squares).sum().sqrt()
 
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
-        """Update every weight of this worker's."""
+        """Updates this worker's part of the weights."""
         self._step.add_(1 - refused)
         # a probe may outlast a short run
         row = self._step.long()[None].clamp(max=len(self._corrections) - 1)
@@ -71,13 +74,13 @@ class FlatAdamW:
             group.update(numbers)
 
     def state(self, weight: Weight) -> State:
-        """The moments of a weight; all share the step."""
+        """Returns the moments of a weight; all weights share the step."""
         group, number = self._place[id(weight.target)]
         first, second = (group.part(flat, number) for flat in (group.first, group.second))
         return {"exp_avg": first, "exp_avg_sq": second, "step": self._step}
 
-    def settle(self) -> None:
-        """Bring weights and moments together that workers updated apart."""
+    def synchronize(self) -> None:
+        """Gathers the weights and moments that each worker updated for the others."""
         for group in self.groups:
             if group.is_shared:
                 for bucket in group.buckets:
@@ -85,7 +88,7 @@ class FlatAdamW:
                         all_gather(flat[bucket.whole], flat[bucket.own])
 
     def refresh_copies(self) -> None:
-        """Bring 16-bit copies up to date."""
+        """Copies weights into their 16-bit copies."""
         for group in self.groups:
             if group.copies is not None:
                 group.copies.copy_(group.flat)
@@ -93,17 +96,18 @@ class FlatAdamW:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbours in a group, whose gradients are exchanged at once."""
+    """Consecutive weights of a group whose gradients are exchanged together."""
 
     numbers: range
+    """Indices of the weights in their group."""
     whole: slice
-    """Their place in the flat tensors."""
+    """Range of the bucket in the flat tensors."""
     own: slice
-    """What this worker updates of it."""
+    """Range that this worker updates."""
 
 
-class Group:
-    """Weights of one type, moved into flat tensors of which they become views."""
+class FlatGroup:
+    """Weights of one type in flat tensors; the parameters become views of them."""
 
     def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec, world: World) -> None:
         self.weights = weights
@@ -114,7 +118,7 @@ class Group:
         self.is_shared = world.size > 1 and weights[0].is_copied and is_large
         parts = _partition(sizes, BUCKET_BYTES // low.itemsize)
         if self.is_shared:
-            for numbers in parts:  # whose parts are whole blocks too
+            for numbers in parts:  # padded, so that each worker's part is a number of whole blocks
                 held = sum(sizes[number] for number in numbers)
                 sizes[numbers[-1]] += -held % (block * world.size)
         self.starts = [0, *itertools.accumulate(sizes)]
@@ -123,7 +127,7 @@ class Group:
         self.flat, self.first, self.second = (torch.zeros(total, device=device) for _ in range(3))
         self.gradients = torch.zeros(total, dtype=low, device=device)
         self.received = self.gradients
-        """Summed gradients of what this worker updates, bucket after bucket where it is shared."""
+        """Summed gradients of this worker's part, bucket after bucket if the update is divided."""
         if self.is_shared:
             self.received = torch.zeros(total // world.size, dtype=low, device=device)
         self.copies: torch.Tensor | None = None
@@ -139,26 +143,26 @@ class Group:
                 _move(weight.source, self.part(self.copies, number))
 
     def part(self, flat: torch.Tensor, number: int) -> torch.Tensor:
-        """A weight's part of a flat tensor, in its shape."""
+        """Returns the view of a weight in a flat tensor, in the weight's shape."""
         target = self.weights[number].target
         start = self.starts[number]
         return flat[start : start + target.numel()].view(target.shape)
 
     def take(self, numbers: range) -> None:
-        """Copy gradients of some weights into their place; a weight without one counts as zeros."""
+        """Copies gradients into the flat tensor; the gradient of a weight without one is zero."""
         pairs = ((self._gradient_views[n], self.weights[n].source.grad) for n in numbers)
         found = [(view, gradient) for view, gradient in pairs if gradient is not None]
         with torch.no_grad():
             torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
 
     def received_of(self, bucket: Bucket) -> torch.Tensor:
-        """Where the summed gradients of a shared bucket arrive."""
+        """Returns the tensor that receives the summed gradients of a bucket."""
         before = self.buckets[: self.buckets.index(bucket)]
         start = sum(one.own.stop - one.own.start for one in before)
         return self.received[start : start + bucket.own.stop - bucket.own.start]
 
     def update(self, numbers: torch.Tensor) -> None:
-        """AdamW over this worker's part."""
+        """Runs AdamW on this worker's part; `numbers` are the scalars of `kernels.adamw`."""
         if not self.is_shared:
             self._update(slice(0, self.starts[-1]), self.received, numbers)
             return
@@ -190,7 +194,10 @@ class Group:
 
 
 def _partition(sizes: Sequence[int], most: int) -> list[range]:
-    """Neighbours of at most `most` elements together, or a larger one; the last come first."""
+    """Divides weights into buckets of at most `most` elements, from the last weight to the first.
+
+    A larger weight has a bucket of its own.
+    """
     parts, stop = [], len(sizes)
     for number in reversed(range(len(sizes))):
         held = sum(sizes[number:stop])

@@ -1,4 +1,4 @@
-"""What a batch gives a model besides its tokens."""
+"""The inputs of a model besides its tokens."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ Batch = Mapping[str, torch.Tensor]
 
 
 def attention_inputs(batch: Batch) -> dict[str, torch.Tensor]:
-    """Attention mask, or the positions of packed rows.
+    """Returns the attention mask, or the positions of packed rows; each is (rows, tokens).
 
-    From positions alone transformers masks samples from each other, within the windows and chunks
-    of models that have them; `proofs.proven` tries whether the model does so. Filler tokens stand
-    at position 0, each a sample by itself.
+    From positions alone, transformers masks the samples of a row from each other, also within
+    attention windows and chunks; `proofs.proven` tests whether the model does so. Each filler token
+    has position 0, so it is a sample of its own.
     """
     if POSITION_IDS in batch:
         return {"position_ids": batch[POSITION_IDS]}

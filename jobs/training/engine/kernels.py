@@ -1,4 +1,4 @@
-"""GPU kernels of our own, in Triton, which comes with PyTorch's builds for CUDA."""
+"""GPU kernels in Triton, which PyTorch's builds for CUDA include."""
 
 import importlib.util
 import os
@@ -7,14 +7,14 @@ import shutil
 import torch
 
 BLOCK = 1024
-"""Elements of one program; flat tensors hold a whole number of blocks."""
+"""Elements of one program; flat tensors consist of whole blocks."""
 REDUCED = 8
 """Blocks that one program of a sum reads."""
 
 _COMPILERS = (os.environ.get("CC") or "gcc", "clang")
 available = importlib.util.find_spec("triton") is not None and any(map(shutil.which, _COMPILERS))
-"""Whether Triton is there, and the C compiler that it starts kernels with: PyTorch's builds for
-CPUs come without the one, small images without the other."""
+"""Whether Triton and the C compiler that it needs are installed: PyTorch's builds for CPUs lack
+Triton, and small container images lack the compiler."""
 
 if available:
     import triton
@@ -70,7 +70,7 @@ if available:
 
 
 def sum_of_squares(values: torch.Tensor) -> torch.Tensor:
-    """Sum of squares of a flat tensor in fp32, always added up in the same order."""
+    """Returns the sum of squares of a flat tensor in fp32, always added in the same order."""
     programs = triton.cdiv(values.numel(), BLOCK * REDUCED)
     sums = torch.empty(programs, dtype=torch.float32, device=values.device)
     _squares[(programs,)](values, sums, values.numel(), REDUCED=BLOCK * REDUCED)
@@ -89,11 +89,14 @@ def adamw(  # noqa: PLR0913 - one tensor for each thing that AdamW keeps
     betas: tuple[float, float],
     epsilon: float,
 ) -> None:
-    """AdamW (Loshchilov and Hutter, 2019) over flat tensors of one size, in place.
+    """Runs AdamW over flat tensors of one size, (elements,), in place.
 
-    `weights`, `first` and `second` are fp32; `gradients`, and `copies` that follow the weights, may
-    be 16-bit. `numbers` holds learning rate, divisor of gradients, whether to do nothing, and the
-    bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t); `decays` the weight decay of each block.
+    `weights`, `first` and `second` moments are fp32; `gradients` and the `copies` of the weights
+    may be 16-bit. `numbers`, (5,), holds the learning rate, the divisor of gradients, 1 to skip the
+    update, and the bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t). `decays`, (blocks,), holds
+    the weight decay of each block.
+
+    Source: Loshchilov and Hutter, 2019, "Decoupled weight decay regularization".
     """
     _adamw[(weights.numel() // BLOCK,)](
         weights,

@@ -6,7 +6,10 @@ from jobs.spec.train import LrScheduleSpec
 
 
 def rate_at(step: int, total_steps: int, peak: float, schedule: LrScheduleSpec) -> float:
-    """Learning rate of 0-based `step`: a linear rise to `peak`, then the schedule's shape to 0."""
+    """Returns the learning rate of the 0-based `step`.
+
+    It rises linearly to `peak` during warm-up, then follows the schedule's shape.
+    """
     warmup = math.ceil(total_steps * schedule.warmup_ratio)
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -1,4 +1,4 @@
-"""The rows of an embedding that a step uses, on all workers: no other has a gradient."""
+"""Finds the embedding rows that a step uses on any worker: only these have a gradient."""
 
 import weakref
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ import torch.distributed as dist
 from jobs.training.engine.flat_params import all_gather
 
 LARGEST_SHARE = 0.5
-"""Of an embedding's rows; more are exchanged sooner as a whole."""
+"""Share of an embedding's rows above which the whole gradient is exchanged faster."""
 
 
 class UsedEmbeddingRows:
-    """Collects the ids that an embedding is called with in the passes of a step."""
+    """Collects the ids with which an embedding is called in the passes of a step."""
 
     def __init__(self, module: torch.nn.Embedding, passes: int) -> None:
         self._passes, self._most = passes, int(LARGEST_SHARE * module.num_embeddings)
         self._ids: list[torch.Tensor] | None = None
-        self._everyones: torch.Tensor | None = None
+        self._all_ids: torch.Tensor | None = None
         self._work: Any = None
-        self._is_armed = self._explains = False
+        self._is_enabled = self._is_covered = False
         found = weakref.ref(self)
 
         def called(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -32,56 +32,58 @@ class UsedEmbeddingRows:
         module.register_forward_pre_hook(called)
 
     def begin(self) -> None:
-        """A step begins."""
-        self._ids, self._everyones, self._work = [], None, None
-        self._is_armed = False
+        """Starts a step."""
+        self._ids, self._all_ids, self._work = [], None, None
+        self._is_enabled = False
 
-    def arm(self) -> None:
-        """The next call is the last pass's, after which workers exchange."""
-        self._is_armed = True
+    def enable(self) -> None:
+        """Lets the next call, which is in the last pass, exchange the ids between workers."""
+        self._is_enabled = True
 
     def end(self) -> None:
-        """Calls until the next step are none of it."""
+        """Ends a step: ignores calls until the next one."""
         self._ids = None
 
-    def explain(self, gradient: torch.Tensor) -> bool:
-        """Whether they are all rows with a gradient, on every worker; looked at once.
+    def covers(self, gradient: torch.Tensor) -> bool:
+        """Returns whether all rows with a gradient, on every worker, are among the collected ids.
 
-        Not where a model uses its embedding otherwise than by calling it, as to score tokens.
+        It is checked once. False for a model that also uses the embedding without calling it, for
+        example to score tokens. `gradient` is (rows, hidden).
         """
-        if self._explains or self._work is None:
+        if self._is_covered or self._work is None:
             return True
         self._work.wait()
         rest = gradient.abs().amax(dim=1)
         rest[torch.cat(self._ids or [])] = 0
-        unexplained = rest.amax()
-        dist.all_reduce(unexplained, op=dist.ReduceOp.MAX)
-        self._explains = not unexplained.item() > 0
-        return self._explains
+        uncovered = rest.amax()
+        dist.all_reduce(uncovered, op=dist.ReduceOp.MAX)
+        self._is_covered = not uncovered.item() > 0
+        return self._is_covered
 
-    def everyones(self) -> torch.Tensor | None:
-        """(ids,): those of all workers, some more than once; None where it is not worth it.
+    def ids_of_all_workers(self) -> torch.Tensor | None:
+        """Returns the ids of all workers, (ids,), possibly with duplicates.
 
-        Also None where a step's passes are captured in pieces, each of which sees its own alone.
+        None if there are too many, or if the passes of a step are captured in separate pieces, each
+        of which sees only its own ids.
         """
         if self._work is None:
             return None
         self._work.wait()
-        return self._everyones
+        return self._all_ids
 
     def _collect(self, ids: torch.Tensor) -> None:
         if self._ids is None:
             return
         self._ids.append(ids.flatten())
         count = sum(len(found) for found in self._ids) * dist.get_world_size()
-        is_whole = self._is_armed and len(self._ids) == self._passes
-        if is_whole and count <= self._most:
-            self._everyones = ids.new_empty(count)
-            self._work = all_gather(self._everyones, torch.cat(self._ids), async_op=True)
+        is_complete = self._is_enabled and len(self._ids) == self._passes
+        if is_complete and count <= self._most:
+            self._all_ids = ids.new_empty(count)
+            self._work = all_gather(self._all_ids, torch.cat(self._ids), async_op=True)
 
 
 def of_embeddings(model: torch.nn.Module, passes: int) -> Mapping[int, UsedEmbeddingRows]:
-    """By the identity of its weight, for each embedding that nothing else is tied to."""
+    """Returns the used rows of each embedding without tied weights, by the id of its weight."""
     holders: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for weight in module.parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""From gradients to new weights without waiting for the device: clip, scale, guard, AdamW."""
+"""Turns gradients into new weights without waiting for the device: clip, scale, guard, AdamW."""
 
 from collections.abc import Sequence
 
@@ -10,24 +10,24 @@ from jobs.spec.train import OptimizerSpec, Precision
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import AdamW, State, TorchAdamW
 from jobs.training.engine.flat_params import FlatAdamW
-from jobs.training.engine.gradient_exchange import Exchange, Refresh
+from jobs.training.engine.gradient_exchange import GradientExchange, WeightGather
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
 FIRST_LOSS_SCALE, SCALE_STEP, GOOD_STEPS_TO_GROW = 65536.0, 2.0, 2000
-"""fp16: the loss is scaled up, halved on overflow and doubled after this many good steps; the
-values of torch.amp.GradScaler."""
+"""Dynamic loss scaling for fp16: the first scale, its factor on overflow and growth, and the steps
+without overflow before it grows; the values of torch.amp.GradScaler."""
 NORM_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
 
 
 class Update:
-    """AdamW behind clipping, loss scaling and a guard, all decided on the device.
+    """AdamW with gradient clipping, loss scaling and a guard, all computed on the device.
 
-    The guard: gradients that are not finite change nothing. In fp16 the loss scale is halved and
-    training goes on; in other precisions every later update is refused too (`halted`), so that the
-    weights stay as they were before the bad batch until the host looks at the losses.
+    The guard skips an update with gradients that are not finite. In fp16 the loss scale is then
+    halved and training continues. In other precisions every later update is skipped too (`halted`),
+    so that the weights stay as before the bad batch until the host reads the losses.
     """
 
     def __init__(
@@ -52,63 +52,64 @@ class Update:
         self.loss_scale = scalar(FIRST_LOSS_SCALE if self._scales_loss else 1.0)
         self.good_steps = scalar(0.0)
         self.halted = scalar(0.0)
-        self._exchange: Exchange | None = None
-        self._refresh: Refresh | None = None
+        self._exchange: GradientExchange | None = None
+        self._gather: WeightGather | None = None
         if uses_flat_weights(self.weights):
             flat = FlatAdamW(self.weights, spec, steps, world)
             self._adamw: AdamW = flat
             if world.size > 1:
                 is_narrow = precision in AUTOCAST
-                self._exchange = Exchange(flat, self.weights, in_16_bits=is_narrow)
+                self._exchange = GradientExchange(flat, self.weights, in_16_bits=is_narrow)
         else:
             self._adamw = TorchAdamW(self.weights, spec, self.lr)
 
     @property
     def exchanges(self) -> bool:
-        """Whether gradients are summed over workers here, and not by a wrapper of the model."""
+        """Whether this class sums gradients over workers, instead of a wrapper of the model."""
         return self._exchange is not None
 
-    def follow(
+    def attach(
         self, model: torch.nn.Module, layers: Sequence[torch.nn.Module], passes: int
     ) -> None:
-        """Exchange with other workers while `model` runs, `passes` times a step.
+        """Registers hooks that exchange gradients and weights while `model` runs.
 
-        `layers` are its repeated ones, before each of which the device waits for its weights.
+        `layers` are the repeated layers; before each of them the device waits for its weights.
+        `passes` is the number of passes of a step.
         """
         if self._exchange and isinstance(self._adamw, FlatAdamW):
-            self._exchange.follow(model, passes)
-            self._refresh = Refresh(self._adamw, self.weights, model, layers)
+            self._exchange.attach(model, passes)
+            self._gather = WeightGather(self._adamw, self.weights, model, layers)
 
     def clear(self) -> None:
-        """Drop gradients, so that autograd hands over fresh ones instead of adding to old ones."""
+        """Drops all gradients, so that autograd stores new ones instead of adding to them."""
         for weight in self.weights:
             weight.source.grad = None
 
     def begin(self) -> None:
-        """Before a step: drop gradients and fetch what other workers updated."""
+        """Starts a step: drops gradients and gathers the weights that other workers updated."""
         self.clear()
         if self._exchange:
             self._exchange.begin()
-        if self._refresh:
-            self._refresh.start()
+        if self._gather:
+            self._gather.start()
 
-    def fetched(self) -> None:
-        """After a forward pass."""
-        if self._refresh:
-            self._refresh.finish()
+    def end_forward(self) -> None:
+        """Must be called after each forward pass."""
+        if self._gather:
+            self._gather.finish()
 
-    def settle(self) -> None:
-        """Before weights or moments are read: make them whole on every worker, all together."""
-        self._adamw.settle()
+    def synchronize(self) -> None:
+        """Gathers weights and moments on every worker, before they are read; all must call it."""
+        self._adamw.synchronize()
 
-    def arm(self) -> None:
-        """Let workers exchange what the next backward pass makes."""
+    def enable_exchange(self) -> None:
+        """Lets the next backward pass, which is the last of the step, exchange its gradients."""
         if self._exchange:
-            self._exchange.arm()
+            self._exchange.enable()
 
     @torch.no_grad()
     def apply(self, *, exchanged: bool = True) -> None:
-        """Update every weight from the gradients that are there."""
+        """Updates every weight; `exchanged`: whether the backward pass exchanged the gradients."""
         if self._exchange and exchanged:
             self._exchange.finish()
         else:
@@ -124,12 +125,12 @@ class Update:
         self._adamw.step(self.lr, divisor, torch.maximum(self.halted, overflow))
 
     def state(self, weight: Weight) -> State:
-        """Moments and step count of a weight, to save or to overwrite."""
+        """Returns moments and step count of a weight, to save or to overwrite."""
         return self._adamw.state(weight)
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
-        """Bring the 16-bit copies up to date with weights that were loaded."""
+        """Copies loaded weights into their 16-bit copies."""
         self._adamw.refresh_copies()
 
     def _norm(self) -> torch.Tensor:
@@ -145,13 +146,13 @@ class Update:
         good = (self.good_steps + 1) * (1 - overflow)
         grown = (good >= GOOD_STEPS_TO_GROW).float()
         factor = torch.where(overflow > 0, 1 / SCALE_STEP, 1 + grown * (SCALE_STEP - 1))
-        moving = self.halted == 0  # warm-up steps leave no trace
-        self.loss_scale.copy_(torch.where(moving, self.loss_scale * factor, self.loss_scale))
-        self.good_steps.copy_(torch.where(moving, good * (1 - grown), self.good_steps))
+        is_active = self.halted == 0  # steps of warm-up must not change the scale
+        self.loss_scale.copy_(torch.where(is_active, self.loss_scale * factor, self.loss_scale))
+        self.good_steps.copy_(torch.where(is_active, good * (1 - grown), self.good_steps))
 
 
 def uses_flat_weights(weights: Sequence[Weight]) -> bool:
-    """Whether weights are kept in flat tensors: whole ones, on GPUs for which there are kernels."""
+    """Returns whether weights are kept in flat tensors: unsharded, on a GPU with our kernels."""
     first = weights[0]
     on_gpu = first.target.device.type == "cuda" and kernels.available
     return on_gpu and not isinstance(first.source, DTensor)

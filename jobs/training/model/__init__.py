@@ -1,1 +1,1 @@
-"""The model: where it is, how big it is, how it is loaded, adapted and spread over workers."""
+"""Locates, measures, loads, adapts and distributes the model."""

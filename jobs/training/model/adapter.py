@@ -1,4 +1,7 @@
-"""Low-rank adapters (LoRA) through peft, which takes seconds to import: only where one is used."""
+"""Low-rank adapters (LoRA) with peft, which is imported only for jobs with one: it takes seconds.
+
+Source: Hu et al., 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
+"""
 
 import sys
 from collections.abc import Sequence
@@ -18,13 +21,16 @@ if TYPE_CHECKING:
     import peft
 
 KNOWN_HEADS = ("classifier", "score")
-"""Endings of the modules that peft itself takes for heads, whatever the task."""
+"""Last names of modules that peft treats as heads in every task."""
 
 
 def add_adapter(loaded: LoadedModel, spec: ModelSpec) -> Any:
-    """The model with fresh adapters and everything else frozen, but for what the base lacks.
+    """Adds adapters to the model and freezes all other weights of the base.
 
-    Modules that the base lacks, such as a head or a pooler, are trained whole and saved.
+    Modules that the base lacks, such as a head or a pooler, are trained and saved as a whole.
+
+    Raises:
+        ModelError: if `target_modules` does not match the model.
     """
     model, lora = loaded.model, spec.adapter
     if lora is None:
@@ -37,20 +43,20 @@ def add_adapter(loaded: LoadedModel, spec: ModelSpec) -> Any:
 
 
 def has_adapter(model: Any) -> bool:
-    """Whether only an adapter is trained."""
-    module = sys.modules.get("peft")  # whoever made an adapter has imported it
+    """Returns whether the model is trained through an adapter."""
+    module = sys.modules.get("peft")  # not imported here: a model with an adapter has imported it
     return module is not None and isinstance(model, module.PeftModel)
 
 
 def adapter_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The part of a model's weights that is the adapter, under the names that peft saves."""
+    """Returns the adapter's part of a model's weights, under the names of peft's files."""
     import peft
 
     return dict(peft.get_peft_model_state_dict(model, state_dict=state))
 
 
 def load_adapter_state(model: Any, state: dict[str, Any]) -> None:
-    """Put saved adapter weights into the model."""
+    """Loads saved adapter weights into the model."""
     import peft
 
     peft.set_peft_model_state_dict(model, state)
@@ -60,7 +66,7 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
     import peft
 
     names = lora.target_modules
-    heads = training_of(spec.task).heads  # peft trains them whole, and cannot adapt them besides
+    heads = training_of(spec.task).heads  # peft trains them as a whole, and cannot adapt them too
     whole = _outermost([name for name in loaded.fresh if not _is_in(name, KNOWN_HEADS)])
     kept = (*whole, *heads)
     saved = [n for n, _ in loaded.model.named_modules() if n.endswith(kept)]
@@ -77,7 +83,7 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
 
 
 def _outermost(names: Sequence[str]) -> list[str]:
-    """The modules that are in none of the others: peft saves a module with all that is in it."""
+    """Returns the modules that no other one contains: peft saves a module with its children."""
     return [name for name in names if not _is_inside(name, [n for n in names if n != name])]
 
 
@@ -86,14 +92,14 @@ def _is_inside(name: str, modules: Sequence[str]) -> bool:
 
 
 def _linear(model: Any) -> list[str]:
-    """Names that `target_modules` may hold."""
+    """Returns the last names of linear layers, which `target_modules` may hold."""
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
     found = (name for name, module in model.named_modules() if isinstance(module, kinds))
     return sorted({name.rpartition(".")[2] for name in found})
 
 
 def _is_in(name: str, heads: tuple[str, ...]) -> bool:
-    """Whether a module is in one of the heads, which peft trains whole by itself."""
+    """Returns whether a module is in one of the heads, which peft trains as a whole by itself."""
     return any(part.endswith(heads) for part in name.split("."))
 
 

@@ -1,4 +1,4 @@
-"""Loads the base model and its tokenizer for a task, and makes the two agree with each other."""
+"""Loads the base model and its tokenizer for a task, and sets them to the same padding token."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
 CLASSIFIER = "ForSequenceClassification"
-"""How the names of classes end that hold a classifier."""
+"""Suffix of the names of classifier classes in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class LoadedModel:
 
     model: Any
     fresh: tuple[str, ...] = ()
-    """Modules that the base lacks, whose weights are drawn from torch's current random state."""
+    """Modules that the base lacks; their weights are initialised from torch's random state."""
     remark: str = ""
-    """What became of the head of a base that is a classifier itself; empty for others."""
+    """Whether the head of a base that is a classifier was kept; empty for other bases."""
 
 
 def load_tokenizer(base: str, folder: Path | None = None) -> Any:
-    """The fast tokenizer that belongs to the model, with a token to pad with.
+    """Loads the fast tokenizer of a base model and sets its padding token.
 
-    `folder`: where the base's files are, if that is known.
+    `folder`: the folder of the base's files, if it is known.
 
     Raises:
-        ModelError: if there is none, or only one in Python.
+        ModelError: if there is no tokenizer, or only one in Python.
     """
     transformers.utils.logging.set_verbosity_error()
     place = folder or location.locate(base)
@@ -50,8 +50,8 @@ def load_tokenizer(base: str, folder: Path | None = None) -> Any:
         )
     if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         raise ModelError(
-            f"{base} holds no tokenizer: save the one that the model was trained with beside it, as"
-            " tokenizer.json"
+            f"{base} holds no tokenizer: save the tokenizer that the model was trained with beside"
+            " it, as tokenizer.json"
         )
     if tokenizer.pad_token is None:
         known = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
@@ -60,7 +60,7 @@ def load_tokenizer(base: str, folder: Path | None = None) -> Any:
 
 
 def token_embeddings(model: Any) -> Any:
-    """The weight with a row for each token; None of a model that computes them, such as CANINE."""
+    """Returns the token embeddings, (tokens, hidden); None for models without, such as CANINE."""
     try:
         return model.get_input_embeddings().weight
     except (NotImplementedError, AttributeError):
@@ -68,26 +68,26 @@ def token_embeddings(model: Any) -> Any:
 
 
 def settle(tokenizer: Any, **settings: Any) -> None:
-    """Set attributes of a tokenizer so that they are saved with it."""
+    """Sets attributes of a tokenizer, and keeps them when the tokenizer is saved."""
     for name, value in settings.items():
         setattr(tokenizer, name, value)
         tokenizer.init_kwargs[name] = value
 
 
 def settle_generation(model: Any, end_tokens: Sequence[int], tokenizer: Any) -> None:
-    """Let whoever generates stop where answers ended in training."""
+    """Sets the tokens at which generation stops to those that end answers in training."""
     if end_tokens and model.can_generate():
         model.generation_config.eos_token_id = list(end_tokens)
         model.generation_config.pad_token_id = tokenizer.pad_token_id
 
 
 def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = None) -> LoadedModel:
-    """Load the base model for the task.
+    """Loads the base model for the task.
 
-    Weights that the base lacks, such as a classifier's head, are drawn from torch's current random
-    state. A base that is a classifier for the same labels keeps its head, in the order of
-    `label_names`; one for other labels gets a fresh output layer. Only safetensors are read, and no
-    code from the model's repository is run.
+    Weights that the base lacks, such as a classifier's head, are initialised from torch's random
+    state. A classifier for the same labels keeps its head, in the order of `label_names`; a
+    classifier for other labels gets a new output layer. Only safetensors are read, and no code from
+    the model's repository is run.
 
     Raises:
         ModelError: if the base cannot be loaded, or its weights do not fit its configuration.
@@ -124,9 +124,12 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
 
 
 def check_base(spec: ModelSpec, folder: Path) -> None:
-    """Raise ModelError where a base, whose weights may be elsewhere, cannot be used for the task.
+    """Checks that a base can be used for the task, without its weights.
 
-    Its tokenizer is loaded, and the model built on the meta device, which has no memory.
+    It loads the tokenizer and builds the model on the meta device, which needs no memory.
+
+    Raises:
+        ModelError: if the tokenizer or the model cannot be loaded, or has no class for the task.
     """
     tokenizer = load_tokenizer(spec.base, folder)
     auto = _class_for(spec)
@@ -142,21 +145,25 @@ def _class_for(spec: ModelSpec) -> Any:
 
 
 def _check_kind(own: Any, auto: Any, spec: ModelSpec) -> None:
-    """Raise ModelError where transformers has no model of the base's type for the task."""
+    """Raises ModelError if transformers has no model of the base's type for the task."""
     if type(own) not in auto._model_mapping:
         raise ModelError(
-            f"{spec.base} is of the type {own.model_type}, of which transformers has no model"
-            f" for {spec.task}; choose another base"
+            f"{spec.base} has the type {own.model_type}, for which transformers has no model for"
+            f" {spec.task}; choose another base"
         )
 
 
 def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> Iterator[str]:
-    """Names of saved weights of another size, which those of an output layer alone may have."""
+    """Yields names of saved weights of another shape; only an output layer's may differ.
+
+    Raises:
+        ModelError: for any other weight.
+    """
     for name, saved, wanted in mismatched:
         if name not in head:
             raise ModelError(
-                f"{base}: the saved weight {name} is {tuple(saved)} and its configuration wants"
-                f" {tuple(wanted)}"
+                f"{base}: the saved weight {name} has the shape {tuple(saved)}, and config.json"
+                f" gives {tuple(wanted)}; use a base whose weights and config.json belong together"
             )
         yield name
 
@@ -175,7 +182,7 @@ def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer
 
 
 def dropout_fields(config: Any) -> list[str]:
-    """Names under which a configuration keeps probabilities of dropout, layer drop left out."""
+    """Returns the fields of a configuration with dropout probabilities, without layer drop."""
     return [
         name
         for name, value in vars(config).items()
@@ -186,7 +193,7 @@ def dropout_fields(config: Any) -> list[str]:
 
 
 def _set_dropout(model: Any, base: str, probability: float) -> None:
-    """Give every dropout layer the probability, also where no field of a configuration reaches."""
+    """Sets the probability of every dropout layer, also of those without a configuration field."""
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for layer in layers:
         layer.p = probability
@@ -195,7 +202,7 @@ def _set_dropout(model: Any, base: str, probability: float) -> None:
 
 
 def _label_dimensions(auto: Any, config: Any) -> dict[str, int]:
-    """Parameters whose size depends on the number of labels, and along which dimension."""
+    """Returns the parameters whose shape depends on the number of labels, with that dimension."""
     wider = copy.deepcopy(config)
     wider.num_labels = config.num_labels + 1
     with torch.device("meta"):
@@ -214,7 +221,10 @@ def _settle_head(
     own: Any,
     label_names: Sequence[str],
 ) -> str:
-    """Put the output layer of a trained classifier in the order of the labels, or draw it anew."""
+    """Reorders the output layer of a classifier to `label_names`, or initialises it again.
+
+    Adds the initialised parameters to `lacking`. Returns a remark for the run's log.
+    """
     before = [str(own.id2label[index]) for index in sorted(own.id2label)]
     kept = {name: dimension for name, dimension in head.items() if name not in lacking}
     if sorted(before) == sorted(label_names):
@@ -233,5 +243,5 @@ def _settle_head(
     lacking.update(kept)
     return (
         f"the base is a classifier for other labels ({listed(before)}), so its output layer is"
-        " drawn anew"
+        " initialised again"
     )

@@ -1,4 +1,4 @@
-"""Finds the size of a base model: from its configuration, or by building it without memory."""
+"""Determines the size of a base model from its configuration, or by building it without memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +12,26 @@ from jobs.training.model.library import as_model_error
 from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
 
 HUB_TIMEOUT_S = 3.0
-"""How long planning may wait for a model's configuration from the hub."""
+"""Longest wait of planning for a model's configuration from the hub."""
 EXACT_TYPES = (
     *("bert", "distilbert", "roberta", "xlm-roberta", "mpnet"),
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2"),
 )
-"""Model types whose weights the formula counts to a thousandth; others are built to be counted."""
+"""Model types for which the formula is exact to 0.1 %; other models are built to be counted."""
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers")
 DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 WIDE = ("intermediate_size", "hidden_dim", "d_ff", "ffn_dim", "encoder_ffn_dim", "d_inner")
-"""Names under which configurations keep these dimensions."""
+"""Names of these dimensions in configurations."""
 
 
 def shape_of(base: str, task: Task | None = None) -> ModelShape | None:
-    """Dimensions of a base model for a task; None when its configuration cannot be had or read."""
+    """Returns the dimensions of a base model for a task.
+
+    None if its configuration cannot be loaded from the hub or lacks a dimension.
+
+    Raises:
+        ModelError: if a local folder or a package does not exist, or its config.json is invalid.
+    """
     task = task or task_registry.find(task_registry.DEFAULT_TASK)
     location = model_location.locate(base, has_weights=False)
     if isinstance(location, Path):
@@ -69,16 +75,17 @@ def _from_config(config: dict[str, Any], task: Task) -> ModelShape | None:
 
 
 def _is_size(value: object) -> bool:
-    """Whether a configuration, which anybody may have written, holds a dimension there."""
+    """Returns whether a value of an untrusted configuration is a dimension."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _count(config: dict[str, Any], task: Task) -> int:
-    """Weights of the model for its task, built on the meta device, which has no memory.
+    """Counts the weights of the model, built on the meta device, which needs no memory.
 
-    Raises StopIteration for a configuration that transformers cannot build.
+    Raises:
+        StopIteration: if transformers cannot build the configuration.
     """
-    import torch  # seconds that models with a formula need not pay
+    import torch  # takes seconds, and models with a formula do not need it
     import transformers
 
     auto = getattr(transformers, task.auto_class)
@@ -93,15 +100,15 @@ def _count(config: dict[str, Any], task: Task) -> int:
 
 
 def _from_hub(name: str, task: Task) -> ModelShape | None:
-    import huggingface_hub  # half a second that local models need not pay
+    import huggingface_hub  # takes half a second, and local models do not need it
 
     try:
         path = huggingface_hub.try_to_load_from_cache(name, "config.json")
         if not isinstance(path, str):
-            # fails at once where the hub is out of reach; a download tries for half a minute
+            # fails at once if the hub cannot be reached; a download would try for half a minute
             huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
             path = huggingface_hub.hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
-    except Exception:  # noqa: BLE001 - offline, private or not there is told in many ways
+    except Exception:  # noqa: BLE001 - the hub raises many types for offline, private or missing
         return None
     try:
         return _from_config(model_location.read_config(Path(path).parent), task)

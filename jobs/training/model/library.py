@@ -1,4 +1,4 @@
-"""Turns what transformers, tokenizers and peft raise into errors of ours."""
+"""Converts errors of transformers, tokenizers and peft into ModelError."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,17 +8,21 @@ from jobs.errors import ModelError, WinnowError, first_line
 
 @contextlib.contextmanager
 def as_model_error(clause: str) -> Iterator[None]:
-    """Raises a ModelError with this clause for whatever a library raises inside.
+    """Converts any error of a library inside the context into a ModelError.
 
-    Errors of ours pass, and so do those of memory and the GPU.
+    The message begins with `clause`. Errors of this project, of memory and of the GPU pass
+    unchanged.
+
+    Raises:
+        ModelError: for any other error.
     """
     try:
         yield
     except WinnowError:
         raise
     except Exception as error:
-        from jobs.training.memory import is_of_the_machine  # torch, which planning does not need
+        from jobs.training.memory import is_machine_error  # imports torch, which planning avoids
 
-        if is_of_the_machine(error):
+        if is_machine_error(error):
             raise
         raise ModelError(f"{clause}: {first_line(error)}") from None

@@ -1,4 +1,4 @@
-"""Where a base model is: a folder, here, in a package or in S3, or the hub."""
+"""Locates a base model: a local folder, a folder in a package or in S3, or the hub."""
 
 import hashlib
 import importlib.util
@@ -15,19 +15,22 @@ from jobs.storage.storage import S3_SCHEME
 PACKAGE_SCHEME = "package://"
 WEIGHTS = ".safetensors"
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
-"""Endings of what is fetched from S3: nothing that is pickled, no code."""
+"""Suffixes of the files that are downloaded from S3; neither pickles nor code."""
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json"),
     *("spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model"),
 )
-"""Files of which one at least is beside a model that was saved with its tokenizer."""
+"""At least one of these files is in the folder of a model that was saved with its tokenizer."""
 
 
 def locate(base: str, *, has_weights: bool = True) -> Path | str:
-    """A local directory for folders, `package://` names and S3, else the hub id as it is.
+    """Returns the local folder of a base, or its id if it is on the hub.
 
-    From S3 files are fetched once; without `has_weights` only configuration and tokenizer. Raises
-    ModelError when a package or folder is not there, StorageError where S3 may answer later.
+    A base in S3 is downloaded once; without `has_weights`, only configuration and tokenizer are.
+
+    Raises:
+        ModelError: if a package or folder does not exist.
+        StorageError: if S3 cannot be reached, so that a later attempt may succeed.
     """
     if base.startswith(PACKAGE_SCHEME):
         return _in_package(base)
@@ -42,7 +45,11 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
 
 
 def check(directory: Path, base: str, *, has_weights: bool = True) -> None:
-    """Raise ModelError where a folder lacks a configuration, a tokenizer or, if wanted, weights."""
+    """Checks that a folder holds a configuration, a tokenizer and, with `has_weights`, weights.
+
+    Raises:
+        ModelError: if one of them is missing or invalid.
+    """
     kind = read_config(directory).get("model_type")
     if not isinstance(kind, str):
         wrong = f"has the model_type {shown(kind)}" if kind else "has no model_type"
@@ -54,12 +61,17 @@ def check(directory: Path, base: str, *, has_weights: bool = True) -> None:
         )
     if names.isdisjoint(TOKENIZER_FILES):
         raise ModelError(
-            f"{base} holds no tokenizer: save the one that the model was trained with beside it"
+            f"{base} holds no tokenizer: save the tokenizer that the model was trained with beside"
+            " it"
         )
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The model's config.json; raises ModelError when it is missing or not JSON."""
+    """Returns the content of a model's config.json.
+
+    Raises:
+        ModelError: if the file is missing or not a JSON object.
+    """
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except OSError:
@@ -72,7 +84,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _in_bucket(base: str, *, has_weights: bool) -> Path:
-    """The copy here of a folder in S3, one for each version of its files."""
+    """Returns the cached copy of a folder in S3; each version of its files has its own copy."""
     try:
         bucket = BucketObjects(base)
         found = [entry for entry in bucket.entries("") if _is_wanted(entry)]

@@ -1,4 +1,4 @@
-"""16-bit copies of linear layers' weights: cast once a step instead of at every use."""
+"""16-bit copies of the weights of linear layers: cast once per step instead of at every use."""
 
 import copy
 from typing import Any
@@ -10,10 +10,10 @@ from jobs.training.model.precision import AUTOCAST
 
 
 def with_low_precision_copies(model: Any, precision: Precision) -> Any:
-    """A model that shares every tensor with `model` but the weights of its linear layers.
+    """Returns a model with 16-bit copies of the trained weights of linear layers.
 
-    Those are 16-bit copies, which is what autocast makes of them at each forward pass; what it
-    leaves in fp32 is shared. Returns `model` itself in 32-bit precisions.
+    All other tensors are shared with `model`. Autocast would cast the same weights at each forward
+    pass. In 32-bit precisions it returns `model` itself.
     """
     if precision not in AUTOCAST:
         return model
@@ -25,8 +25,8 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
     return copy.deepcopy(model, shared)
 
 
-def narrow_frozen(model: Any, precision: Precision) -> None:
-    """Cast frozen weights of linear layers in place: no update needs their originals."""
+def cast_frozen(model: Any, precision: Precision) -> None:
+    """Casts frozen weights of linear layers to 16 bits in place: no update needs them in fp32."""
     if precision in AUTOCAST:
         for parameter in _linear_parameters(model):
             if not parameter.requires_grad:
@@ -38,7 +38,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _linear_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Of linear layers alone: weights tied to an embedding stay as they are."""
+    """Returns parameters of linear layers that no other module shares, such as an embedding."""
     elsewhere = {
         id(parameter)
         for module in model.modules()

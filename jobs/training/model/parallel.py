@@ -1,4 +1,4 @@
-"""How the model is spread over workers: replicated (ddp) or in shards (zero2, zero3)."""
+"""Distributes the model over workers: replicated (ddp) or sharded (zero2, zero3)."""
 
 import contextlib
 from collections.abc import Container, Iterator
@@ -24,7 +24,7 @@ from jobs.training.world import World
 
 
 def replicate(model: Any, config: TrainingConfig) -> tuple[Any, list[Weight]]:
-    """The model to call and its trained weights, whole on every worker."""
+    """Returns the model for the forward pass and its trained weights, complete on every worker."""
     compute = with_low_precision_copies(model, config.precision)
     sources = dict(compute.named_parameters())
     weights = [
@@ -36,16 +36,17 @@ def replicate(model: Any, config: TrainingConfig) -> tuple[Any, list[Weight]]:
 
 
 def average_gradients(compute: Any, world: World) -> Any:
-    """The model behind PyTorch's DDP, which averages gradients over workers.
+    """Wraps the model in PyTorch's DDP, which averages gradients over workers.
 
-    On CPUs it looks in each pass for weights that the loss does not depend on, such as the pooler
-    of BigBird or what only some rows use: it would wait for their gradients.
+    On CPUs, DDP searches in each pass for weights that the loss does not depend on, such as
+    BigBird's pooler or weights that only some rows use; otherwise it would wait for their
+    gradients.
     """
     if world.device.type == "cpu":
         return DistributedDataParallel(
             compute, gradient_as_bucket_view=True, find_unused_parameters=True
         )
-    # DDP that is to be captured is built off the main stream
+    # CUDA graphs can capture DDP only if it is built on a side stream
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -57,8 +58,11 @@ def average_gradients(compute: Any, world: World) -> Any:
 
 
 @contextlib.contextmanager
-def noting_calls() -> Iterator[set[torch.nn.Module]]:
-    """The modules that are called meanwhile, as their hooks are: some are only run by `forward`."""
+def recording_calls() -> Iterator[set[torch.nn.Module]]:
+    """Records the modules whose hooks run inside the context.
+
+    A module whose parent runs its `forward` directly is not among them.
+    """
     called = set[torch.nn.Module]()
     hook = register_module_forward_pre_hook(lambda module, _: called.add(module))
     try:
@@ -70,14 +74,18 @@ def noting_calls() -> Iterator[set[torch.nn.Module]]:
 def shard(
     model: Any, config: TrainingConfig, world: World, called: Container[torch.nn.Module]
 ) -> tuple[Any, list[Weight]]:
-    """The model in shards, gathered layer by layer: gradients and optimizer state stay sharded.
+    """Shards the model over workers; returns the model and this worker's shard of each weight.
 
-    Layers that are not `called`, but run in another way, are gathered with all else at once. zero3
-    drops gathered weights after each layer's forward pass; zero2 keeps them until the backward
-    pass. Frozen and trained weights may be mixed.
+    Weights are gathered layer by layer; gradients and optimizer state stay sharded. Layers that are
+    not in `called` run without hooks, so they are gathered together with the rest of the model.
+    zero3 frees gathered weights after each layer's forward pass; zero2 keeps them until the
+    backward pass. Frozen and trained weights may be mixed.
+
+    Source: Rajbhandari et al., 2020, "ZeRO: Memory optimizations toward training trillion parameter
+    models".
     """
     mesh = init_device_mesh(world.device.type, (world.size,))
-    offloads = config.cpu_offload and world.device.type == "cuda"  # a CPU's state is there already
+    offloads = config.cpu_offload and world.device.type == "cuda"  # no need on CPUs
     offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
     low = AUTOCAST.get(config.precision)
     settings: dict[str, Any] = {
@@ -99,7 +107,7 @@ def shard(
 
 
 def repeated_layers(model: Any) -> list[torch.nn.Module]:
-    """The transformer layers, which hold most of the weights and are all alike."""
+    """Returns the transformer layers: the largest list of modules of one type."""
     stacks = [
         list(module)
         for module in model.modules()
@@ -109,13 +117,13 @@ def repeated_layers(model: Any) -> list[torch.nn.Module]:
 
 
 def is_sharded(config: TrainingConfig, world: World) -> bool:
-    """Whether workers hold parts of the model; one alone holds it whole, whatever the strategy."""
+    """Returns whether workers hold shards; a single worker always holds the whole model."""
     return config.strategy != "ddp" and world.size > 1
 
 
 @contextlib.contextmanager
 def gradient_sync(wrapped: Any, *, enabled: bool) -> Any:
-    """Whether the backward pass in this context averages gradients over workers."""
+    """Sets whether the backward pass inside the context averages gradients over workers."""
     if isinstance(wrapped, DistributedDataParallel) and not enabled:
         with wrapped.no_sync():
             yield
@@ -126,13 +134,13 @@ def gradient_sync(wrapped: Any, *, enabled: bool) -> Any:
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor with all its shards; every worker must ask for it."""
+    """Returns a tensor gathered from all shards; every worker must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
     assert isinstance(parameter, DTensor)
-    return parameter.to_local().detach()  # shares the shard's memory
+    return parameter.to_local().detach()  # shares memory with the shard
 
 
 def _size(stack: list[torch.nn.Module]) -> int:

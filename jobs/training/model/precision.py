@@ -8,17 +8,18 @@ import torch
 from jobs.spec.train import Precision
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""Precisions that run matrix products in a smaller type, with weights kept in fp32."""
+"""Precisions that run matrix products in a 16-bit type and keep the weights in fp32."""
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Context for a forward pass in the given precision."""
+    """Returns the context of a forward pass in a precision."""
     if precision in AUTOCAST:
-        # weights have 16-bit copies already, and cached casts would outlive a captured step
+        # no cache: weights have 16-bit copies already, and cached casts would outlive a captured
+        # step
         return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
     return contextlib.nullcontext()
 
 
 def set_matmul_precision(precision: Precision) -> None:
-    """Allow TF32 matrix products for tf32 alone."""
+    """Allows TF32 matrix products in the precision tf32, and forbids them in all others."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

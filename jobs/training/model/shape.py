@@ -1,37 +1,37 @@
-"""The size of a transformer, known without loading it."""
+"""The dimensions of a transformer, from which its size follows without loading it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions that decide memory."""
+    """Dimensions of a model that determine its memory."""
 
     layers: int
     hidden: int
     intermediate: int
     vocabulary: int
     positions: int
-    """Learned position embeddings; 0 where positions are rotary."""
+    """Number of learned position embeddings; 0 for rotary positions."""
     is_gated: bool = False
     """Whether feed-forward layers have a third matrix, as in Llama."""
     key_value_share: float = 1.0
-    """Key and value heads over query heads."""
+    """Key and value heads divided by query heads."""
     has_own_head: bool = False
-    """Whether the output layer over the vocabulary has weights of its own."""
+    """Whether the output layer over the vocabulary has its own weights, not the embedding's."""
     scores_vocabulary: bool = False
-    """Whether every token gets a score for each word of the vocabulary."""
+    """Whether the model scores every word of the vocabulary at each token."""
     counted: int | None = None
-    """All weights, counted in the model built without memory; None where the formula is exact."""
+    """Number of all weights, counted in the model; None if the formula is exact."""
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights of embeddings."""
+        """Number of weights of the embeddings."""
         return (self.vocabulary + self.positions + (0 if self.is_gated else 4)) * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Weights of embeddings, layers, and a pooled classification head or an output layer."""
+        """Number of weights: embeddings, layers, and a classification head or an output layer."""
         if self.counted is not None:
             return self.counted
         rest = self._head if self.is_gated else self.hidden * (self.hidden + 1)
@@ -61,4 +61,4 @@ KNOWN_SHAPES = {
         32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3
     ),
 }
-"""Configurations published on the hub, so that planning these works offline."""
+"""Shapes of configurations on the hub, so that planning these models works offline."""

@@ -1,4 +1,4 @@
-"""A trained parameter, told apart from what the forward pass uses in its place."""
+"""A trained parameter in fp32, and the parameter that the forward pass uses in its place."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,21 @@ from torch.distributed.tensor import DTensor
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A trained parameter: what the optimizer holds and what the forward pass uses."""
+    """A trained parameter, as the optimizer and as the forward pass hold it."""
 
     name: str
     target: torch.Tensor
-    """fp32, plain: the parameter itself, the original of a 16-bit copy, or this worker's shard."""
+    """The optimizer's plain tensor, usually fp32: the parameter itself, the original of a 16-bit
+    copy, or this worker's shard."""
     source: torch.nn.Parameter
-    """Where the gradient arrives."""
+    """The parameter of the forward pass, on which autograd accumulates the gradient."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether the forward pass uses a 16-bit copy, which follows every update."""
+        """Whether the forward pass uses a 16-bit copy, which is refreshed after every update."""
         return self.source.dtype != self.target.dtype
 
     def gradient(self) -> torch.Tensor | None:
-        """The gradient as a plain tensor, of this worker's shard where weights are sharded."""
+        """Returns the gradient as a plain tensor; for sharded weights, of this worker's shard."""
         found = self.source.grad
         return found.to_local() if isinstance(found, DTensor) else found

@@ -1,1 +1,1 @@
-"""Short measurements of a machine and of candidates, from which a whole run is predicted."""
+"""Short measurements of hardware and candidates, which predict a whole run."""

@@ -1,4 +1,4 @@
-"""What a measurement holds for: versions and hardware of the worker that took it."""
+"""Describes the versions and the hardware for which a measurement is valid."""
 
 import contextlib
 import functools
@@ -13,13 +13,13 @@ import torch
 from jobs.training.config import Device
 
 PACKAGES = ("torch", "transformers", "ray")
-"""Packages whose versions change how fast training is."""
+"""Packages whose versions change the speed of training."""
 
 
 def describe(device: Device) -> dict[str, str]:
-    """Software versions, a digest of this package's code, and the processor that trains.
+    """Returns software versions, a digest of this package's code, and the processor that trains.
 
-    The same in a worker that holds a device and in one that only runs beside it.
+    The result is the same in a worker with a device and in a worker of the same node without one.
     """
     found = {name: metadata.version(name) for name in PACKAGES if _is_installed(name)}
     found |= {"python": platform.python_version(), "code": code_digest()}
@@ -31,9 +31,9 @@ def describe(device: Device) -> dict[str, str]:
 
 @functools.cache
 def code_digest() -> str:
-    """SHA-256 over the source of this package, shortened."""
+    """Returns the first 12 characters of the SHA-256 of the source that trains: ours of `jobs`."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -63,7 +63,7 @@ def _gpu() -> dict[str, str]:
         }
     except pynvml.NVMLError:
         return {"processor": "unknown", "driver": "unknown"}
-    with contextlib.suppress(pynvml.NVMLError):  # not every GPU tells
+    with contextlib.suppress(pynvml.NVMLError):  # not every GPU reports them
         found["power_limit_w"] = str(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000)
         found["pcie_lanes"] = str(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
     return found

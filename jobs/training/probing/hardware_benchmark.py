@@ -1,4 +1,4 @@
-"""What a machine's devices reach by themselves: matrix rates, memory, host link and all-reduce."""
+"""Measures the rates of devices: matrix products, memory, host link and all-reduce."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from jobs.training.model.precision import set_matmul_precision
 from jobs.training.world import World, join
 
 MATRIX = {"cuda": 8192, "cpu": 1536}
-"""Rows and columns of the square matrices: large enough to be bound by arithmetic."""
+"""Rows and columns of the square matrices: large enough that arithmetic limits the rate."""
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**28}
-"""Of a copy within memory: far larger than any cache."""
+"""Bytes of a copy within memory: far more than any cache holds."""
 SENT_BYTES = 2**28
-"""Of a copy to the device, and of a sum over devices."""
+"""Bytes of a copy to the device, and of an all-reduce."""
 WARMUP_S, TIMED_S = 0.5, 2.0
-"""How long each thing is done before and while it is timed."""
+"""Duration of the warm-up and of the timing of each operation."""
 TYPES: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "tf32": torch.float32,
@@ -32,14 +32,14 @@ TYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class HardwareRequest:
-    """What to measure on every worker of a group."""
+    """The measurements to make on every worker of a group."""
 
     device: Device
     precisions: Sequence[Precision]
 
 
 def measure(request: HardwareRequest, report: Report) -> None:
-    """Measure each rate for a moment; the main worker reports the slowest worker's."""
+    """Measures each rate; the main worker reports the rates of the slowest worker."""
     with join(request.device) as world:
         if world.is_main:
             report(WorkersReady())
@@ -56,7 +56,7 @@ def measure(request: HardwareRequest, report: Report) -> None:
 
 
 def _matrix(world: World, precision: Precision) -> float:
-    """Dense matrix products in TFLOP/s, 2n³ operations each, on random data."""
+    """Returns the rate of dense matrix products in TFLOP/s, 2n³ each, on random data."""
     set_matmul_precision(precision)
     size = MATRIX[world.device.type]
     left, right = (
@@ -67,7 +67,7 @@ def _matrix(world: World, precision: Precision) -> float:
 
 
 def _bandwidth(world: World) -> float:
-    """Memory bandwidth of a copy in GB/s, bytes read and written."""
+    """Returns the memory bandwidth of a copy in GB/s, bytes read plus written."""
     size = COPIED_BYTES[world.device.type]
     source = torch.ones(size, dtype=torch.uint8, device=world.device)
     target = torch.empty_like(source)
@@ -75,21 +75,24 @@ def _bandwidth(world: World) -> float:
 
 
 def _host(world: World) -> float:
-    """From pinned host memory to the device, in GB/s."""
+    """Returns the bandwidth from pinned host memory to the device in GB/s."""
     source = torch.ones(SENT_BYTES, dtype=torch.uint8, pin_memory=True)
     target = torch.empty(SENT_BYTES, dtype=torch.uint8, device=world.device)
     return SENT_BYTES / _seconds(world, lambda: target.copy_(source, non_blocking=True)) / 1e9
 
 
 def _all_reduce(world: World) -> float:
-    """Bus bandwidth of a sum over all workers in GB/s: 2(n-1)/n of the bytes, as nccl-tests do."""
+    """Returns the bus bandwidth of an all-reduce in GB/s: 2(n-1)/n of the bytes, as nccl-tests."""
     values = torch.zeros(SENT_BYTES // 4, device=world.device)
     share = 2 * (world.size - 1) / world.size
     return share * SENT_BYTES / _seconds(world, lambda: dist.all_reduce(values)) / 1e9
 
 
 def _seconds(world: World, work: Callable[[], object]) -> float:
-    """Mean seconds of a piece of work on the slowest worker; all do the same number of pieces."""
+    """Returns the mean seconds of an operation on the slowest worker.
+
+    All workers repeat it equally often.
+    """
     _wait(world)
     begin, count = time.perf_counter(), 0
     while world.broadcast(value=time.perf_counter() - begin < WARMUP_S):

@@ -1,4 +1,4 @@
-"""Timing a few real steps of each candidate, so that a full run can be predicted."""
+"""Times a few real steps of each candidate, from which the full run is predicted."""
 
 import functools
 import gc
@@ -13,7 +13,7 @@ import torch
 
 from jobs.spec.train import Precision
 from jobs.training import checkpoint
-from jobs.training.checkpoint import Checkpoints, CheckpointStore
+from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
@@ -29,62 +29,63 @@ from jobs.training.step_times import StepTimes, mean_over, mean_width
 from jobs.training.world import World, join
 
 FIRST_STEPS = 3
-"""Steps whose excess over later ones counts as first use: they allocate and load kernels."""
+"""Number of first steps whose extra time counts as first use: they allocate and load kernels."""
 FIRST_PASS_S = 0.5
-"""What a first forward pass may take besides, for kernels that are made."""
-BACKWARD_SHARE = 2.0
-"""How many times a forward pass a step takes at least; 3 is usual."""
-SURELY = 1.5
-"""By how many times the least time must be over what is known."""
+"""Extra time of a first forward pass, for kernels that are compiled."""
+STEP_OVER_FORWARD = 2.0
+"""Least duration of a step as a multiple of its forward pass; 3 is usual."""
+STOP_MARGIN = 1.5
+"""A probe stops before its first step if the least step time exceeds the limit by this factor."""
 EVAL_ROWS = 128
-"""Evaluation rows judged first, which loads kernels and tells how many more can be afforded."""
+"""Rows of the first evaluation, which loads kernels and shows how many rows EVAL_S allows."""
 EVAL_S = 2.0
-"""How long judging is timed at most, about."""
+"""Approximate longest timing of evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """One candidate to time."""
+    """A candidate to probe."""
 
     candidate: str
     config: TrainingConfig
     timing: ProbeTiming
     scratch: Path
-    """Folder for a checkpoint that is written once and removed."""
+    """Folder for a checkpoint that is written once and deleted."""
     is_brief: bool = False
-    """Whether steps alone are timed, because the rest is known from an earlier probe."""
+    """Whether only steps are timed, because an earlier probe measured the overheads."""
     give_up_s: float | None = None
-    """Mean step time from which on something better is known; None when nothing outside of this
-    group is, infinite to carry the probe through in any case.
+    """Mean step time above which a better candidate is known and the probe stops early.
+
+    None if no candidate outside this group is known; infinite to never stop early.
     """
 
 
 @dataclass(slots=True)
 class _Group:
-    """What the candidates of a worker group share."""
+    """The state that the candidates of a worker group share."""
 
     corpus: Corpus
     world: World
     corpus_s: float
     report: Report
     save: tuple[float, float] | None = None
-    """Seconds that a checkpoint holds up training, and until it is verified."""
-    judged: dict[Precision, tuple[float, float]] = field(default_factory=dict)
-    """What the first evaluation in a precision took longer than the next, and how long that is."""
+    """Seconds that training waits for a checkpoint, and until it is verified."""
+    evaluations: dict[Precision, tuple[float, float]] = field(default_factory=dict)
+    """Extra seconds of the first evaluation, and seconds of an evaluation of all rows."""
     best_high_s: dict[Precision, float] = field(default_factory=dict)
-    """Upper bound of the fastest mean step so far; precisions learn differently."""
+    """Upper bound of the fastest mean step so far; by precision, because it changes the metrics."""
 
 
 def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
-    """Time each candidate in turn in this worker group; all share data and base model.
+    """Probes each candidate in turn in this worker group; all share data and base model.
 
-    Running out of memory is reported and ends the group, because the allocator's state after it
-    would falsify what follows; the caller starts a fresh group for the rest.
+    Running out of memory is reported and ends the group, because the allocator's state would
+    distort later measurements; the caller starts a new group for the remaining candidates.
     """
     with join(requests[0].config.device) as world:
         if world.is_main:
             report(WorkersReady())
-        load_corpus(requests[0].config)  # tokenises what no cache holds yet
+        load_corpus(requests[0].config)  # tokenises rows that are not cached yet
         begin = time.monotonic()
         corpus = load_corpus(requests[0].config)
         group = _Group(corpus, world, time.monotonic() - begin, report)
@@ -102,10 +103,10 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
 
 def _probe(request: ProbeRequest, group: _Group) -> Probed:
     started, world = time.monotonic(), group.world
-    _forget(world)
+    _free_memory(world)
     session = build_session(request.config, group.corpus, world)
     built_s = group.corpus_s + time.monotonic() - started
-    steps_of_width = session.schedule.steps_of_width()
+    steps_of_width = session.batch_plan.steps_of_width()
     probed = functools.partial(
         Probed,
         candidate=request.candidate,
@@ -113,12 +114,12 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
         eval_rows=len(session.corpus.eval),
         environment=environment.describe(request.config.device),
     )
-    least_s = _glimpse(session, mean_width(steps_of_width), _limit(request, group))
+    least_s = _least_step_s(session, mean_width(steps_of_width), _limit(request, group))
     if least_s is not None:
         width = max(steps_of_width)
         return probed(
             times=StepTimes((width,), (least_s,), (1,)),
-            steps_of_width={width: session.schedule.total_steps},
+            steps_of_width={width: session.batch_plan.total_steps},
             overheads=None,
             is_given_up=True,
             is_steady=True,
@@ -139,8 +140,8 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
             setup_s = built_s - session.engine.capture_s
             excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
             overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
-            speed = meter.with_memory(speed)  # judging and saving take memory too
-    # every worker compares with the main one's number, or some would give up and others wait
+            speed = meter.with_memory(speed)  # evaluations and checkpoints need memory too
+    # all workers must compare with the same number, or some would stop and others wait
     high_s = world.broadcast(value=mean.value + mean.half_width)
     best = group.best_high_s.get(request.config.precision, math.inf)
     group.best_high_s[request.config.precision] = min(best, high_s)
@@ -155,25 +156,26 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     )
 
 
-def _glimpse(session: Session, tokens: float, limit_s: float) -> float | None:
-    """A step's least time on a CPU from a few rows, when even that is too long; else None.
+def _least_step_s(session: Session, tokens: float, limit_s: float) -> float | None:
+    """Returns a lower bound of the step time on a CPU if it exceeds the limit; else None.
 
-    `tokens`: mean width of the run's rows. A step of a large batch may take minutes there, and its
-    warm-up several. GPUs are no faster with few rows, so that these say nothing about many.
+    It is estimated from the forward pass of a few rows, because a step of a large batch may take
+    minutes on a CPU. `tokens` is the mean width of the run's rows. On GPUs the estimate would be
+    wrong: a few rows take as long as many.
     """
     config, world = session.config, session.world
     if world.device.type != "cpu" or math.isinf(limit_s):
         return None
     begin = time.monotonic()
-    evaluate(session, config.precision, limit=1)  # one forward pass, filled up
+    evaluate(session, config.precision, limit=1)  # one forward pass of a row and filler rows
     spent_s = max(0.0, time.monotonic() - begin - FIRST_PASS_S)
     samples = config.global_batch_size * tokens / padded_tokens(session, 1)
-    least_s = world.broadcast(value=BACKWARD_SHARE * spent_s * samples)
-    return least_s if least_s > SURELY * limit_s else None
+    least_s = world.broadcast(value=STEP_OVER_FORWARD * spent_s * samples)
+    return least_s if least_s > STOP_MARGIN * limit_s else None
 
 
-def _forget(world: World) -> None:
-    """What the candidate before this one held is not this one's."""
+def _free_memory(world: World) -> None:
+    """Frees the memory of the candidate before, and resets the peak."""
     gc.collect()
     if world.device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was captured on
@@ -182,7 +184,7 @@ def _forget(world: World) -> None:
 
 
 def _limit(request: ProbeRequest, group: _Group) -> float:
-    """Mean step time from which on this candidate is not worth timing further."""
+    """Returns the mean step time above which the probe of this candidate stops early."""
     known = group.best_high_s.get(request.config.precision, math.inf)
     outside = request.give_up_s
     return known if outside is None else math.inf if math.isinf(outside) else min(known, outside)
@@ -198,29 +200,29 @@ def _overheads(
 ) -> Overheads:
     own, final = request.config.precision, final_precision(request.config, group.world)
     for precision in (own, final):
-        if precision not in group.judged:
-            group.judged[precision] = _judging(session, precision)
+        if precision not in group.evaluations:
+            group.evaluations[precision] = _time_evaluation(session, precision)
         elif group.world.device.type == "cuda":
-            evaluate(session, precision, limit=EVAL_ROWS)  # for the memory that it takes
-    first_s = sum(group.judged[precision][0] for precision in {own, final})
+            evaluate(session, precision, limit=EVAL_ROWS)  # because the peak of memory includes it
+    first_s = sum(group.evaluations[precision][0] for precision in {own, final})
     if group.save is None:
-        group.save = _saving(session, request.scratch)
+        group.save = _time_saving(session, request.scratch)
     return Overheads(
         setup_s=setup_s,
         capture_s=session.engine.capture_s,
         first_use_s=excess_s + first_s,
-        eval_s=group.judged[own][1],
-        final_eval_s=group.judged[final][1],
+        eval_s=group.evaluations[own][1],
+        final_eval_s=group.evaluations[final][1],
         save_s=group.save[0],
         final_save_s=group.save[1],
         metering_s=metering_s,
     )
 
 
-def _judging(session: Session, precision: Precision) -> tuple[float, float]:
-    """By how much the first evaluation takes longer than the next, and how long one of all rows is.
+def _time_evaluation(session: Session, precision: Precision) -> tuple[float, float]:
+    """Returns the extra seconds of the first evaluation, and the seconds of one of all rows.
 
-    Rows are scaled up by their padded tokens.
+    The latter is extrapolated from a sample by padded tokens.
     """
     rows = len(session.corpus.eval)
 
@@ -237,18 +239,18 @@ def _judging(session: Session, precision: Precision) -> tuple[float, float]:
     return max(0.0, first_s - second_s), timed_s * tokens[1] / tokens[0]
 
 
-def _saving(session: Session, scratch: Path) -> tuple[float, float]:
-    """Seconds that a checkpoint holds up training, and until it is written and verified."""
-    shelf = CheckpointStore(scratch)
-    saver = Checkpoints(session, shelf)
+def _time_saving(session: Session, scratch: Path) -> tuple[float, float]:
+    """Returns the seconds that training waits for a checkpoint, and until it is verified."""
+    store = CheckpointStore(scratch)
+    saver = CheckpointSaver(session, store)
     begin = time.monotonic()
     saver.save(0, {})
-    held_s = time.monotonic() - begin
+    wait_s = time.monotonic() - begin
     saver.finish()
     if session.world.is_main:
-        checkpoint.latest(shelf)
+        checkpoint.latest(store)
     session.world.broadcast(value=0)
     whole_s = time.monotonic() - begin
     if session.world.is_main:
         shutil.rmtree(scratch, ignore_errors=True)
-    return held_s, whole_s
+    return wait_s, whole_s

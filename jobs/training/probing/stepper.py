@@ -11,12 +11,12 @@ from jobs.training.session import Session
 from jobs.training.step_times import StepTimes, is_steady, mean_over
 
 GIVE_UP_MARGIN = 0.1
-"""A candidate is given up early only when it is this much slower than what is known."""
+"""A probe stops early only if its candidate is slower than the limit by this share."""
 
 
 @dataclass(slots=True)
 class Windows:
-    """Steps that were timed together, window after window."""
+    """Timed steps, window after window."""
 
     widths: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -25,7 +25,7 @@ class Windows:
     begin: float = field(default_factory=time.monotonic)
 
     def add(self, results: Sequence[Stepped], rows: int, wall_s: float) -> None:
-        """One window of steps over `rows` rows each, which are made to add up to `wall_s`."""
+        """Adds a window of steps over `rows` rows each; scales their seconds to sum to `wall_s`."""
         counted = sum(result.seconds for result in results)
         self.widths += [result.padded_tokens // rows for result in results]
         self.seconds += [result.seconds * wall_s / counted for result in results]
@@ -34,19 +34,20 @@ class Windows:
 
     @property
     def spent_s(self) -> float:
-        """Since the first window began."""
+        """Seconds since the start of the first window."""
         return time.monotonic() - self.begin
 
     @property
     def times(self) -> StepTimes:
-        """The steps so far."""
+        """The timed steps so far."""
         return StepTimes(tuple(self.widths), tuple(self.seconds), tuple(self.sizes))
 
 
 class Stepper:
-    """Runs windows of real steps, as the training loop does, telling of each step likewise.
+    """Runs windows of real steps, and reports each step as the training loop does.
 
-    On a small machine whoever listens takes time from the workers. The main worker's clock decides.
+    Reporting is part of the measurement, because on a small machine the receiver takes time from
+    the workers. The main worker's clock decides for all.
     """
 
     def __init__(self, session: Session, timing: ProbeTiming, report: Report) -> None:
@@ -54,22 +55,26 @@ class Stepper:
         self._position = 0
 
     def warm_up(self) -> tuple[list[float], bool]:
-        """Step until windows agree or the limit is reached; seconds of steps, and which it was."""
+        """Runs windows until two are equally fast or the limit is reached.
+
+        Returns the seconds of each step, and whether the steps are steady.
+        """
         timing, windows = self._timing, Windows()
         while True:
             self._window(windows)
             steps, spent_s = len(windows.seconds), windows.spent_s
             is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
-            agreed = is_long and is_steady(windows.times, timing.tolerance)
-            state = 2 if agreed else int(spent_s >= timing.warmup_limit_s)
+            steady = is_long and is_steady(windows.times, timing.tolerance)
+            state = 2 if steady else int(spent_s >= timing.warmup_limit_s)
             state = int(self._session.world.broadcast(value=state))
             if state:
                 return windows.seconds, state == 2
 
     def measure(self, steps_of_width: dict[int, int], limit_s: float) -> tuple[Windows, bool]:
-        """Time windows until the mean is known well enough; whether it was given up early.
+        """Times windows until the mean is known well enough, or the limit is exceeded.
 
-        `limit_s`: mean step time above which something better is known.
+        `limit_s`: mean step time above which a better candidate is known. Returns the windows, and
+        whether the probe stopped early.
         """
         timing, windows = self._timing, Windows()
         while True:
@@ -103,8 +108,8 @@ class Stepper:
         return done
 
     def _launch(self) -> None:
-        """Start a block of steps; a probe may outlast a small epoch."""
-        engine, per_epoch = self._session.engine, self._session.schedule.steps_per_epoch
+        """Launches a block of steps; starts the epoch again if the probe is longer."""
+        engine, per_epoch = self._session.engine, self._session.batch_plan.steps_per_epoch
         first = self._position % per_epoch
         last = min(first + engine.block, per_epoch)
         if first == 0:

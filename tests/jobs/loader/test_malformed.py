@@ -48,8 +48,8 @@ def test_text_that_is_no_plain_yaml_is_refused(text: str | bytes, message: str) 
 
 FIELDS = [
     ("version: 2", "version: 2 is not 1"),
-    ("name: My Job", "name: 'My Job' is no name; use up to 63 lower-case letters"),
-    ("name: ../etc", "name: '../etc' is no name"),
+    ("name: My Job", "name: 'My Job' is not a job's name; use up to 63 lower-case letters"),
+    ("name: ../etc", "name: '../etc' is not a job's name"),
     ("seed: -1", "seed: -1 must be at least 0"),
     ("seed: 1.5", "seed: 1.5 is not a whole number"),
     ("tranin: {}", "tranin: unknown key; did you mean 'train'?"),
@@ -129,7 +129,7 @@ FIELDS = [
     ("prices: {RTX9999: 1.0}", "prices.RTX9999: accelerator 'RTX9999' is not known"),
     ("owned: {RTX9999: {purchase: 1}}", "owned.RTX9999: accelerator 'RTX9999' is not known"),
     ("prices: {T4: free}", "prices.T4: 'free' is not a number"),
-    ("serve: {route: sentiment}", "serve.route: 'sentiment' is no route; start with /"),
+    ("serve: {route: sentiment}", "serve.route: 'sentiment' is not a route; start with /"),
     ("serve: {}", "serve.route: is required"),
     ("storage: s3://", "'s3://' is neither a folder nor a bucket; write s3://bucket/prefix"),
     ("storage: gs://models/x", "'gs://models/x' is neither a folder nor a bucket"),

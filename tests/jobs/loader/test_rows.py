@@ -106,7 +106,10 @@ def test_every_row_of_a_file_is_looked_at(problems: Problems) -> None:
     ("row", "message"),
     [
         ('{"p": "x", "r": ["y"]}', "train.jsonl row 1: column 'r' holds ['y'], not text"),
-        ('{"p": "x", "r": ""}', "train.jsonl row 1: column 'r' holds '', not text of a character"),
+        (
+            '{"p": "x", "r": ""}',
+            "train.jsonl row 1: column 'r' holds '', not text of at least one character",
+        ),
         ('{"p": "x", "r": "\\ud800"}', "train.jsonl line 1: \\ud800 is half of a character"),
         ('{"p": "x"}', "data.response: train.jsonl has no column 'r'; its columns are p"),
     ],
@@ -132,7 +135,7 @@ def test_conversations_that_teach_nothing_are_found_at_any_row(row: str, tmp_pat
     (tmp_path / "train.jsonl").write_text(good * 2000 + f'{{"m": {row}}}\n', encoding="utf-8")
     (tmp_path / "eval.jsonl").write_text(good, encoding="utf-8")
     job = ANSWERS.replace("  prompt: p\n  response: r\n", "  messages: m\n")
-    message = r"data\.messages: train\.jsonl row 2001: .* an answer of the"
+    message = r"data\.messages: train\.jsonl row 2001: .* the assistant's answer"
     with pytest.raises(JobFileError, match=message):
         loads(job, extra_rules=[rows_suit_the_job(tmp_path)])
 

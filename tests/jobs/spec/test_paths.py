@@ -64,5 +64,5 @@ def test_text_that_is_no_path_may_hold_variables() -> None:
 
 
 def test_a_tokens_file_that_begins_with_a_variable_is_refused_with_the_reason() -> None:
-    with pytest.raises(JobFileError, match=r"begin at / and write all of it out: neither ~ nor"):
+    with pytest.raises(JobFileError, match=r"start with / and write it in full: neither ~ nor"):
         loads(MINIMAL + AUTH.replace("/home/$USER", "$HOME"))

@@ -76,7 +76,7 @@ def test_copies_are_counted_while_others_fetch() -> None:
 def test_a_limit_that_is_no_size_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache.LIMIT, "plenty")
     with (
-        pytest.raises(StorageError, match="WINNOW_CACHE_LIMIT is 'plenty', which is no size"),
+        pytest.raises(StorageError, match="WINNOW_CACHE_LIMIT is 'plenty', which is not a size"),
         cache.holding(cache.fetched() / "any"),
     ):
         raise AssertionError("reached")

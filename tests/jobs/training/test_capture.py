@@ -37,7 +37,7 @@ def session(reviews: Path, **fields: object) -> Session:
 def losses(built: Session) -> list[float]:
     """Of every step."""
     found, engine = [], built.engine
-    for step in range(built.schedule.total_steps):
+    for step in range(built.batch_plan.total_steps):
         engine.seek(step)
         engine.launch(step, step + 1)
         found += engine.collect()
@@ -108,11 +108,11 @@ def test_the_pieces_of_a_step_are_the_step(reviews: Path, tiny_model: str) -> No
         for _ in range(2)
     ]
     whole, parts = steps
-    assert whole.schedule.passes == 8
+    assert whole.batch_plan.passes == 8
     for step in steps:
-        step.schedule.seek(0)
+        step.batch_plan.seek(0)
     for number in range(3):
-        width = whole.schedule.width(number)
+        width = whole.batch_plan.width(number)
         whole.run(width)
         pieces = parts.pieces(width)
         assert [piece.times for piece in pieces] == [1, 6, 1]
@@ -136,11 +136,11 @@ def test_rows_that_stay_in_host_memory_give_the_same_batches(
     """The prefetching path, with the host standing in for a device that is too small."""
     config = training_config(reviews, tiny_model, micro_batch_size=8)
     built = build_session(config, load_corpus(config), World(0, 1, torch.device("cpu")))
-    feed, schedule = built.engine.step.feed, built.schedule
-    schedule.seek(0)
-    on_device = feed.batches(12)
-    feed.on_device = False
-    ahead = [feed.batches(12) for _ in range(2)]  # the second comes from the thread
+    loader, plan = built.engine.step.loader, built.batch_plan
+    plan.seek(0)
+    on_device = loader.batches(12)
+    loader.on_device = False
+    ahead = [loader.batches(12) for _ in range(2)]  # the second comes from the thread
     for batches in ahead:
         for (found, weights), (expected, wanted) in zip(batches, on_device, strict=True):
             assert torch.equal(weights, wanted)

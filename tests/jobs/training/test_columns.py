@@ -86,7 +86,7 @@ def test_a_choice_is_left_to_the_user(table: dict[str, Any], names: str) -> None
     with pytest.raises(DataError) as caught:
         columns.choose(Table(table), "a.csv")
     message = str(caught.value)
-    assert message.startswith(f"a.csv has the columns {names}, which do not show what is text")
+    assert message.startswith(f"a.csv has the columns {names}, and it is not clear which are text")
     assert "--text COLUMN (twice for pairs) and --label COLUMN" in message
     assert ("{role, content}" in message) == any(rows in (CHAT, TURNS) for rows in table.values())
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import flat_params, gradient_exchange
 from jobs.training.engine.flat_params import FlatAdamW
-from jobs.training.engine.gradient_exchange import Refresh
+from jobs.training.engine.gradient_exchange import WeightGather
 from jobs.training.model import parallel
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
@@ -81,7 +81,7 @@ def test_each_module_waits_for_its_own_weights(story: list[str]) -> None:
         weights, OptimizerSpec(lr=1e-3), steps=3, world=World(0, 2, torch.device("cpu"))
     )
     layers = parallel.repeated_layers(model)
-    refresh = Refresh(optimizer, weights, model, layers)
+    refresh = WeightGather(optimizer, weights, model, layers)
     for number, module in enumerate([model.first, *layers, model.last]):
         module.register_forward_hook(lambda *_, n=number: story.append(f"used {n}"))
 
@@ -130,13 +130,13 @@ def test_only_rows_in_use_are_exchanged_unless_others_have_gradients_too(*, scor
     weights = [Weight("words", weight, weight)]
     world = World(0, 1, torch.device("cpu"))
     optimizer = FlatAdamW(weights, OptimizerSpec(lr=1e-3), steps=3, world=world)
-    exchanged = gradient_exchange.Exchange(optimizer, weights, in_16_bits=False)
-    exchanged.follow(model, passes=1)
+    exchanged = gradient_exchange.GradientExchange(optimizer, weights, in_16_bits=False)
+    exchanged.attach(model, passes=1)
     sent: list[int] = []
     for ids in ([[3, 5, 3]], [[7, 7, 9]]):
         weight.grad = None
         exchanged.begin()
-        exchanged.arm()
+        exchanged.enable()
         model(torch.tensor(ids)).sum().backward()
         expected = weight.grad.clone()  # type: ignore[union-attr]
         sent.append(exchanged._buckets[0]._sent.numel())

@@ -60,7 +60,7 @@ def verdict(folder: Path) -> tuple[float, str]:
     task = task_registry.find("causal-lm" if rows[0].trained else "text-classification")
     found = plain_scores.scores_of(folder, "cpu", task.auto_class, task.activation)
     bound, is_loss = publication.BOUNDS["fp32"], task.activation == "token-loss"
-    return publication.compare(rows, publication.Plain(**found), bound, is_loss=is_loss)
+    return publication.compare(rows, publication.PlainScores(**found), bound, is_loss=is_loss)
 
 
 def the(kind: Any, events: list[Event]) -> Any:

@@ -158,7 +158,7 @@ def test_a_conversation_without_an_answer_is_refused(tmp_path: Path, tiny_llama:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(row, encoding="utf-8")
     data = language_data(tmp_path, prompt=None, response=None, messages="messages")
-    with pytest.raises(DataError, match=r"train\.jsonl row 1: .* one of them an answer of the"):
+    with pytest.raises(DataError, match=r"train\.jsonl row 1: .* one of them the assistant"):
         load_corpus(language_config(tmp_path, tiny_llama, data=data))
 
 

@@ -148,9 +148,7 @@ def test_checkpoints_take_no_more_room_than_they_may(
     assert len(found) == 2
     assert {5, best} <= set(found)
     assert kept(int(1.5 * size), tmp_path / "one") == [5]
-    with pytest.raises(
-        CheckpointError, match=r"takes .*max_size is .*; give checkpoints more room"
-    ):
+    with pytest.raises(CheckpointError, match=r"takes .*max_size is .*; set a larger size"):
         kept(size // 2, tmp_path / "none")
     assert not list((tmp_path / "none").iterdir())
 

@@ -184,7 +184,7 @@ def test_text_stays_as_it_is_written(
         (
             "a.jsonl",
             '{"t": "x"}\n{"t": ["x"]}\n',
-            "a.jsonl row 1: column 't' holds 'x', and other kinds",
+            "a.jsonl row 1: column 't' holds 'x', and values of another kind",
         ),
         ("a.jsonl", "", "a.jsonl has no rows"),
         (

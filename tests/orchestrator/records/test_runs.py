@@ -106,5 +106,5 @@ def test_a_folder_that_is_not_whole_is_refused(tmp_path: Path, damage: str) -> N
         (tmp_path / "a.txt").write_text("two", encoding="utf-8")
     else:
         (tmp_path / manifest.MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"missing|altered|not whole"):
+    with pytest.raises(CheckpointError, match=r"missing|altered|incomplete"):
         manifest.verify(tmp_path)
