@@ -141,13 +141,13 @@ def _measured(context: Context) -> Context:
             told_s[notice.stage] = now
             labels = {"job": context.spec.name, "run": context.run.id, "stage": notice.stage}
             counts = {"winnow_stage_done": notice.done, "winnow_stage_total": notice.total}
-            teller.tell(Sample(name, value, labels) for name, value in counts.items())
+            teller.publish(Sample(name, value, labels) for name, value in counts.items())
 
     return replace(context, notify=tell)
 
 
 def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-    teller.tell(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
+    teller.publish(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:

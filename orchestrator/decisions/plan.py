@@ -264,7 +264,7 @@ def _memory(
         precision=precision,
         device=placement.device,
         eval_batch=spec.task.eval_batch,
-        spread=memory.Spread(
+        sharding=memory.StateSharding(
             workers=placement.workers,
             strategy=spec.train.strategy,
             adapter=spec.model.adapter is not None,

@@ -88,7 +88,7 @@ def test_a_sku_that_is_not_there_fails_the_plan_in_time_with_the_nearest(folder:
 
 def test_a_name_that_fits_several_accelerators_is_told(folder: Path) -> None:
     settings = ["--set", "resources.any_of=[{accelerators: A100}, {accelerators: T4}]"]
-    sentence = "A100 is taken as A100-40GB; write A100-80GB if that is meant"
+    sentence = "A100 selects A100-40GB; write A100-80GB if you mean another model"
     assert f"note: {sentence}\n" in winnow(folder, "validate", "job.yaml", *settings).stdout
     as_json = winnow(folder, "validate", "job.yaml", *settings, "--json").stdout
     assert json.loads(as_json)["remarks"] == [sentence]
