@@ -520,8 +520,8 @@ FAULTS = [
     Fault(
         name="orchestrator-nodes-stay-after-their-job",
         path="orchestrator/stages/nodes.py",
-        old="        del self._asked[key]\n        self._request()\n",
-        new="        del self._asked[key]\n",
+        old="        del self._requests[key]\n        self._send()\n",
+        new="        del self._requests[key]\n",
         wrong="Nodes that a job asked Ray's autoscaler for stay, and cost money, when the job has ended or was killed.",
         past=True,
         tests=(

@@ -43,12 +43,12 @@ def require_tokens(dashboard: str, *, insecure_local: bool) -> None:
     if not insecure_local:
         raise ClusterError(
             f"the Ray cluster at {dashboard} requires no token, so anyone with network access can"
-            " run code on it; start it with RAY_AUTH_MODE=token, or add --insecure-local if only"
-            " this machine reaches it"
+            " run code on it; start it with RAY_AUTH_MODE=token, or add --insecure-local if"
+            " only this machine reaches it"
         )
     if host not in LOOPBACK:
         raise ClusterError(
-            f"--insecure-local is for clusters on 127.0.0.1, and this cluster is on {host}; start it"
+            f"--insecure-local is for clusters on 127.0.0.1, this cluster is on {host}; start it"
             " with RAY_AUTH_MODE=token"
         )
 

@@ -211,10 +211,7 @@ def _start_daemon(
 
 
 def _proxies(cluster: LocalCluster | None) -> list[psutil.Process]:
-    """Returns the HAProxy processes of a cluster, by the configuration file that they were given.
-
-    Their parent process may have changed, so that they are not among the cluster's children.
-    """
+    """Returns the HAProxy processes of a cluster, by their configuration file, not their parent."""
     own = cluster.ingress if cluster else ""
     if not own:
         return []

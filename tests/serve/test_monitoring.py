@@ -16,7 +16,7 @@ from cluster.session import Connection
 from infra.monitoring import make_dashboards
 from jobs.spec.serve import ServeSpec
 from jobs.training.events import Started, Stepped
-from orchestrator.decisions.predict import Interval, Prediction
+from orchestrator.decisions.measurement import Interval, Prediction
 from orchestrator.watch import FitWatch
 from serve.version import ModelVersion
 from tests.builders import eventually

@@ -171,9 +171,9 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
             "--token-from names NOT_SET, which is not set",
         ),
         (("load", "http://127.0.0.1:9/none", "--texts", "nodes.txt"), "nodes.txt cannot be read"),
-        (("serve", "sentiment", "--gpu"), "--gpu is set, and no driver shows a GPU here"),
+        (("serve", "sentiment", "--gpu"), "--gpu is set, but no driver reports a GPU here"),
         (("models", "show", "sentiment"), "no version of sentiment is published"),
-        (("models", "rollback", "job.yaml"), "no other version of reviews has answered before"),
+        (("models", "rollback", "job.yaml"), "no other version of reviews was deployed before"),
     ],
 )
 def test_serving_commands_say_what_is_missing(

@@ -171,6 +171,6 @@ def test_rows_that_are_cut_are_told() -> None:
     whole, cut = (make_plan(spec, inventory(RTX4090=2), BERT_BASE, n) for n in (64, 1200))
     assert whole.remarks == ()
     assert cut.remarks == (
-        "the longest training row has about 1,200 tokens; what is beyond 64 of a row is cut"
+        "the longest training row has about 1,200 tokens; rows are truncated to 64 tokens"
         " (data.max_length)",
     )
