@@ -64,7 +64,7 @@ class FoundSplit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The result of `winnow init --data`: the properties of the rows, and the written files."""
+    """The result of `winnow init --data FILE`: properties of the rows, and the new files."""
 
     written: str
     """Path of the job file."""
