@@ -283,7 +283,7 @@ FAULTS = [
         path="cluster/local.py",
         old=(
             '        "RAY_worker_niceness": "0",'
-            "  # Ray's 15 slows replicas too; what trains stands back itself\n"
+            "  # Ray's 15 slows replicas too; training lowers its own priority\n"
         ),
         new="",
         wrong=(
@@ -332,7 +332,7 @@ FAULTS = [
     Fault(
         name="cluster-moved-to-nodes-that-are-gone",
         path="cluster/placement.py",
-        old="    return replace(placement, node_ids=tuple(node.id for node in found))\n",
+        old="    return replace(placement, node_ids=tuple(node.id for node in usable))\n",
         new="    return placement\n",
         wrong=(
             "Training whose nodes were lost and came back under new ids waits for the ids that are"
@@ -520,8 +520,8 @@ FAULTS = [
     Fault(
         name="orchestrator-nodes-stay-after-their-job",
         path="orchestrator/stages/nodes.py",
-        old="        del self._asked[key]\n        self._request()\n",
-        new="        del self._asked[key]\n",
+        old="        del self._requests[key]\n        self._send()\n",
+        new="        del self._requests[key]\n",
         wrong="Nodes that a job asked Ray's autoscaler for stay, and cost money, when the job has ended or was killed.",
         past=True,
         tests=(

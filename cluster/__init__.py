@@ -1,1 +1,1 @@
-"""What hardware there is: accelerators, prices, nodes, placements, and the Ray cluster itself."""
+"""Hardware: accelerators, prices, nodes, placements, and the Ray cluster."""

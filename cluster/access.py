@@ -1,6 +1,6 @@
-"""Whether a Ray cluster lets anyone in who reaches it, and what is done about that.
+"""Refuses Ray clusters without token authentication.
 
-Whoever reaches a Ray cluster without tokens runs code on it, also from its jobs API.
+Anyone with network access to such a cluster can run code on it, for example through its jobs API.
 """
 
 import os
@@ -12,35 +12,43 @@ from jobs.errors import ClusterError
 
 TIMEOUT_S = 5.0
 TOKEN_HINT = (
-    "a cluster that asks for a token wants RAY_AUTH_MODE=token, and its token in RAY_AUTH_TOKEN or"
-    " in the file that RAY_AUTH_TOKEN_PATH names"
+    "if the cluster requires a token, set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the token or"
+    " RAY_AUTH_TOKEN_PATH to a file with it"
 )
-"""What to do where a cluster cannot be joined: Ray does not always say that the token is why."""
+"""Added to errors of joining a cluster, because Ray does not always name the token as the cause."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def asks_for_tokens(dashboard: str) -> bool:
-    """Whether a cluster asks for tokens, by its dashboard, or else as this process calls it."""
+    """Returns whether a cluster requires tokens, as its dashboard reports.
+
+    If the dashboard does not answer, the RAY_AUTH_MODE of this process decides.
+    """
     try:
-        answer = httpx.get(f"{_url(dashboard)}/api/authentication_mode", timeout=TIMEOUT_S)
-        return bool(answer.json()["authentication_mode"] == "token")
+        response = httpx.get(f"{_url(dashboard)}/api/authentication_mode", timeout=TIMEOUT_S)
+        return bool(response.json()["authentication_mode"] == "token")
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return os.environ.get("RAY_AUTH_MODE") == "token"
 
 
 def require_tokens(dashboard: str, *, insecure_local: bool) -> None:
-    """Raise ClusterError for an open cluster, unless it is this machine's and that is wanted."""
+    """Refuse a cluster without tokens, except on this machine with `insecure_local`.
+
+    Raises:
+        ClusterError: if the cluster requires no token.
+    """
     if asks_for_tokens(dashboard):
         return
     host = urlsplit(_url(dashboard)).hostname
     if not insecure_local:
         raise ClusterError(
-            f"the Ray cluster at {dashboard} lets anyone run code who reaches it; start it with"
-            " RAY_AUTH_MODE=token, or add --insecure-local if it is on this machine alone"
+            f"the Ray cluster at {dashboard} requires no token, so anyone with network access can"
+            " run code on it; start it with RAY_AUTH_MODE=token, or add --insecure-local if"
+            " only this machine reaches it"
         )
     if host not in LOOPBACK:
         raise ClusterError(
-            f"--insecure-local is for clusters on 127.0.0.1, and this one is on {host}; start it"
+            f"--insecure-local is for clusters on 127.0.0.1, this cluster is on {host}; start it"
             " with RAY_AUTH_MODE=token"
         )
 

@@ -1,4 +1,4 @@
-"""Prices of AWS, on demand and spot, through its public interfaces."""
+"""Fetches on-demand and spot prices from AWS."""
 
 import json
 from collections.abc import Mapping
@@ -14,20 +14,21 @@ from cluster.prices import Quote
 from jobs.errors import ClusterError
 
 PRICING_REGION = "us-east-1"
-"""The price list is not served in every region; this one serves the prices of all."""
+"""Region whose API serves the price list of all regions; most regions have no such API."""
 DEFAULT_REGION = "us-east-1"
 QUICK = botocore.config.Config(
     connect_timeout=5, read_timeout=20, retries={"max_attempts": 3, "mode": "standard"}
 )
 
 Client = Any
-"""A boto3 client; they have no static types."""
+"""A boto3 client; boto3 has no static types."""
 
 
 def fetch(region: str | None = None) -> tuple[Quote, ...]:
-    """Today's price of every SKU that AWS has in a region, by default the session's.
+    """Returns today's price of every SKU that AWS rents in a region, by default the profile's.
 
-    Raises ClusterError without credentials, permission or network.
+    Raises:
+        ClusterError: without credentials, permission or network.
     """
     session = boto3.Session()
     region = region or session.region_name or DEFAULT_REGION
@@ -37,23 +38,23 @@ def fetch(region: str | None = None) -> tuple[Quote, ...]:
         return quotes(pricing, ec2, region)
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         raise ClusterError(
-            f"prices of AWS cannot be fetched: {error}; the keys need pricing:GetProducts and"
-            " ec2:DescribeSpotPriceHistory (`aws configure`, or AWS_PROFILE)"
+            f"AWS returned no prices: {error}; configure keys with the permissions"
+            " pricing:GetProducts and ec2:DescribeSpotPriceHistory (`aws configure` or AWS_PROFILE)"
         ) from None
 
 
 def quotes(pricing: Client, ec2: Client, region: str) -> tuple[Quote, ...]:
-    """Quotes from the two interfaces; SKUs that the region does not offer are left out."""
+    """Returns a quote for each SKU that the region offers on demand or as spot."""
     now = datetime.now(UTC)
     rented = {sku.name: sku.aws for sku in catalogue.catalogue().values() if sku.aws}
     spot = _spot(ec2, sorted(machine.instance for machine in rented.values()), now)
-    found = []
+    offered = []
     for name, machine in rented.items():
         on_demand = _on_demand(pricing, machine.instance, region)
         cheapest = spot.get(machine.instance)
         if on_demand is None and cheapest is None:
             continue
-        found.append(
+        offered.append(
             Quote(
                 sku=name,
                 on_demand_usd=None if on_demand is None else on_demand / machine.devices,
@@ -62,11 +63,11 @@ def quotes(pricing: Client, ec2: Client, region: str) -> tuple[Quote, ...]:
                 date=f"{now:%Y-%m-%d}",
             )
         )
-    return tuple(found)
+    return tuple(offered)
 
 
 def _on_demand(pricing: Client, instance: str, region: str) -> float | None:
-    """USD per hour of a Linux machine that is shared and has no licence in its price."""
+    """Returns the USD per hour of a Linux instance of shared tenancy without licences."""
     wanted = {
         "instanceType": instance,
         "regionCode": region,
@@ -76,10 +77,10 @@ def _on_demand(pricing: Client, instance: str, region: str) -> float | None:
         "capacitystatus": "Used",
     }
     filters = [{"Type": "TERM_MATCH", "Field": key, "Value": v} for key, v in wanted.items()]
-    answer = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)
+    response = pricing.get_products(ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)
     prices = [
         float(dimension["pricePerUnit"]["USD"])
-        for text in answer["PriceList"]
+        for text in response["PriceList"]
         for term in json.loads(text)["terms"].get("OnDemand", {}).values()
         for dimension in term["priceDimensions"].values()
     ]
@@ -87,7 +88,7 @@ def _on_demand(pricing: Client, instance: str, region: str) -> float | None:
 
 
 def _spot(ec2: Client, instances: list[str], now: datetime) -> Mapping[str, float]:
-    """The newest price of each instance type in its cheapest zone."""
+    """Returns the newest USD per hour of each instance type in its cheapest zone."""
     pages = ec2.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=instances, ProductDescriptions=["Linux/UNIX"], StartTime=now
     )

@@ -1,4 +1,4 @@
-"""Accelerators under one name each, with memory, native precisions and a typical price."""
+"""The catalogue of accelerators: one name each, memory, native precisions, a typical price."""
 
 import json
 import re
@@ -21,17 +21,17 @@ from jobs.spec.train import Precision
 CPU = "cpu"
 """The SKU whose devices are processor cores."""
 MAKERS = ("nvidia", "tesla", "geforce")
-"""Words that tell no SKU from another."""
+"""Words of a name that are ignored, because they distinguish no SKU from another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A rented machine."""
+    """An instance type of a cloud."""
 
     instance: str
-    """Its type, such as g6.xlarge."""
+    """Type name, such as g6.xlarge."""
     devices: int
-    """Accelerators in it, or virtual cores of `cpu`."""
+    """Accelerators, or virtual cores for `cpu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Sku:
     """Device memory; None for cpu, where the node's memory counts."""
     bandwidth_gb_per_s: float | None
     interconnect_gb_per_s: float | None
-    """NVLink or its like, both directions together; None where devices have PCIe alone."""
+    """Bandwidth of NVLink or a similar link, both directions together; None with PCIe only."""
     fp32_tflops: float | None
     tensor_tflops: float | None
     """Dense fp16 matrix rate."""
@@ -56,19 +56,19 @@ class Sku:
     """Typical on-demand price of one device; None where no public price is known."""
     price_source: str | None
     aws: Instance | None
-    """The smallest rented on AWS with it; None where AWS has none."""
+    """The smallest AWS instance type with it; None where AWS has none."""
 
 
 @cache
 def catalogue() -> dict[str, Sku]:
-    """Every known SKU by name."""
+    """Returns every known SKU by name."""
     text = (Path(__file__).parent / "accelerators.json").read_text(encoding="utf-8")
     rows = json.loads(text)["accelerators"]
     return {sku.name: sku for sku in TypeAdapter(tuple[Sku, ...]).validate_python(rows)}
 
 
 def peak_tflops(name: str, precision: Precision) -> float | None:
-    """Dense peak of a SKU in a precision; None for a CPU and where no figure is known."""
+    """Returns the dense peak of a SKU in TFLOP/s; None for a CPU or where no figure is known."""
     sku = catalogue().get(name)
     if sku is None:
         return None
@@ -76,12 +76,19 @@ def peak_tflops(name: str, precision: Precision) -> float | None:
 
 
 def known(name: str) -> Sku | None:
-    """The SKU for a name as people and drivers write it, in any order of its words, else None."""
+    """Returns the SKU for a name as people or drivers write it, or None.
+
+    The order of the words in the name does not matter.
+    """
     return _by_plain_name().get(_plain(name)) or _by_words().get(_words(name))
 
 
 def find(name: str) -> Sku:
-    """The SKU for a name as people type it; InfeasibleError suggests the nearest."""
+    """Returns the SKU for a name as people type it.
+
+    Raises:
+        InfeasibleError: for an unknown name, with the most similar known name.
+    """
     sku = known(name)
     if sku is None:
         near = most_similar(_plain(name), _by_plain_name())
@@ -92,25 +99,30 @@ def find(name: str) -> Sku:
 
 
 def choice(name: str) -> str | None:
-    """A sentence on a name that fits several SKUs: which one is taken, and how to write another.
+    """Returns a sentence on an ambiguous name: the SKU it selects, and the names of the others.
 
-    A name fits a SKU if the SKU's name or one of its aliases has all of its words.
+    A name matches a SKU if all its words are in the SKU's name or in one of its aliases. Returns
+    None if only one SKU matches.
     """
     taken, words = known(name), _words(name)
     fitting = [sku.name for sku in catalogue().values() if _has_words(sku, words)]
     others = [other for other in fitting if taken and other != taken.name]
     if taken is None or not others or _plain(name) == _plain(taken.name):
         return None
-    return f"{name} is taken as {taken.name}; write {' or '.join(others)} if that is meant"
+    return f"{name} selects {taken.name}; write {' or '.join(others)} if you mean another model"
 
 
 def served_skus(spec: ServeSpec) -> list[str]:
-    """What replicas may be on, the preferred first; InfeasibleError for a name not known."""
+    """Returns the SKUs on which replicas may run, the preferred first.
+
+    Raises:
+        InfeasibleError: for an unknown name.
+    """
     return [find(found.name).name for found in (spec.accelerators, *spec.fallback)]
 
 
 def auto_precision(sku: Sku) -> tuple[Precision, str]:
-    """The precision that `auto` means on a SKU, and why."""
+    """Returns the precision that `auto` selects on a SKU, and the reason."""
     if sku.name == CPU:
         return "fp32", "fp32 on a CPU"
     if "bf16" in sku.precisions:
@@ -119,7 +131,7 @@ def auto_precision(sku: Sku) -> tuple[Precision, str]:
 
 
 def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
-    """Names that are not known, and precisions that an accelerator does not have."""
+    """Yields unknown accelerator names, and precisions that an accelerator lacks."""
     for path, request in _requests(spec):
         try:
             sku = find(request.name)
@@ -133,7 +145,7 @@ def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
             native = ", ".join(sku.precisions)
             yield Violation(
                 path,
-                f"{wanted} is asked for, which {sku.name} lacks; use {native} or leave it out",
+                f"precision is {wanted}, which {sku.name} lacks; use {native} or leave it out",
             )
     for section, names in (("prices", spec.prices), ("owned", spec.owned)):
         for name in names:
@@ -145,7 +157,7 @@ def accelerator_rules(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _serving_rules(spec: JobSpec) -> Iterator[Violation]:
-    """Fallbacks that cannot take a replica's place, and targets of what no replica is on."""
+    """Yields fallbacks that cannot replace a replica's devices, and targets of unused SKUs."""
     serve = spec.serve
     if serve is None:
         return
@@ -155,28 +167,30 @@ def _serving_rules(spec: JobSpec) -> Iterator[Violation]:
         path, name = ("serve", "fallback", number), _name(request.name)
         if CPU in (seen[0], name):
             yield Violation(
-                path, "cores and accelerators cannot take each other's place; remove it"
+                path, "cores and accelerators cannot replace each other; remove this fallback"
             )
         elif name in seen:
-            yield Violation(path, f"{name} is listed already; remove one")
+            yield Violation(path, f"{name} is listed twice; remove one")
         elif request.count != first.count:
-            message = f"a replica has {first.count} of {first.name}; use {name}:{first.count}"
+            message = f"its count must be that of {first}; use {name}:{first.count}"
             yield Violation(path, message)
         seen.append(name)
     for given in serve.autoscaling.targets:
         if _name(given) not in seen:
-            message = f"no replica is on it; accelerators and fallback name {', '.join(seen)}"
+            message = (
+                f"no replica runs on it; use one of accelerators and fallback: {', '.join(seen)}"
+            )
             yield Violation(("serve", "autoscaling", "targets", given), message)
 
 
 def _name(given: str) -> str:
-    """Of the SKU, or as given where it is not known, which is told elsewhere."""
+    """Returns the SKU's name, or an unknown name as given, which `accelerator_rules` reports."""
     sku = known(given)
     return sku.name if sku else given
 
 
 def choices(spec: JobSpec) -> tuple[str, ...]:
-    """A sentence for each accelerator name in a job that fits several SKUs."""
+    """Returns a sentence for each ambiguous accelerator name in a job."""
     names = [request.name for _, request in _requests(spec)]
     names += [*spec.prices, *spec.owned]
     if spec.serve:

@@ -1,4 +1,4 @@
-"""The live Ray cluster as an Inventory."""
+"""Reads the nodes of the live Ray cluster."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,13 +14,13 @@ from cluster.inventory import Inventory, Node, sort_out
 from jobs.errors import ClusterError
 
 DETECT_TIMEOUT_S = 60.0
-"""How long a node may take to start a process and ask NVML."""
+"""How long a node may take to start a process and query NVML."""
 
 Value = TypeVar("Value")
 
 
 def discover() -> Inventory:
-    """Every alive node; nodes with GPUs and no SKU label are asked through NVML."""
+    """Returns every live node; queries NVML on nodes that have GPUs and no SKU label."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     unlabelled = [node for node in alive if _gpus(node) and labels.SKU not in node["Labels"]]
     detected = dict(zip([n["NodeID"] for n in unlabelled], _detect(unlabelled), strict=True))
@@ -28,7 +28,7 @@ def discover() -> Inventory:
 
 
 def own_sku() -> str:
-    """Of the devices that Ray gave this process."""
+    """Returns the SKU of the devices that Ray assigned to this process."""
     if not ray.get_gpu_ids():
         return catalogue.CPU
     marks = ray.get_runtime_context().get_node_labels()
@@ -36,34 +36,38 @@ def own_sku() -> str:
 
 
 def facts_of_nodes() -> tuple[tuple[NodeFacts, ...], tuple[float, ...]]:
-    """Facts of every alive machine, and when each was asked by this machine's clock.
+    """Returns the facts of every live machine, and this machine's clock when each arrived.
 
-    Raises ClusterError when a node does not answer.
+    Clocks are in seconds since 1970. Raises ClusterError if a node does not answer.
     """
-    return _ask_each(facts.gather)
+    return _run_on_each(facts.gather)
 
 
 def exposures() -> tuple[Exposure, ...]:
-    """What others reach of every alive machine; ClusterError when one does not answer."""
-    return _ask_each(exposure.gather)[0]
+    """Returns the network exposure of every live machine.
+
+    Raises:
+        ClusterError: if a node does not answer.
+    """
+    return _run_on_each(exposure.gather)[0]
 
 
-def _ask_each(gather: Callable[[], Value]) -> tuple[tuple[Value, ...], tuple[float, ...]]:
-    """Simulated nodes are processes of a machine that is asked anyway."""
+def _run_on_each(gather: Callable[[], Value]) -> tuple[tuple[Value, ...], tuple[float, ...]]:
+    """Run `gather` on each machine; skips simulated nodes, which share a machine with others."""
     alive = [n for n in ray.nodes() if n["Alive"] and n["Labels"].get(labels.SIMULATED) != "true"]
     task: Any = ray.remote(num_cpus=0)(gather)
-    found, asked = [], []
+    values, received_s = [], []
     for node in alive:
         on_node = task.options(label_selector={labels.NODE_ID: node["NodeID"]})
         try:
-            found.append(ray.get(on_node.remote(), timeout=DETECT_TIMEOUT_S))
+            values.append(ray.get(on_node.remote(), timeout=DETECT_TIMEOUT_S))
         except ray.exceptions.GetTimeoutError:
             raise ClusterError(
                 f"node {node['NodeManagerHostname']} did not answer within {DETECT_TIMEOUT_S:g} s"
             ) from None
-        # a node reads its clock shortly before its answer comes
-        asked.append(time.time())
-    return tuple(found), tuple(asked)
+        # a node reads its clock shortly before its result arrives
+        received_s.append(time.time())
+    return tuple(values), tuple(received_s)
 
 
 def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:
@@ -78,7 +82,7 @@ def _detect(nodes: list[dict[str, Any]]) -> list[str | None]:
 
 
 def _entries(node: dict[str, Any], detected: dict[str, str | None]) -> Iterator[Node]:
-    """A node's accelerators, and its cores, which serve and train as the SKU `cpu`."""
+    """Yields a node's accelerators, and its cores, which are devices of the SKU `cpu`."""
     marks, resources, gpus = node["Labels"], node["Resources"], _gpus(node)
     memory_gib = resources.get("memory", 0) / 2**30 or None
     simulated = marks.get(labels.SIMULATED) == "true"
@@ -97,7 +101,7 @@ def _gpus(node: dict[str, Any]) -> int:
 
 
 def _sku(marks: Mapping[str, str], named: str | None) -> str:
-    """As the catalogue calls what a label or NVML names, or else Ray's own label."""
+    """Returns the catalogue's name for the name in a label or from NVML, else for Ray's label."""
     name = named or marks.get(labels.ACCELERATOR_TYPE, "unknown GPU")
     sku = catalogue.known(name)
     return sku.name if sku else name

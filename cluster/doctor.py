@@ -1,4 +1,4 @@
-"""What is wrong with nodes, and what to do about it: from facts to findings."""
+"""Judges facts about nodes: each finding says what is wrong and what to do."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Literal
 from cluster.facts import GpuFacts, NodeFacts
 
 LEAST_SHM_GIB = 1.0
-"""NCCL and Ray's object store share memory there; containers get 0.06 by default."""
+"""Size of /dev/shm, which NCCL and Ray's object store use; containers get 0.06 by default."""
 LEAST_DISK_GIB = 10.0
 SLOW_DISK_MB_PER_S = 100.0
 SKEW_S = 1.0
-"""Clocks further apart confuse leases and logs."""
+"""Largest clock difference; beyond it leases and the order of log lines become unreliable."""
 BUSY_CPU, BUSY_GPU_GIB = 0.5, 1.0
-"""Use by others from which on measurements are not to be trusted."""
+"""Use by other processes above which measurements are unreliable: share of the CPUs, GPU GiB."""
 
 Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that should be different on a node."""
+    """One fault of a node."""
 
     node: str
     severity: Severity
@@ -29,14 +29,14 @@ class Finding:
 
 
 def examine(nodes: Sequence[NodeFacts], now_s: Sequence[float]) -> tuple[Finding, ...]:
-    """Findings on every node, and on nodes that differ.
+    """Returns the findings on each node, and on differences between nodes.
 
-    `now_s`: this machine's clock when each node was asked, seconds since 1970.
+    `now_s`: this machine's clock when each node's facts arrived, in seconds since 1970.
     """
-    found = [finding for node in nodes for finding in _on_node(node)]
-    found += _skews(nodes, now_s)
-    found += _versions(nodes)
-    return tuple(found)
+    findings = [finding for node in nodes for finding in _on_node(node)]
+    findings += _skews(nodes, now_s)
+    findings += _versions(nodes)
+    return tuple(findings)
 
 
 def _on_node(node: NodeFacts) -> Iterator[Finding]:
@@ -51,10 +51,13 @@ def _on_node(node: NodeFacts) -> Iterator[Finding]:
 
 def _errors(node: NodeFacts) -> Iterator[str]:
     if node.gpus and node.torch_cuda is None:
-        yield f"torch is a build without CUDA, so {len(node.gpus)} GPUs idle; install one"
+        yield (
+            f"torch is a build without CUDA, so {len(node.gpus)} GPUs stay idle; install a build"
+            " with CUDA"
+        )
     elif node.torch_cuda and node.driver_cuda and _is_older(node.driver_cuda, node.torch_cuda):
         yield (
-            f"driver {node.driver} runs CUDA up to {node.driver_cuda}, torch wants"
+            f"driver {node.driver} runs CUDA up to {node.driver_cuda}, torch needs"
             f" {node.torch_cuda}; update the driver or install an older build of torch"
         )
     if node.shm_gib < LEAST_SHM_GIB and len(node.gpus) > 1:
@@ -65,7 +68,7 @@ def _errors(node: NodeFacts) -> Iterator[str]:
     wanted = node.nccl_interface
     if wanted and not any(name in wanted.split(",") for name in node.interfaces):
         here = ", ".join(node.interfaces) or "none"
-        yield f"NCCL_SOCKET_IFNAME is {wanted}, which is not up; interfaces that are: {here}"
+        yield f"NCCL_SOCKET_IFNAME is {wanted}, which is not up; set it to one that is: {here}"
 
 
 def _warnings(node: NodeFacts) -> Iterator[str]:
@@ -74,24 +77,33 @@ def _warnings(node: NodeFacts) -> Iterator[str]:
     if node.disk_mb_per_s < SLOW_DISK_MB_PER_S:
         yield f"the disk reads {node.disk_mb_per_s:.0f} MB/s; checkpoints will be slow"
     if node.busy_cpu_share > BUSY_CPU:
-        yield f"other processes use {node.busy_cpu_share:.0%} of the processors: probes will be off"
+        yield (
+            f"other processes use {node.busy_cpu_share:.0%} of the CPUs, so measurements will be"
+            " wrong; stop them"
+        )
 
 
 def _on_gpu(gpu: GpuFacts) -> Iterator[str]:
     if gpu.processes or gpu.used_gib > BUSY_GPU_GIB:
         yield (
-            f"{gpu.processes} processes hold {gpu.used_gib:.1f} GiB: stop them, or probes will be"
-            " off and memory short"
+            f"{gpu.processes} processes hold {gpu.used_gib:.1f} GiB, so measurements will be wrong"
+            " and memory may run out; stop them"
         )
     if gpu.slowdowns:
-        yield f"its clock is held back by {' and '.join(gpu.slowdowns)}: look at cooling and supply"
+        yield (
+            f"its clock is reduced by {' and '.join(gpu.slowdowns)}; check the cooling and the"
+            " power supply"
+        )
     limit, default = gpu.power_limit_w, gpu.default_power_limit_w
     if limit and default and limit < 0.95 * default:
-        yield f"its power limit is {limit:.0f} W of {default:.0f}: it will be slower than its kind"
+        yield (
+            f"its power limit is {limit:.0f} W instead of {default:.0f}, so it is slower than other"
+            " GPUs of its model; raise it with `nvidia-smi -pl`"
+        )
     if gpu.pcie_width and gpu.widest_pcie and gpu.pcie_width < gpu.widest_pcie:
-        yield f"it uses {gpu.pcie_width} of {gpu.widest_pcie} PCIe lanes: look at slot and riser"
+        yield f"it uses {gpu.pcie_width} of {gpu.widest_pcie} PCIe lanes; check the slot and riser"
     if gpu.has_mig:
-        yield "MIG is on: Winnow takes whole GPUs; switch it off or use another one"
+        yield "MIG is on, and Winnow uses only whole GPUs; switch it off or use another GPU"
 
 
 def _skews(nodes: Sequence[NodeFacts], now_s: Sequence[float]) -> Iterator[Finding]:
@@ -99,12 +111,14 @@ def _skews(nodes: Sequence[NodeFacts], now_s: Sequence[float]) -> Iterator[Findi
         off_s = node.clock_s - now
         if abs(off_s) > SKEW_S:
             yield Finding(
-                node.node, "warning", f"its clock is {off_s:+.1f} s off this one's; start chrony"
+                node.node,
+                "warning",
+                f"its clock differs by {off_s:+.1f} s from this machine's; start chrony",
             )
 
 
 def _versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
-    """Nodes whose packages differ from the first one's."""
+    """Yields package versions that differ from those of the first node."""
     for node in nodes[1:]:
         first = nodes[0]
         for name in sorted(first.versions.keys() & node.versions.keys()):
@@ -113,10 +127,10 @@ def _versions(nodes: Sequence[NodeFacts]) -> Iterator[Finding]:
                     node.node,
                     "error",
                     f"{name} is {node.versions[name]}, and {first.versions[name]} on {first.node};"
-                    " install the same everywhere",
+                    " install the same version on every node",
                 )
 
 
 def _is_older(version: str, wanted: str) -> bool:
-    """Whether a driver's CUDA is of an older major version, which it cannot bridge."""
+    """Returns whether a driver's CUDA has an older major version, which torch cannot use."""
     return int(version.split(".")[0]) < int(wanted.split(".")[0])

@@ -1,4 +1,4 @@
-"""What of a node others can reach, and who can read its tokens: from facts to findings."""
+"""Finds ports of a node that other machines can reach, and token files that others can read."""
 
 import contextlib
 import importlib.util
@@ -21,26 +21,26 @@ from raywinnow import DISTRIBUTION
 
 AUDIT_TIMEOUT_S = 120.0
 RAY_TOKEN = "~/.ray/auth_token"
-"""Where Ray looks for its token when nothing else is said."""
+"""Ray's default token file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A process of a cluster that listens."""
+    """A kind of cluster process that listens on ports."""
 
     name: str
     signs: tuple[str, ...]
-    """Any of which its command line holds; Ray renames some of its processes when they are up."""
+    """Texts, one of which is in its command line; Ray renames some processes after their start."""
     audience: str
-    """Who needs to reach it."""
+    """Clients that need access to it."""
     runs_code: bool = True
-    """Whether who reaches it without a token runs code on the node."""
+    """Whether a client without a token can run code through it if tokens are off."""
 
 
 ROLES = (
     Role("GCS", ("gcs_server",), "nodes of the cluster"),
     Role("node manager", ("raylet/raylet",), "nodes of the cluster"),
-    Role("dashboard and jobs API", ("dashboard/dashboard.py",), "who submits jobs"),
+    Role("dashboard and jobs API", ("dashboard/dashboard.py",), "users who submit jobs"),
     Role(
         "node agent and metrics",
         ("ray::DashboardAgent", "dashboard/agent.py"),
@@ -49,7 +49,7 @@ ROLES = (
     Role(
         "runtime environments",
         ("ray::RuntimeEnvAgent", "runtime_env/agent/main.py"),
-        "nobody but its node",
+        "processes of its own node",
     ),
     Role("client server", ("ray.util.client.server",), "clients of ray://"),
     Role("endpoint", ("haproxy",), "clients of the endpoint", runs_code=False),
@@ -67,35 +67,35 @@ class Listening:
     address: str
     port: int
     asks_for_tokens: bool
-    """By the environment that its process was started with."""
+    """As set in the environment of its process."""
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
-        found = ipaddress.ip_address(self.address)
-        inner = getattr(found, "ipv4_mapped", None)
-        return bool((inner or found).is_loopback)
+        """Whether only this machine can reach it."""
+        address = ipaddress.ip_address(self.address)
+        inner = getattr(address, "ipv4_mapped", None)
+        return bool((inner or address).is_loopback)
 
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """What a node shows of itself, as far as this user may see."""
+    """The ports and token files of a node, as far as this user may inspect them."""
 
     node: str
     listening: tuple[Listening, ...]
     loose_files: tuple[str, ...]
-    """Files with tokens that others than their owner can read, with their modes."""
+    """Token files that users other than the owner can read, with their modes."""
 
 
 def gather() -> Exposure:
-    """Look at this node."""
-    found = {each for process in psutil.process_iter() for each in _listening(process)}
-    ordered = sorted(found, key=lambda each: (each.port, each.address))
+    """Returns the exposure of this node."""
+    ports = {each for process in psutil.process_iter() for each in _listening(process)}
+    ordered = sorted(ports, key=lambda each: (each.port, each.address))
     return Exposure(socket.gethostname(), tuple(ordered), tuple(_loose()))
 
 
 def judge(node: Exposure) -> Iterator[Finding]:
-    """What should be different."""
+    """Yields a finding for each port that other machines can reach and each readable token file."""
     for each in node.listening:
         if each.is_local:
             continue
@@ -104,26 +104,27 @@ def judge(node: Exposure) -> Iterator[Finding]:
             yield Finding(
                 node.node,
                 "error",
-                f"{place} and asks for no token: whoever reaches it can run code; start Ray with"
-                " RAY_AUTH_MODE=token, and close the port to all but these: "
+                f"{place} and requires no token, so anyone with network access can run code; start"
+                " Ray with RAY_AUTH_MODE=token, and close the port to all clients but: "
                 f"{each.role.audience}",
             )
         else:
             yield Finding(
-                node.node, "warning", f"{place}; close it to all but these: {each.role.audience}"
+                node.node, "warning", f"{place}; close it to all clients but: {each.role.audience}"
             )
     for path in node.loose_files:
-        yield Finding(node.node, "error", f"others can read {path}; run chmod 600 on it")
+        yield Finding(node.node, "error", f"other users can read {path}; run chmod 600 on it")
 
 
 def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]:
-    """Known holes in an environment's packages, if pip-audit is there and reaches its data.
+    """Yields known vulnerabilities of the packages of a Python environment, as pip-audit reports.
 
-    `options` of pip-audit may name other packages.
+    Yields a warning if pip-audit is not installed or has no access to its database. `options` are
+    passed to pip-audit.
     """
     node = socket.gethostname()
     if python == sys.executable and importlib.util.find_spec("pip_audit") is None:
-        message = "advisories were not looked up: pip-audit is not installed"
+        message = "advisories were not checked: pip-audit is not installed; install it"
         yield Finding(node, "warning", message)
         return
     command = [python, "-P", "-m", "pip_audit", "--format=json", "--progress-spinner=off", *options]
@@ -133,14 +134,14 @@ def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]
         )
         packages = json.loads(done.stdout)["dependencies"]
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):
-        message = "advisories were not looked up: pip-audit did not reach its data"
+        message = "advisories were not checked: pip-audit could not reach its database"
         yield Finding(node, "warning", message)
         return
     unseen = [each["name"] for each in packages if "skip_reason" in each]
     unseen = [name for name in unseen if name != DISTRIBUTION]  # no database knows it
     if unseen:
         some = ", ".join(unseen[:3]) + (", …" if len(unseen) > 3 else "")
-        message = f"advisories of {len(unseen)} of {len(packages)} packages were not found: {some}"
+        message = f"{len(unseen)} of {len(packages)} packages are in no advisory database: {some}"
         yield Finding(node, "warning", message)
     for package in packages:
         for hole in package.get("vulns", ()):
@@ -148,19 +149,19 @@ def advisories(python: str = sys.executable, *options: str) -> Iterator[Finding]
             yield Finding(
                 node,
                 "error",
-                f"{package['name']} {package['version']} has {hole['id']}; it is mended in {fixed}",
+                f"{package['name']} {package['version']} has {hole['id']}; fixed in {fixed}",
             )
 
 
 def role_of(command: Sequence[str]) -> Role | None:
-    """What a process is to the cluster, by its command line."""
+    """Returns the role of a process with this command line; None outside the cluster."""
     words = " ".join(command[:8])
     signed = (role for role in ROLES if any(sign in words for sign in role.signs))
     return next(signed, None)
 
 
 def _listening(process: psutil.Process) -> Iterator[Listening]:
-    # processes end meanwhile, and those of others are not ours to see
+    # a process may end meanwhile or belong to another user
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         role = role_of(process.cmdline())
         if role:

@@ -1,4 +1,4 @@
-"""What a node says of itself: driver, GPUs, disk, shared memory, clock."""
+"""Gathers facts about a node: driver, GPUs, disk, shared memory, clock."""
 
 import importlib.util
 import os
@@ -18,61 +18,61 @@ import pynvml
 from cluster import nvml
 
 READ_BYTES = 2**26
-"""Written and read back to see how fast the disk is."""
+"""Size of the file that is written and read back to measure the disk."""
 PACKAGES = ("torch", "transformers", "ray", "nvidia-nccl-cu13", "nvidia-nccl-cu12")
-"""Packages whose versions must agree between nodes."""
+"""Packages whose versions must be equal on all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as NVML shows it."""
+    """The state of one GPU, from NVML."""
 
     name: str
     memory_gib: float
     used_gib: float
     processes: int
-    """Compute processes on it now."""
+    """Number of compute processes on it now."""
     slowdowns: tuple[str, ...]
-    """Why its clock is held back now."""
+    """Reasons why its clock is reduced now."""
     power_limit_w: float | None
     default_power_limit_w: float | None
     pcie_width: int | None
-    """Lanes in use."""
+    """PCIe lanes in use."""
     widest_pcie: int | None
-    """Lanes that it could use."""
+    """PCIe lanes that it supports."""
     has_mig: bool
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node."""
+    """The state of one node."""
 
     node: str
     """Host name."""
     clock_s: float
-    """Seconds since 1970 when it was asked."""
+    """Its clock in seconds since 1970, when the facts were gathered."""
     versions: dict[str, str]
     torch_cuda: str | None
-    """CUDA version that torch was built for; None for a build without."""
+    """CUDA version that torch was built for; None for a build without CUDA."""
     driver: str | None
-    """None where there is no NVIDIA driver."""
+    """Driver version; None without an NVIDIA driver."""
     driver_cuda: str | None
-    """Newest CUDA version that the driver runs."""
+    """Newest CUDA version that the driver supports."""
     gpus: tuple[GpuFacts, ...]
     shm_gib: float
     """Size of /dev/shm."""
     disk_free_gib: float
     disk_mb_per_s: float
-    """Of reading a file that was just written, the cache dropped where that is allowed."""
+    """Speed of reading a new file, after its pages were dropped from the cache."""
     interfaces: tuple[str, ...]
-    """Network interfaces that are up, loopback left out."""
+    """Network interfaces that are up, without loopback."""
     nccl_interface: str | None
-    """NCCL_SOCKET_IFNAME."""
+    """Value of NCCL_SOCKET_IFNAME."""
     busy_cpu_share: float
 
 
 def gather() -> NodeFacts:
-    """Facts of the machine this runs on; takes about a second."""
+    """Returns the facts of this machine; takes about a second."""
     driver, driver_cuda, gpus = _nvidia()
     folder = Path(tempfile.gettempdir())
     disk_mb_per_s, busy = _disk_mb_per_s(folder), psutil.cpu_percent(interval=0.5) / 100
@@ -90,8 +90,8 @@ def gather() -> NodeFacts:
         interfaces=tuple(
             sorted(
                 name
-                for name, found in psutil.net_if_stats().items()
-                if found.isup and not name.startswith("lo")
+                for name, stats in psutil.net_if_stats().items()
+                if stats.isup and not name.startswith("lo")
             )
         ),
         nccl_interface=os.environ.get("NCCL_SOCKET_IFNAME"),
@@ -100,17 +100,17 @@ def gather() -> NodeFacts:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _torch_cuda() -> str | None:
-    """From torch's version file: importing torch takes seconds."""
+    """Reads torch's version file, because importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -149,21 +149,21 @@ def _nvidia() -> tuple[str | None, str | None, tuple[GpuFacts, ...]]:
 
 def _gpu(handle: Any) -> GpuFacts:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    milliwatt = nvml.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
-    default = nvml.ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
-    mig = nvml.ask(pynvml.nvmlDeviceGetMigMode, handle)
+    milliwatt = nvml.query(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default = nvml.query(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    mig = nvml.query(pynvml.nvmlDeviceGetMigMode, handle)
     return GpuFacts(
         name=str(pynvml.nvmlDeviceGetName(handle)),
         memory_gib=memory.total / 2**30,
         used_gib=memory.used / 2**30,
-        processes=len(nvml.ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
+        processes=len(nvml.query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
         slowdowns=_slowdowns(
-            nvml.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+            nvml.query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         ),
         power_limit_w=milliwatt / 1000 if milliwatt else None,
         default_power_limit_w=default / 1000 if default else None,
-        pcie_width=nvml.ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        widest_pcie=nvml.ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        pcie_width=nvml.query(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        widest_pcie=nvml.query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         has_mig=bool(mig and mig[0]),
     )
 

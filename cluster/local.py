@@ -1,4 +1,4 @@
-"""The Ray cluster that Winnow starts on this machine: loopback only, behind a token."""
+"""Starts and stops the local Ray cluster, which listens on loopback and requires a token."""
 
 import contextlib
 import json
@@ -26,18 +26,18 @@ from jobs.storage import files
 from raywinnow import paths
 
 START_TIMEOUT_S = 90.0
-"""How long the head and its simulated nodes may take to come up."""
+"""How long the head and the simulated nodes may take to start."""
 STOP_TIMEOUT_S = 10.0
-"""How long they get to stop by themselves."""
+"""How long processes may take to stop after SIGTERM, before SIGKILL."""
 POLL_S = 0.05
 IDLE_WORKER_S = 30
-"""How long a worker of Ray that has nothing to do is kept for the next task."""
+"""How long an idle Ray worker process is kept for the next task."""
 LOG_BYTES = 32 * 2**20
-"""Of one of Ray's log files, of which two older ones are kept."""
+"""Size at which Ray rotates a log file; two older files are kept."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
-"""Ray's usual ports, taken when they are free."""
+"""Ray's default ports, used when they are free."""
 SHORT_TEMPORARY = "/tmp"
-"""Where HAProxy's files are: the path of its socket has 97 characters at most."""
+"""Folder of HAProxy's files; the path of a Unix socket may have at most 97 characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,34 +46,34 @@ class LocalCluster:
 
     pid: int
     created: float
-    """Start time of the process, so that a reused pid is not mistaken for it."""
+    """Start time of the process, which distinguishes it from a later process with the same pid."""
     address: str
     dashboard_port: int
     serve_port: int
     simulated: tuple[str, ...] = ()
-    """The simulated placements it was started with."""
+    """Its simulated nodes, each as `SKU:count`."""
     ingress: str = ""
-    """Folder of its HAProxy."""
+    """Folder of HAProxy's files."""
 
     @property
     def dashboard_url(self) -> str:
-        """Ray's dashboard and job API."""
+        """URL of Ray's dashboard and job API."""
         return f"http://127.0.0.1:{self.dashboard_port}"
 
 
 LOOPBACK_SWITCH = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Binds Ray to loopback only, as it does on desktop systems, whose name the switch carries."""
+"""Binds Ray to loopback only; Ray offers this under the name of its Windows and macOS support."""
 
 
 def environment() -> dict[str, str]:
-    """What a process needs to start or join the local cluster, before it imports ray."""
+    """Returns the variables to set before importing ray, to start or join the local cluster."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(_token_file()),
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; what trains stands back itself
-        # an idle worker costs a hundredth of a core: none is kept for good
+        "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; training lowers its own priority
+        # an idle worker uses 1 % of a core, so all are ended
         "RAY_num_workers_soft_limit": "0",
         "RAY_idle_worker_killing_time_threshold_ms": str(1000 * IDLE_WORKER_S),
         "RAY_ROTATION_MAX_BYTES": str(LOG_BYTES),
@@ -83,7 +83,7 @@ def environment() -> dict[str, str]:
 
 
 def running() -> LocalCluster | None:
-    """The local cluster, if it is up."""
+    """Returns the local cluster, or None if it is not up."""
     try:
         values = json.loads(_state_file().read_text(encoding="utf-8"))
         cluster = LocalCluster(**{**values, "simulated": tuple(values["simulated"])})
@@ -95,24 +95,25 @@ def running() -> LocalCluster | None:
 def start(
     simulated: Sequence[AcceleratorRequest] | None = None,
 ) -> tuple[LocalCluster, bool]:
-    """The local cluster, with these simulated nodes where they are given, and whether it was up.
+    """Start the local cluster unless it is up; returns it and whether it was up already.
 
-    Raises ClusterError when one with other nodes is up, or it does not come up.
+    Raises:
+        ClusterError: if a cluster with other simulated nodes is up, or the start fails.
     """
-    with _alone():
-        known = running()
-        if known is None:
+    with _exclusive():
+        current = running()
+        if current is None:
             return _start(simulated or ()), False
-        if simulated is None or sorted(known.simulated) == sorted(names(simulated)):
-            return known, True
+        if simulated is None or sorted(current.simulated) == sorted(names(simulated)):
+            return current, True
     raise ClusterError(
-        f"a local cluster with {_listed(known.simulated)} is up, not one with"
+        f"a local cluster with {_listed(current.simulated)} is up, not one with"
         f" {_listed(names(simulated))}; stop it with `winnow down`"
     )
 
 
 def at(address: str) -> LocalCluster | None:
-    """The local cluster, if it is up and an address is that of its head or of its dashboard."""
+    """Returns the local cluster if it is up and `address` is its head or dashboard, else None."""
     cluster = running()
     place = address.partition("://")[2] or address
     host, _, port = place.rstrip("/").rpartition(":")
@@ -127,7 +128,7 @@ def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
     dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
     log = files.home() / "cluster.log"
     folder = Path(tempfile.mkdtemp(prefix="winnow-", dir=SHORT_TEMPORARY))
-    process = _start_keeper(nodes, dashboard_port, folder, log)
+    process = _start_daemon(nodes, dashboard_port, folder, log)
     try:
         address = _wait_for_address(process, log)
     except BaseException:  # an interrupted start must leave nothing behind
@@ -148,17 +149,17 @@ def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """No other process starts the local cluster meanwhile."""
+def _exclusive() -> Iterator[None]:
+    """Hold the lock under which processes start or stop the local cluster."""
     files.home().mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(files.home() / "cluster.lock"):
         yield
 
 
 def names(simulated: Sequence[AcceleratorRequest]) -> tuple[str, ...]:
-    """Each simulated node as SKU and count under the catalogue's names, such as `A100-80GB:1`."""
-    found = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
-    return tuple(str(node) for node in found)
+    """Returns each simulated node under the catalogue's name, such as `A100-80GB:1`."""
+    nodes = [AcceleratorRequest(catalogue.find(r.name).name, r.count) for r in simulated]
+    return tuple(str(node) for node in nodes)
 
 
 def _listed(nodes: Sequence[str]) -> str:
@@ -166,8 +167,8 @@ def _listed(nodes: Sequence[str]) -> str:
 
 
 def stop() -> bool:
-    """Stop the local cluster and all it started; False when none was up."""
-    with _alone():
+    """Stop the local cluster and all its processes; returns False if none was up."""
+    with _exclusive():
         return _stop()
 
 
@@ -178,7 +179,7 @@ def _stop() -> bool:
         return False
     family = [process, *process.children(recursive=True)]
     _signal(process, signal.SIGTERM)
-    for proxy in _proxies(cluster):  # Ray Serve leaves them behind, with the port in their hands
+    for proxy in _proxies(cluster):  # Ray Serve does not stop them, and they hold the port
         _signal(proxy, signal.SIGTERM)
     for survivor in _left_after(family, STOP_TIMEOUT_S):
         _signal(survivor, signal.SIGKILL)
@@ -188,7 +189,7 @@ def _stop() -> bool:
     return True
 
 
-def _start_keeper(
+def _start_daemon(
     nodes: Sequence[AcceleratorRequest], dashboard_port: int, folder: Path, log: Path
 ) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cluster.local_daemon", "--address-file", str(_address_file())]
@@ -213,12 +214,12 @@ def _start_keeper(
 
 
 def _proxies(cluster: LocalCluster | None) -> list[psutil.Process]:
-    """HAProxys of a cluster, whoever their parent is by now: told by their configuration."""
+    """Returns the HAProxy processes of a cluster, by their configuration file, not their parent."""
     own = cluster.ingress if cluster else ""
     if not own:
         return []
-    found = psutil.process_iter(["cmdline"])
-    return [p for p in found if any(word.startswith(own) for word in p.info["cmdline"] or ())]
+    processes = psutil.process_iter(["cmdline"])
+    return [p for p in processes if any(word.startswith(own) for word in p.info["cmdline"] or ())]
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
@@ -227,7 +228,10 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 
 
 def _left_after(family: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Those that still run then; `psutil.wait_procs` was seen to fail for one that was gone."""
+    """Returns the processes that still run after `timeout_s`.
+
+    `psutil.wait_procs` is not used, because it can fail for a process that has ended.
+    """
     deadline = time.monotonic() + timeout_s
     while (left := [each for each in family if _runs(each)]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -262,7 +266,7 @@ def _process(cluster: LocalCluster) -> psutil.Process | None:
 
 
 def _path_with_this_python() -> str:
-    """PATH on which `python`, the entry point of submitted jobs, is the one that runs this."""
+    """Returns a PATH on which `python`, the entry point of submitted jobs, is this interpreter."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 
 

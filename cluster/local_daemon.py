@@ -1,4 +1,4 @@
-"""The process behind a local cluster: holds its nodes up until it is stopped or the head dies."""
+"""The process that runs a local cluster until it gets a signal or the head dies."""
 
 import argparse
 import os
@@ -13,13 +13,14 @@ from cluster import catalogue, labels, nvml
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
 
 WATCH_S = 1.0
-"""How often the nodes are looked after."""
+"""How often dead nodes are looked for."""
 SPARE_CPUS_PER_CORE = 1
-"""Ray CPUs are only counters. One spare per core lets an endpoint stay up while a job trains."""
+"""Additional Ray CPUs per core, so that an endpoint stays up while a job trains. Ray CPUs are only
+counters and reserve no core."""
 
 
 def main() -> None:
-    """Start the nodes, write the address for the starter, wait for SIGTERM or SIGINT."""
+    """Start the nodes, write the address file, restart dead nodes until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="python -m cluster.local_daemon", description=__doc__)
     parser.add_argument("--dashboard-port", type=int, required=True)
     parser.add_argument("--address-file", type=Path, required=True)
@@ -39,21 +40,21 @@ def main() -> None:
             cluster.remove_node(node, allow_graceful=False)
             request = simulated.pop(node)
             simulated[add_node(cluster, request)] = request
-    cluster.shutdown()  # without its head nothing of it is of use, and the next start is clean
+    cluster.shutdown()  # also after the head died, so that the next start is clean
 
 
 def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Cluster:
-    """A head on the cores of this machine that this process may use."""
+    """Start a head node with the cores of this machine that this process may use."""
     cores, gpus = usable_cores(), nvml.count_gpus() if has_gpus else 0
     sku = {} if gpus else {labels.SKU: catalogue.CPU}
     return ray.cluster_utils.Cluster(
         initialize_head=True,
         head_node_args={
             "num_cpus": cores * (1 + SPARE_CPUS_PER_CORE),
-            "num_gpus": gpus,  # Ray counts none by itself here
+            "num_gpus": gpus,  # ray.cluster_utils does not detect GPUs
             "include_dashboard": True,
-            "include_log_monitor": False,  # sends drivers what workers print; ours do not listen
-            "no_monitor": True,  # of an autoscaler, which has nothing to add here
+            "include_log_monitor": False,  # it forwards worker output to drivers, which is unused
+            "no_monitor": True,  # no autoscaler: there are no nodes to add
             "dashboard_port": dashboard_port,
             "labels": {labels.CORES: str(cores), **sku},
         },
@@ -61,14 +62,14 @@ def start_head(dashboard_port: int, *, has_gpus: bool) -> ray.cluster_utils.Clus
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, which `taskset` and containers make fewer."""
+    """Returns the number of cores that this process may use, as `taskset` and containers limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1  # macOS has no affinities
 
 
 def add_node(cluster: ray.cluster_utils.Cluster, request: AcceleratorRequest) -> Any:
-    """Start a node that pretends to have accelerators."""
+    """Start a node with simulated accelerators."""
     return cluster.add_node(
         wait=False,
         num_cpus=2 * request.count,
@@ -78,7 +79,7 @@ def add_node(cluster: ray.cluster_utils.Cluster, request: AcceleratorRequest) ->
 
 
 def is_dead(node: Any) -> bool:
-    """Whether a node lost a process that it cannot be without."""
+    """Returns whether an essential process of a node has ended."""
     return any(kind in ("gcs_server", "raylet") for kind, _ in node.dead_processes())
 
 

@@ -1,4 +1,4 @@
-"""How much device memory training takes, before anything runs."""
+"""Estimates the device memory of training from the model's shape."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,41 +8,41 @@ from jobs.training.config import Device
 from jobs.training.model.shape import ModelShape
 
 STATE_BYTES_PER_PARAMETER = 16
-"""fp32 weights (4), gradients (4) and the two moments of AdamW (8); with 16 bits the gradients and
-a copy of the weights take 2 each."""
+"""fp32 weights (4), gradients (4) and the two moments of AdamW (8). 16-bit training has a copy of
+the weights and gradients besides, with 2 bytes each."""
 FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
-"""Weights that an adapter leaves alone, and whole weights while a shard is gathered."""
+"""Weights that an adapter does not train, and whole weights while shards are gathered."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 ACTIVATIONS, GATED_ACTIVATIONS = 8.0, 7.5
 FEED_FORWARD, GATED_FEED_FORWARD = 2.0, 4.0
-"""Elements kept for the backward pass per token and layer: of attention and norms in hidden units,
-and of the feed-forward layer in units of its width, twice as many where it is gated.
+"""Activations kept for the backward pass per token and layer: for attention and norms in multiples
+of the hidden size, for the feed-forward layer in multiples of its width.
 
-Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section
-4.1, attention scores not stored; dropout masks of a byte each come on top."""
-PASSING, PASSING_FEED_FORWARD = 2, 2
-"""Elements of one layer besides, which no pass keeps: per token, in hidden units and in units of
-the feed-forward layer's width. A backward pass holds their gradients, judging the layer itself."""
+Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
+section 4.1, without stored attention scores and without the dropout masks (`MASKS`)."""
+TRANSIENT, TRANSIENT_FEED_FORWARD = 2, 2
+"""Elements per token that one layer holds temporarily, in multiples of the hidden size and of the
+feed-forward width: gradients in a backward pass, activations in an evaluation."""
 MASKS = 3
 """Dropout masks, a byte per token, layer and hidden unit each."""
 WIDE_NORMS = 2
-"""Layer norms give fp32 in 16-bit training too: elements per token, layer and hidden unit."""
-LOGITS, JUDGED_LOGITS = 5, 8
-"""fp32 copies of an output layer's scores that training and judging hold at once, as measured."""
+"""fp32 outputs of layer norms in 16-bit training: elements per token, layer and hidden unit."""
+LOGITS, EVAL_LOGITS = 5, 8
+"""fp32 copies of the logits that exist at once in training and in evaluation, as measured."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
-"""CUDA context and libraries, or the Python process with torch loaded."""
+"""CUDA context and libraries, or on a CPU the Python process with torch loaded."""
 WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.9, "cpu": 0.0}
-"""Matrix libraries' workspaces and the data on the device."""
+"""Workspaces of cuBLAS and cuDNN, and the data set on the device."""
 SYNC_GIB: dict[Device, float] = {"cuda": 1.1, "cpu": 0.0}
-"""NCCL's buffers, and what is exchanged in 16 bits."""
+"""NCCL's buffers, and the 16-bit copies of exchanged gradients."""
 LOW_SHARE, HIGH_SHARE = 0.8, 1.3
-"""How far activations may lie from the formula, which ignores the allocator and fused kernels."""
+"""Bounds of the activations relative to the formula, which ignores allocator and fused kernels."""
 SURE_SHARE = 0.95
-"""Of weights, moments and workspaces in the low estimate, from which a verdict is certain."""
+"""Share of weights, moments and workspaces in the low estimate, so that `too big` is certain."""
 FRAGMENTATION = 1.08
-"""Allocator overhead in the high estimate."""
+"""Factor for allocator overhead in the high estimate."""
 CHECKPOINTED_SHARE = 0.15
-"""Of the activations, with gradient checkpointing: each layer's input, and one whole layer."""
+"""Share of the activations kept with gradient checkpointing: layer inputs and one whole layer."""
 
 GIB = 2**30
 
@@ -51,22 +51,25 @@ Verdict = Literal["fits", "tight", "too big", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Peak memory of one worker in GiB."""
+    """Bounds of the peak memory of one worker."""
 
     low_gib: float
     expected_gib: float
     high_gib: float
 
     def verdict(self, memory_gib: float) -> Verdict:
-        """`too big` is certain; `tight` may still run out."""
+        """Returns whether training fits into `memory_gib`.
+
+        `too big` is certain; `tight` may run out of memory.
+        """
         if self.low_gib > memory_gib:
             return "too big"
         return "fits" if self.high_gib <= memory_gib else "tight"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """What of the training state a worker holds."""
+class StateSharding:
+    """Settings that decide which part of the training state a worker holds."""
 
     workers: int = 1
     strategy: Strategy = "ddp"
@@ -83,20 +86,20 @@ def estimate(
     precision: Precision,
     device: Device,
     eval_batch: int = 128,
-    spread: Spread | None = None,
+    sharding: StateSharding | None = None,
 ) -> MemoryEstimate:
-    """Peak memory of training with AdamW for (micro_batch_size, tokens) inputs.
+    """Estimate the peak memory of training with AdamW on inputs of (micro_batch_size, tokens).
 
-    Calibrated on H200 with bert-base and a Llama of 1.1 billion weights.
+    Calibrated on an H200 with bert-base and a Llama of 1.1 billion weights.
     """
-    spread = spread or Spread()
-    per_token = _bytes_per_token(shape, precision, spread) + _logits(shape, LOGITS)
-    activations = micro_batch_size * tokens * (per_token + _passing(shape, precision))
+    sharding = sharding or StateSharding()
+    per_token = _bytes_per_token(shape, precision, sharding) + _logits(shape, LOGITS)
+    activations = micro_batch_size * tokens * (per_token + _transient(shape, precision))
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
-    fixed += SYNC_GIB[device] if spread.workers > 1 else 0.0
+    fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
     fixed += (
-        _state(shape, precision, spread)
-        + _judging(shape, tokens, precision, activations, eval_batch)
+        _state(shape, precision, sharding)
+        + _evaluation(shape, tokens, precision, activations, eval_batch)
     ) / GIB
     return MemoryEstimate(
         low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
@@ -105,21 +108,22 @@ def estimate(
     )
 
 
-def _state(shape: ModelShape, precision: Precision, spread: Spread) -> float:
-    """Bytes of weights, gradients and moments; an adapter's own weights are not worth counting."""
+def _state(shape: ModelShape, precision: Precision, sharding: StateSharding) -> float:
+    """Returns the bytes of weights, gradients and moments; an adapter's weights are negligible."""
     element, weights = ELEMENT_BYTES[precision], shape.parameters
-    if spread.adapter:
+    if sharding.adapter:
         return float(weights * FROZEN_BYTES_PER_PARAMETER[precision])
-    if spread.strategy != "ddp":
-        gathered = FROZEN_BYTES_PER_PARAMETER[precision] if spread.strategy == "zero2" else 0
-        sharded = 0 if spread.cpu_offload else STATE_BYTES_PER_PARAMETER / spread.workers
+    if sharding.strategy != "ddp":
+        gathered = FROZEN_BYTES_PER_PARAMETER[precision] if sharding.strategy == "zero2" else 0
+        sharded = 0 if sharding.cpu_offload else STATE_BYTES_PER_PARAMETER / sharding.workers
         return float(weights * (sharded + gathered + element))
     wide = shape.embedding_parameters if element < 4 else weights  # embeddings stay fp32
-    made = wide * 4 + (weights - wide) * element  # autograd's gradients
-    return float(weights * STATE_BYTES_PER_PARAMETER + made)
+    gradients = wide * 4 + (weights - wide) * element  # those that autograd allocates
+    return float(weights * STATE_BYTES_PER_PARAMETER + gradients)
 
 
-def _bytes_per_token(shape: ModelShape, precision: Precision, spread: Spread) -> float:
+def _bytes_per_token(shape: ModelShape, precision: Precision, sharding: StateSharding) -> float:
+    """Returns the bytes of activations per token that the backward pass needs."""
     element = ELEMENT_BYTES[precision]
     if shape.is_gated:
         elements = GATED_ACTIVATIONS * shape.hidden + GATED_FEED_FORWARD * shape.intermediate
@@ -128,28 +132,28 @@ def _bytes_per_token(shape: ModelShape, precision: Precision, spread: Spread) ->
         elements = ACTIVATIONS * shape.hidden + FEED_FORWARD * shape.intermediate
         wide = 4 * WIDE_NORMS if element < 4 else 0
         layer = elements * element + (MASKS + wide) * shape.hidden
-    share = CHECKPOINTED_SHARE if spread.gradient_checkpointing else 1.0
+    share = CHECKPOINTED_SHARE if sharding.gradient_checkpointing else 1.0
     return shape.layers * layer * share
 
 
-def _passing(shape: ModelShape, precision: Precision) -> float:
-    """Bytes per token of what one layer holds for a moment."""
+def _transient(shape: ModelShape, precision: Precision) -> float:
+    """Returns the bytes per token that one layer holds temporarily."""
     if shape.is_gated:
-        return 0.0  # its constants were measured with it
-    elements = PASSING * shape.hidden + PASSING_FEED_FORWARD * shape.intermediate
+        return 0.0  # the constants of gated layers include it
+    elements = TRANSIENT * shape.hidden + TRANSIENT_FEED_FORWARD * shape.intermediate
     return float(elements * ELEMENT_BYTES[precision])
 
 
-def _judging(
+def _evaluation(
     shape: ModelShape, tokens: int, precision: Precision, activations: float, eval_batch: int
 ) -> float:
-    """Bytes that judging takes beside training."""
+    """Returns the bytes that an evaluation needs in addition to the training state."""
     if shape.scores_vocabulary:
-        scores = eval_batch * tokens * _logits(shape, JUDGED_LOGITS)
-        return max(0.0, scores - activations)
-    return eval_batch * tokens * _passing(shape, precision)
+        logits = eval_batch * tokens * _logits(shape, EVAL_LOGITS)
+        return max(0.0, logits - activations)
+    return eval_batch * tokens * _transient(shape, precision)
 
 
 def _logits(shape: ModelShape, copies: int) -> float:
-    """Bytes per token of a causal model's scores."""
+    """Returns the bytes per token of `copies` of a causal model's fp32 logits; 0 for others."""
     return float(copies * 4 * shape.vocabulary) if shape.scores_vocabulary else 0.0

@@ -1,4 +1,4 @@
-"""The GPU model of the machine this runs on, through NVML."""
+"""Queries NVML for the GPUs of this machine."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,39 +10,40 @@ from cluster import catalogue
 
 
 def count_gpus() -> int:
-    """How many GPUs the driver shows; 0 without a driver."""
-    with library() as is_there:
-        return pynvml.nvmlDeviceGetCount() if is_there else 0
+    """Returns the number of GPUs; 0 without an NVIDIA driver."""
+    with library() as is_available:
+        return pynvml.nvmlDeviceGetCount() if is_available else 0
 
 
 def detect_sku() -> str | None:
-    """Name of the first GPU's SKU, told apart by model and memory; None without a known GPU.
+    """Returns the SKU of the first GPU, or its product name if unknown; None without a GPU.
 
-    A GPU that is divided by MIG is none of the catalogue's: nothing is placed on it.
+    For a GPU in MIG mode the name ends in "divided by MIG", which matches no SKU: Winnow does not
+    use MIG slices.
     """
-    with library() as is_there:
-        if not is_there or not pynvml.nvmlDeviceGetCount():
+    with library() as is_available:
+        if not is_available or not pynvml.nvmlDeviceGetCount():
             return None
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         name = pynvml.nvmlDeviceGetName(handle)
         memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
-        is_divided = bool((ask(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
-    found = match_sku(name, memory_gib)
-    return f"{found or name} divided by MIG" if is_divided else found
+        is_divided = bool((query(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
+    sku = match_sku(name, memory_gib)
+    return f"{sku or name} divided by MIG" if is_divided else sku
 
 
-def ask(question: Callable[[Any], Any], handle: Any) -> Any:
-    """An answer of NVML; None where this GPU or machine does not give it."""
+def query(function: Callable[[Any], Any], handle: Any) -> Any:
+    """Returns the result of an NVML function for a GPU; None if the GPU does not support it."""
     try:
-        return question(handle)
+        return function(handle)
     except pynvml.NVMLError:
         return None
 
 
 def match_sku(name: str, memory_gib: float) -> str | None:
-    """The SKU for an NVML product name, with the memory deciding between sizes of one model.
+    """Returns the SKU for an NVML product name such as `NVIDIA A100-SXM4-80GB`, or None.
 
-    Driver names read like `NVIDIA A100-SXM4-80GB` or `Tesla V100-PCIE-32GB`.
+    If a model has several sizes, the size nearest in memory is chosen.
     """
     if sku := catalogue.known(name):
         return sku.name
@@ -57,7 +58,7 @@ def match_sku(name: str, memory_gib: float) -> str | None:
 
 @contextlib.contextmanager
 def library() -> Iterator[bool]:
-    """NVML while it is open; False where there is no NVIDIA driver."""
+    """Open NVML for the block; yields False without an NVIDIA driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

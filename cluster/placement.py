@@ -1,4 +1,4 @@
-"""Where a run can go: one SKU, so many workers, on nodes that are there."""
+"""Placements: one SKU, a number of workers, and the nodes that they may run on."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,34 +11,34 @@ from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.config import Device
 
 DEFAULT_NODE_MEMORY_GIB = 16.0
-"""Memory that a node is assumed to have where it does not say."""
+"""Assumed host memory of a node that does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A way to run: which SKU, how many workers with one device each, and on which nodes."""
+    """A SKU, a number of workers with one device each, and the nodes that they may run on."""
 
     sku: str
     workers: int
     node_ids: tuple[str, ...]
-    """Ray node ids that have devices of the SKU; workers may land on any of them."""
+    """Ray ids of the nodes that have devices of the SKU; workers may start on any of them."""
     memory_gib: float
     """Memory of one device."""
     price_usd_per_hour: float | None
     """Of all workers together; None where no price is known."""
     simulated: bool = False
     spot: bool | None = None
-    """Whether on spot nodes alone, on none of them, or, when None, on either."""
+    """True for spot nodes only, False for other nodes only, None for either."""
 
     @property
     def name(self) -> str:
-        """As users write it, such as `L40S:2`, with what it is restricted to."""
+        """`SKU:workers`, such as `L40S:2`, with a suffix if restricted to a market."""
         restriction = {None: "", True: "-spot", False: "-on-demand"}[self.spot]
         return f"{self.sku}:{self.workers}{restriction}"
 
     @property
     def device(self) -> Device:
-        """Where torch puts tensors."""
+        """The torch device of its workers."""
         return "cpu" if self.simulated or self.sku == catalogue.CPU else "cuda"
 
 
@@ -50,15 +50,18 @@ def place(
     spot: bool | None = None,
     book: PriceBook = NO_QUOTES,
 ) -> Placement:
-    """Find nodes for a request; InfeasibleError names what is missing and what is nearest.
+    """Find nodes for a request.
 
-    `spot` restricts it to spot nodes, or to all others. Where a worker may land on nodes of both
-    kinds, the full price counts.
+    `spot` restricts it to spot nodes (True) or on-demand nodes (False). If workers may start on
+    both, the on-demand price counts. `prices` are USD per device hour by accelerator name.
+
+    Raises:
+        InfeasibleError: if the devices are too few, with the closest placement that is possible.
     """
     sku = catalogue.find(request.name)
     nodes = [node for node in inventory.with_sku(sku.name) if spot in (None, node.spot)]
-    found = sum(node.devices for node in nodes)
-    if found < request.count:
+    devices = sum(node.devices for node in nodes)
+    if devices < request.count:
         kind = {None: "", True: "spot ", False: "on-demand "}[spot]
         raise InfeasibleError(
             f"no {kind}nodes for {sku.name}:{request.count}: the cluster has {inventory};"
@@ -79,21 +82,21 @@ def place(
 def moved(
     placement: Placement, nodes: Iterable[Node], avoid: frozenset[str] = frozenset()
 ) -> Placement | None:
-    """The same placement on the nodes that are there now; None where they are too few."""
-    found = [
+    """Returns the placement on the nodes that are up now, or None if they have too few devices."""
+    usable = [
         node
         for node in nodes
         if node.sku == placement.sku
         and node.id not in avoid
         and placement.spot in (None, node.spot)
     ]
-    if sum(node.devices for node in found) < placement.workers:
+    if sum(node.devices for node in usable) < placement.workers:
         return None
-    return replace(placement, node_ids=tuple(node.id for node in found))
+    return replace(placement, node_ids=tuple(node.id for node in usable))
 
 
 def resized(placement: Placement, workers: int) -> Placement:
-    """The same with another number of workers."""
+    """Returns the placement with another number of workers, and its price in proportion."""
     price = placement.price_usd_per_hour
     share = workers / placement.workers
     return replace(
@@ -104,27 +107,27 @@ def resized(placement: Placement, workers: int) -> Placement:
 def options(
     wanted: Placement, counts: Iterable[int], nodes: Sequence[Node], avoid: frozenset[str]
 ) -> list[Placement]:
-    """The placement on the nodes that are there, then with fewer workers, so many of `counts`.
+    """Returns the placement on the nodes that are up, then those with `counts` workers.
 
-    None of them on nodes to avoid, unless that leaves nothing.
+    Nodes to avoid are used only if no placement is possible without them.
     """
     sizes = (wanted.workers, *counts)
-    found = [moved(resized(wanted, count), nodes, avoid) for count in sizes]
-    return [p for p in found if p] or [p for p in (moved(wanted, nodes),) if p]
+    possible = [moved(resized(wanted, count), nodes, avoid) for count in sizes]
+    return [p for p in possible if p] or [p for p in (moved(wanted, nodes),) if p]
 
 
 def _closest(sku: str, count: int, inventory: Inventory) -> str:
-    """The same SKU with fewer workers, else the SKU nearest in memory, else what to do."""
+    """Returns the same SKU with fewer workers, else the SKU nearest in memory, else what to do."""
     counts = inventory.counts()
     if counts[sku]:
         return f"closest is {sku}:{counts[sku]}"
     if not counts:
-        return "start a cluster with `winnow up`, or name the nodes by SKUs that are known"
+        return "start a cluster with `winnow up`, or label the nodes with known SKUs"
     wanted = catalogue.find(sku).memory_gib or 0.0
     nearest = min(counts, key=lambda name: abs((catalogue.find(name).memory_gib or 0.0) - wanted))
     return f"closest is {nearest}:{min(count, counts[nearest])}"
 
 
 def _share_gib(node: Node, workers: int) -> float:
-    """Memory of a worker on a core: cores have none of their own, workers share the node's."""
+    """Returns the memory of a worker on a CPU: the workers of a node share its host memory."""
     return (node.memory_gib or DEFAULT_NODE_MEMORY_GIB) / min(workers, node.devices)

@@ -1,4 +1,4 @@
-"""What an hour of a device costs: the job's own price, a fetched one, or the catalogue's."""
+"""Prices of a device hour: the job's own, else fetched from AWS, else the catalogue's."""
 
 import json
 from collections.abc import Mapping
@@ -14,29 +14,29 @@ from jobs.storage import files
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """Market price of one device of a SKU."""
+    """Market prices of one device of a SKU."""
 
     sku: str
     on_demand_usd: float | None
-    """USD per hour; None where it is not offered so."""
+    """USD per hour; None if it is not offered on demand."""
     spot_usd: float | None
-    """USD per hour in the cheapest zone."""
+    """USD per hour in the cheapest zone; None if it is not offered as spot."""
     source: str
-    """Who asks it, where, in which instance."""
+    """Cloud, region and instance type."""
     date: str
-    """Day it was fetched."""
+    """Day of fetching, such as 2026-01-31."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriceBook:
-    """Market prices that were fetched, by SKU."""
+    """Fetched market prices by SKU."""
 
     quotes: Mapping[str, Quote]
 
     def price(self, sku: catalogue.Sku, own: Mapping[str, float], *, spot: bool) -> float | None:
-        """USD per device hour: the job's own, else fetched, else the catalogue's; None if unknown.
+        """Returns USD per device hour: `own`, else fetched, else the catalogue's, else None.
 
-        Without a spot price a spot device counts at the full one, which it does not exceed.
+        Without a spot price, a spot device counts at the on-demand price, its upper bound.
         """
         named = {catalogue.find(name).name: value for name, value in own.items()}
         if sku.name in named:
@@ -48,18 +48,22 @@ class PriceBook:
 
 
 NO_QUOTES = PriceBook({})
-"""Nothing was fetched: the catalogue's prices hold."""
+"""A price book without fetched prices: the catalogue's prices apply."""
 
 _QUOTES = TypeAdapter(tuple[Quote, ...])
 
 
 def book_path() -> Path:
-    """Where fetched prices are kept."""
+    """Returns the path of the file with fetched prices."""
     return files.home() / "prices.json"
 
 
 def read_book() -> PriceBook:
-    """Prices fetched earlier; empty where none were. Raises ClusterError for a broken file."""
+    """Read the fetched prices; an empty book if none were fetched.
+
+    Raises:
+        ClusterError: if the file cannot be read.
+    """
     path = book_path()
     try:
         quotes = _QUOTES.validate_json(path.read_bytes())
@@ -75,9 +79,9 @@ def read_book() -> PriceBook:
 
 
 def write_book(quotes: tuple[Quote, ...]) -> None:
-    """Keep fetched prices, in place of earlier ones."""
+    """Replace the file of fetched prices."""
     path = book_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".new")
-    beside.write_text(json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n", encoding="utf-8")
-    beside.replace(path)
+    partial = path.with_suffix(".new")
+    partial.write_text(json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)

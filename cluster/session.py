@@ -1,4 +1,4 @@
-"""One connection of this process to a Ray cluster."""
+"""Connects this process to a Ray cluster."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ RAY_CLIENT = "ray://"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A cluster this process is connected to."""
+    """The cluster that this process is connected to."""
 
     address: str
     serve_port: int
@@ -29,13 +29,16 @@ class Connection:
 def connect(
     *, address: str | None = None, start: bool = True, insecure_local: bool | None = None
 ) -> Iterator[Connection]:
-    """Join a cluster for the length of a `with`.
+    """Join a cluster for the length of a `with` block.
 
-    In order: `address`, `RAY_ADDRESS` (set inside a Ray job), the local cluster, and with `start` a
-    new local cluster, which stays up. Raises ClusterError when there is none to join, or when it
-    asks for no token: `insecure_local` lets one of this machine's do so, and None, of commands that
-    only look, any. Modules that import ray must be imported inside the `with`, because Ray reads
-    its environment on import.
+    Joins the cluster at `address`, else at `RAY_ADDRESS` (set inside a Ray job), else the local
+    cluster; with `start`, starts the local cluster if it is not up, and leaves it running.
+    `insecure_local` True accepts a cluster without tokens on this machine, and None accepts any
+    cluster, for commands that only read. Import modules that import ray inside the block, because
+    Ray reads its environment on import.
+
+    Raises:
+        ClusterError: if there is no cluster to join, or it requires no token.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     cluster = local.at(address) if address else local.running()
@@ -66,7 +69,7 @@ def connect(
             f"the Ray cluster at {address} cannot be joined: {reason}; {access.TOKEN_HINT}"
         ) from None
     try:
-        if cluster is None and insecure_local is not None:  # our own was started with a token
+        if cluster is None and insecure_local is not None:  # the local cluster has a token
             access.require_tokens(str(context.dashboard_url), insecure_local=insecure_local)
         serve_port = cluster.serve_port if cluster else local.SERVE_PORT
         yield Connection(address=address, serve_port=serve_port)
@@ -91,10 +94,10 @@ def _job_config(address: str) -> dict[str, Any]:
 
 
 def _check_ray_is_not_loaded() -> None:
-    """Without this, Ray would look for the cluster on the network and wait for minutes."""
+    """Raise ClusterError if ray was imported too early; Ray would otherwise hang for minutes."""
     is_set = all(os.environ.get(name) == value for name, value in local.LOOPBACK_SWITCH.items())
     if "ray" in sys.modules and not is_set:
         raise ClusterError(
-            "ray was imported before the local cluster was joined; import it, and the modules of"
-            " ours that use it, inside `with session.connect()`"
+            "ray was imported before the local cluster was joined; import it, and Winnow's modules"
+            " that use it, inside `with session.connect()`"
         )

@@ -1,4 +1,4 @@
-"""What Winnow tells Prometheus through Ray, which serves it on each node's metrics port."""
+"""Publishes gauges to Prometheus through Ray, which exports them on each node's metrics port."""
 
 import threading
 import time
@@ -9,12 +9,12 @@ from typing import Any
 import ray.util.metrics
 
 INTERVAL_S = 5.0
-"""How often a replica's own counters are passed on; Ray reports as often."""
+"""How often a replica's counters are published; Ray exports metrics at the same interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number, as Prometheus names it; Ray puts `ray_` before the name."""
+    """One value of a Prometheus series; Ray prefixes the name with `ray_`."""
 
     name: str
     value: float
@@ -22,13 +22,13 @@ class Sample:
 
 
 class GaugePublisher:
-    """Passes samples on. Counters go as gauges: their values are sums already."""
+    """Publishes samples as gauges, counters included: their values are already sums."""
 
     def __init__(self) -> None:
         self._gauges: dict[str, Any] = {}
 
-    def tell(self, samples: Iterable[Sample]) -> None:
-        """Pass on the newest values."""
+    def publish(self, samples: Iterable[Sample]) -> None:
+        """Set each series to its newest value."""
         for sample in samples:
             if sample.name not in self._gauges:
                 self._gauges[sample.name] = ray.util.metrics.Gauge(
@@ -37,13 +37,13 @@ class GaugePublisher:
             self._gauges[sample.name].set(sample.value, tags=dict(sample.labels))
 
 
-def keep_telling(read: Callable[[], Iterable[Sample]]) -> None:
-    """Pass samples on as long as this process lives, from a thread of its own."""
-    teller = GaugePublisher()
+def publish_regularly(read: Callable[[], Iterable[Sample]]) -> None:
+    """Publish the samples that `read` returns every INTERVAL_S, from a daemon thread."""
+    publisher = GaugePublisher()
 
     def work() -> None:
         while True:
-            teller.tell(read())
+            publisher.publish(read())
             time.sleep(INTERVAL_S)
 
     threading.Thread(target=work, daemon=True, name="telemetry").start()

@@ -1,4 +1,4 @@
-"""Send sentences to the endpoint of the newest run and print what it answers.
+"""Send sentences to the endpoint of the newest run and print the predicted labels.
 
 python examples/ask.py ["a sentence" …]
 """
@@ -17,21 +17,22 @@ SENTENCES = (
 
 
 def main() -> int:
-    """Ask and print; returns the exit code."""
-    found = sorted(Path(".winnow/runs").glob("*/endpoint.json"), key=lambda p: p.stat().st_mtime)
-    if not found:
+    """Send the request and print the response; returns the exit code."""
+    endpoints = Path(".winnow/runs").glob("*/endpoint.json")
+    newest_last = sorted(endpoints, key=lambda p: p.stat().st_mtime)
+    if not newest_last:
         sys.stderr.write("error: no run with an endpoint in .winnow; run `make quickstart`\n")
         return 1
-    url = json.loads(found[-1].read_text(encoding="utf-8"))["url"]
+    url = json.loads(newest_last[-1].read_text(encoding="utf-8"))["url"]
     texts = sys.argv[1:] or list(SENTENCES)
     try:
-        answer = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=30.0)
-        answer.raise_for_status()
+        response = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=30.0)
+        response.raise_for_status()
     except httpx.HTTPError as error:
         sys.stderr.write(f"error: {url} does not answer ({error}); deploy it again\n")
         return 1
-    print(f"\nanswers of {url}")
-    for text, label in zip(texts, answer.json(), strict=True):
+    print(f"\nlabels predicted by {url}")
+    for text, label in zip(texts, response.json(), strict=True):
         print(f"  {label['label']:>8} {label['score']:.3f}  {text}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Fetch the movie-review sentences of the quickstart and write them as CSV files, once.
+"""Download the movie-review sentences of the quickstart and write them as CSV files.
 
 The sentences and their human ratings come from the MIT-licensed PyPI archive vaderSentiment 0.5.
 If you use them, cite: Hutto, C.J. & Gilbert, E.E. (2014). VADER: A Parsimonious Rule-based Model
@@ -25,7 +25,7 @@ SPLITS = {"eval": 800, "train": 2400}
 
 
 def main() -> int:
-    """Write the files unless they are there; returns the exit code."""
+    """Write the files unless they exist; returns the exit code."""
     if all((TARGET / f"{name}.csv").exists() for name in SPLITS):
         return 0
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,11 @@ def main() -> int:
 
 
 def read_ratings(archive: Path) -> list[tuple[str, str]]:
-    """Sentences rated at least one point from neutral, with the sign of the rating as label."""
+    """Returns (sentence, label) pairs; the label is the sign of the human rating.
+
+    Sentences rated less than one point from neutral are left out. Raises FileNotFoundError if the
+    archive lacks the ratings.
+    """
     with zipfile.ZipFile(archive) as outer:
         name = next(n for n in outer.namelist() if n.endswith("hutto_ICWSM_2014.tar.gz"))
         packed = io.BytesIO(outer.read(name))

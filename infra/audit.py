@@ -1,10 +1,10 @@
-"""Look up known holes in the packages that the image installs.
+"""Look up known vulnerabilities of the packages that the image installs.
 
     python -m venv build/audit && build/audit/bin/pip install pip-audit
     python infra/audit.py build/audit/bin/python
 
-Fails when there is one. Where the database of advisories cannot be reached it says so, loudly, and
-nothing is proven.
+Exits with 1 if a package has one. If the database of advisories cannot be reached it prints a
+warning and exits with 0, although nothing was checked.
 """
 
 import sys
@@ -19,7 +19,7 @@ LOCK = Path(__file__).parent / "image/requirements.lock"
 
 
 def main() -> int:
-    """1 when a package has a known hole."""
+    """Print the findings; returns 1 if a package has a known vulnerability."""
     options = ("--requirement", str(LOCK), "--require-hashes", "--disable-pip")
     findings = tuple(exposure.advisories(sys.argv[1], *options))
     for finding in findings:

@@ -2,9 +2,10 @@
 
     python infra/kuberay_schemas.py CRD.yaml … --out FOLDER
 
-The definitions are in KubeRay's repository, under helm-chart/kuberay-operator/crds. Writes
-`rayjob-v1.json` and the like. Kubernetes drops a field that it does not know without a word; these
-schemas refuse it. The tests read them from the folder that WINNOW_KUBERAY_SCHEMAS names.
+Writes `rayjob-v1.json` and the like, with which the tests check manifests: Kubernetes drops unknown
+fields without an error, and these schemas refuse them. The definitions are in KubeRay's repository
+under helm-chart/kuberay-operator/crds; the tests read the schemas from the folder in the
+environment variable WINNOW_KUBERAY_SCHEMAS.
 """
 
 import argparse
@@ -24,7 +25,7 @@ TEXT_OR_NUMBER = "x-kubernetes-int-or-string"
 
 
 def main() -> int:
-    """Read, make strict, write."""
+    """Read the definitions and write a strict schema for each version; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("definitions", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
@@ -39,7 +40,7 @@ def main() -> int:
 
 
 def schemas(definition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """File name and schema of each version of a definition."""
+    """Yields the file name and the schema of each version of a definition."""
     spec = definition["spec"]
     kind = spec["names"]["kind"]
     for version in spec["versions"]:
@@ -54,7 +55,7 @@ def schemas(definition: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def strict(node: dict[str, Any]) -> dict[str, Any]:
-    """A schema whose objects have no other fields than theirs."""
+    """Returns a schema that refuses fields which its objects do not declare."""
     if node.get(TEXT_OR_NUMBER):
         return {"type": ["integer", "string"]}
     found = {key: value for key, value in node.items() if key in KEPT}

@@ -1,4 +1,4 @@
-"""Which placements can have their devices, as the job says to wait for them."""
+"""Waits for the devices of placements, and requests nodes from the autoscaler, as the job says."""
 
 import contextlib
 import time
@@ -12,54 +12,55 @@ from jobs.spec.quantities import format_duration
 from jobs.spec.resources import PlacementSpec
 from orchestrator.context import Context
 from orchestrator.decisions import demand
+from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Prediction
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Remark
 from orchestrator.stages import devices, nodes
 
 NODES_POLL_S = 2.0
-"""How often nodes that were asked for are looked for."""
+"""How often the cluster is checked for requested nodes."""
 
 
 @contextlib.contextmanager
-def grown(context: Context) -> Iterator[Callable[[Placement], None]]:
-    """The cluster with the nodes that the job wants, where it says to ask Ray's autoscaler.
+def requested_nodes(context: Context) -> Iterator[Callable[[Placement], None]]:
+    """Request the job's nodes from Ray's autoscaler for the block, if it has resources.autoscale.
 
-    They are kept for as long as this lasts; what is yielded keeps one placement's alone.
+    Yields a function that reduces the request to the nodes of one placement.
     """
     limit = context.spec.resources.autoscale if context.spec.resources else None
     if limit is None:
         yield lambda _: None
         return
     spec, winner = context.spec, context.run.read("winner", Winner)
-    with nodes.asking() as asking:
+    with nodes.node_requests() as requests:
         for group in demand.wanted(
             spec, winner.candidate.placement if winner else None, read_book()
         ):
-            asking.ask(demand.bundles(group))
-            if _came(context, group, limit.total_seconds()):
+            requests.request(demand.bundles(group))
+            if _wait_for_nodes(context, group, limit.total_seconds()):
                 break
-        yield lambda chosen: asking.ask(demand.bundles(demand.wanted(spec, chosen)[0]))
+        yield lambda chosen: requests.request(demand.bundles(demand.wanted(spec, chosen)[0]))
 
 
-def _came(context: Context, group: Sequence[PlacementSpec], limit_s: float) -> bool:
-    """Whether the cluster has a group's devices before the time is over."""
-    deadline, told = time.monotonic() + limit_s, False
+def _wait_for_nodes(context: Context, group: Sequence[PlacementSpec], limit_s: float) -> bool:
+    """Wait until the cluster has a group's devices; returns False after `limit_s`."""
+    deadline, is_logged = time.monotonic() + limit_s, False
     while missing := demand.lacking(group, discovery.discover()):
         names = ", ".join(str(placement.accelerators) for placement in missing)
         if time.monotonic() > deadline:
-            context.notify(Remark(f"no node with {names} came; going on with those that are up"))
+            text = f"no node with {names} started in time; continuing with the nodes that are up"
+            context.notify(Remark(text))
             return False
-        if not told:
-            context.notify(Remark(f"Ray's autoscaler was asked for {names}"))
-            told = True
+        if not is_logged:
+            context.notify(Remark(f"requested {names} from Ray's autoscaler"))
+            is_logged = True
         time.sleep(NODES_POLL_S)
     return True
 
 
 class Availability:
-    """Which placements can have their devices; waits for them as the job says."""
+    """Selects placements with free devices, and waits for them as the job says."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self._context, self._plan = context, plan
@@ -68,35 +69,41 @@ class Availability:
         """Names of placements whose devices stayed busy."""
 
     def preferred(self) -> Plan:
-        """The plan, on the first placement to be had where the job lists them in order."""
+        """Returns the plan; for ordered placements, restricted to the first that is free."""
         plan, resources = self._plan, self._context.spec.resources
         if resources is None or not resources.ordered or len(plan.placements) == 1:
             return plan
         placement = self.first_free(plan.placements)
-        assert placement is not None  # all busy is an error
+        assert placement is not None  # first_free raises if all stay busy
         self._context.notify(Remark(f"{placement.name} is the first in order with free devices"))
-        return plan.only(placement, f"{placement.name} comes before it and is free")
+        return plan.only(placement, f"{placement.name} precedes it in order and is free")
 
     def first_free(self, placements: Sequence[Placement]) -> Placement | None:
-        """The first that has its devices; those that stay busy are told and left out for good."""
+        """Wait for the first placement with free devices.
+
+        If all stay busy, they are left out of the rest of the run, and None is returned.
+
+        Raises:
+            ClusterError: if no placement is left, or the job says to fail.
+        """
         names = ", ".join(placement.name for placement in placements)
         limit = format_duration(self._wait.timeout)
 
-        def told() -> None:
+        def log_wait() -> None:
             text = f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
             self._context.notify(Remark(text))
 
-        found = devices.first_free(placements, self._wait.timeout.total_seconds(), told)
-        if found is None:
+        free = devices.first_free(placements, self._wait.timeout.total_seconds(), log_wait)
+        if free is None:
             self._leave_out(placements, f"{names} stayed busy for {limit}")
-        return found
+        return free
 
     def await_free(self, candidate: Candidate) -> bool:
-        """Whether a candidate's devices can be had."""
+        """Wait for a candidate's devices; returns whether they became free."""
         return self.first_free([candidate.placement]) is not None
 
-    def able(self, predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:
-        """Those of candidates whose devices did not stay busy."""
+    def available(self, predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:
+        """Returns the predictions of candidates whose placement was not left out as busy."""
         return tuple(
             prediction
             for prediction in predictions
@@ -108,6 +115,6 @@ class Availability:
         left = [p.name for p in self._plan.placements if p.name not in self.busy]
         if self._wait.then == "fail" or not left:
             raise ClusterError(
-                f"{text}; `winnow status` shows what runs, resources.wait how long to wait"
+                f"{text}; see what holds them with `winnow status`, or raise resources.wait.timeout"
             )
-        self._context.notify(Remark(f"{text}; going on with {', '.join(left)}"))
+        self._context.notify(Remark(f"{text}; continuing with {', '.join(left)}"))

@@ -1,4 +1,4 @@
-"""Telling a person how a run goes: bars on a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: bars on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,11 @@ import rich.text
 from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
 
 PLAIN_INTERVAL_S = 5.0
-"""Where there is no terminal, a stage that moves often prints at most this often."""
+"""Shortest time between two progress lines of a stage without a terminal."""
 
 
 class Console:
-    """Shows notices; use it as a context manager so that bars are cleaned up."""
+    """Shows notices on stderr; use it as a context manager, which removes the bars at the end."""
 
     def __init__(self, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._out = rich.console.Console(stderr=True, highlight=False, quiet=quiet)
@@ -73,6 +73,6 @@ class Console:
             self._bars.remove_task(self._tasks.pop(stage))
 
     def _line(self, stage: str, text: str) -> None:
-        # assembled, because texts may hold brackets that would pass for markup
+        # assembled, because rich would read brackets in texts as markup
         line = rich.text.Text.assemble((f"{stage:>8}", "bold"), f" {text}")
         self._out.print(line, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the stages of one run share."""
+"""The objects that all stages of one run share."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the stages of one run share."""
+    """The objects that all stages of one run share."""
 
     spec: JobSpec
     run: Run
@@ -23,6 +23,6 @@ class Context:
     serve_port: int
     clock: Clock = time.monotonic
     began: float = field(default_factory=time.monotonic)
-    """By the clock, for the budget."""
+    """Value of `clock` at the start, for the budget."""
     accepts_changes: bool = False
-    """Whether training goes on from a checkpoint of other data."""
+    """Whether training may continue from a checkpoint of changed inputs."""

@@ -1,4 +1,4 @@
-"""The application that a KubeRay RayService runs: a published version, as its job serves it."""
+"""The Ray Serve application of a KubeRay RayService: serves a published model version."""
 
 import ray.serve
 from pydantic import BaseModel, ConfigDict
@@ -11,20 +11,25 @@ from serve.deploy import deployment
 
 
 class EndpointArguments(BaseModel):
-    """What Ray Serve's configuration says of it."""
+    """The `args` of the application in Ray Serve's configuration."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
     storage: str
-    """Where it is published."""
+    """Folder or bucket of the published model."""
     version: str | None = None
-    """Id; the newest if left out."""
+    """Version id; None for the newest."""
     serve: ServeSpec
 
 
 def build(arguments: EndpointArguments) -> ray.serve.Application:
-    """The application. Raises RunError when nothing is published, DeployError without tokens."""
+    """Build the application.
+
+    Raises:
+        RunError: if no such version is published.
+        DeployError: if the endpoint's tokens are missing.
+    """
     version = registry.read(open_storage(arguments.storage), arguments.model, arguments.version)
     serve = arguments.serve
     places = [{labels.SKU: sku} for sku in catalogue.served_skus(serve)]

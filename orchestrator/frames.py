@@ -1,4 +1,4 @@
-"""Winnow from Python: what a job would try, and what its sweep found, as pandas data frames."""
+"""Winnow from Python: plans and sweep results as pandas data frames."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,29 +16,29 @@ from jobs.spec import JobSpec
 from orchestrator.cli.options import load_job
 from orchestrator.cli.plan import planned
 from orchestrator.cli.run import started
+from orchestrator.decisions.measurement import Interval, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.resolve import with_absolute_paths
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 
 Job = str | Path | Mapping[str, Any]
-"""A job file, or what would be in one, with paths relative to the working directory."""
+"""Path of a job file, or its content with paths relative to the working directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What a sweep found."""
+    """The results of a sweep."""
 
     run: str
-    """Where its files are."""
+    """Path or URL of the run's files."""
     winner: Winner
     winning_job: str
     """YAML of a job that trains the winner."""
     candidates: pd.DataFrame
-    """One row for each, the soonest done first: step time, and time and cost of the full run."""
+    """One row for each candidate, fastest first: step time, and time and cost of the full run."""
     trials: pd.DataFrame
-    """One row for each: what was tried, and the metrics of its last evaluation."""
+    """One row for each trial: its parameters, and the metrics of its last evaluation."""
     curves: pd.DataFrame
     """Trial, optimizer step and the judged metric at each evaluation."""
 
@@ -50,10 +50,13 @@ def plan(
     inventory: Path | None = None,
     address: str | None = None,
 ) -> pd.DataFrame:
-    """Every candidate with its memory verdict, and those skipped with the reason.
+    """Plan a job on the nodes of a running cluster or of a JSON file.
 
-    Takes the nodes of a running cluster, or those of a JSON file. Raises JobFileError with all
-    that is wrong with the job, ClusterError where no cluster is up.
+    Returns a frame of candidates with their memory verdicts, and skipped ones with the reason.
+
+    Raises:
+        JobFileError: with everything that is wrong with the job.
+        ClusterError: if no cluster is up.
     """
     found, _ = planned(_spec(job, settings), inventory, address)
     return plan_frame(found)
@@ -67,10 +70,10 @@ def sweep(
     insecure_local: bool = False,
     resume: bool = False,
 ) -> Swept:
-    """Probe and try what the job asks for, and choose, as `winnow sweep` does.
+    """Sweep as `winnow sweep` does; starts a local cluster if none is named and none is up.
 
-    Starts a local cluster where none is named and none is up. Raises what the command tells in a
-    sentence, all of it WinnowError.
+    Raises:
+        WinnowError: if the sweep fails, with a sentence for the user.
     """
     spec = _spec(job, settings)
     name = Path(f"{spec.name}.yaml") if isinstance(job, Mapping) else Path(job)
@@ -92,7 +95,7 @@ def sweep(
 
 
 def plan_frame(found: Plan) -> pd.DataFrame:
-    """Candidates and what is skipped, one row each, by id."""
+    """Returns a frame with a row for each candidate and each skipped combination, by id."""
     rows = [_planned(candidate) for candidate in found.candidates]
     rows += [{"id": skipped.id, "skipped": skipped.reason} for skipped in found.skipped]
     return _frame(rows, "id")
@@ -101,7 +104,7 @@ def plan_frame(found: Plan) -> pd.DataFrame:
 def candidate_frame(
     found: Plan, measured: Sequence[Measurement], predicted: Sequence[Prediction]
 ) -> pd.DataFrame:
-    """Candidates with measurement and prediction, one row each, by id; the soonest done first."""
+    """Returns a frame of candidates with measurement and prediction, by id, fastest first."""
     known = {entry.candidate: entry for entry in measured}
     expected = {entry.candidate: entry for entry in predicted}
     rows = [
@@ -117,7 +120,7 @@ def candidate_frame(
 
 
 def trial_frame(trials: Sequence[TrialResult]) -> pd.DataFrame:
-    """Trials, one row each, by id: parameters under their paths, metrics under their names."""
+    """Returns a frame of trials by id: parameters by path, metrics by name."""
     rows = [
         {
             "id": trial.id,
@@ -135,7 +138,7 @@ def trial_frame(trials: Sequence[TrialResult]) -> pd.DataFrame:
 
 
 def curve_frame(trials: Sequence[TrialResult]) -> pd.DataFrame:
-    """Learning curves in long form."""
+    """Returns the learning curves in long form: trial, step, score."""
     rows = [(trial.id, step, score) for trial in trials for step, score in trial.history]
     return pd.DataFrame(rows, columns=["trial", "step", "score"])
 
@@ -186,7 +189,7 @@ def _predicted(found: Prediction | None) -> dict[str, Any]:
 
 
 def _spread(name: str, value: Interval | None) -> dict[str, float | None]:
-    """Mean and ends of the interval."""
+    """Returns the columns of an interval: mean, low and high."""
     if value is None:
         return {name: None}
     return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: an exception that leaves every `with`, or first a moment to save."""
+"""Handles SIGTERM and Ctrl-C: as an exception that leaves every `with`, or after saving."""
 
 import contextlib
 import signal
@@ -8,18 +8,18 @@ from types import FrameType
 
 
 class Terminated(BaseException):
-    """SIGTERM: the same clean end as Ctrl-C, with another exit code."""
+    """Raised on SIGTERM; like KeyboardInterrupt, but with another exit code."""
 
 
 def interrupt(*_: object) -> None:
-    """Turn SIGTERM into an exception, so that every `with` is left."""
+    """Signal handler that raises Terminated, so that every `with` block is left."""
     raise Terminated
 
 
-def of(error: BaseException | None) -> type[BaseException] | None:
-    """What interrupted, Terminated or KeyboardInterrupt, where an exception came of it.
+def kind_of(error: BaseException | None) -> type[BaseException] | None:
+    """Returns Terminated or KeyboardInterrupt if it is the error or among its causes, else None.
 
-    C code, such as Ray's, raises one of its own in its place, as may whatever is left on the way.
+    C code, such as Ray's, and `finally` blocks may replace the interruption by their own exception.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -31,28 +31,34 @@ def of(error: BaseException | None) -> type[BaseException] | None:
 
 
 @contextlib.contextmanager
-def asked_first(leave: threading.Event, tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside the block a first signal sets `leave`, which is told, and a second one interrupts.
+def leave_on_signal(leave: threading.Event, log: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block, the first signal sets `leave`, and a second one interrupts at once.
 
-    Whoever sees `leave` ends in good order; then the block raises what the signal stands for.
+    The code in the block should save and end once `leave` is set. At the end of the block the
+    signal's exception is raised. Outside the main thread it does nothing.
+
+    Raises:
+        Terminated: after SIGTERM.
+        KeyboardInterrupt: after Ctrl-C.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     kinds: list[type[BaseException]] = []
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def on_signal(number: int, _: FrameType | None) -> None:
         kinds.append(KeyboardInterrupt if number == signal.SIGINT else Terminated)
         if leave.is_set():
             raise kinds[-1]
         leave.set()
-        tell("saving before it ends; a second signal ends it at once")
+        log("saving a checkpoint before the end; a second signal ends the process at once")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
-        if kinds:  # also where leaving failed
+        if kinds:  # also after an error in the block
             raise kinds[0]

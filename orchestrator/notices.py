@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The notices that a run sends to its console."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageStarted:
-    """A stage begins."""
+    """A stage has started."""
 
     stage: str
     text: str = ""
@@ -14,7 +14,7 @@ class StageStarted:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stage moved on."""
+    """A stage has completed `done` of `total` units."""
 
     stage: str
     done: int
@@ -24,7 +24,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class StageFinished:
-    """A stage ended with a result."""
+    """A stage has a result."""
 
     stage: str
     text: str = ""
@@ -32,7 +32,7 @@ class StageFinished:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something the user should know."""
+    """A sentence for the user."""
 
     text: str
 

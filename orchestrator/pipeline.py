@@ -15,7 +15,7 @@ from jobs.training.config import TRAINING_CONFIG
 from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
 from jobs.training.model.counting import shape_of
-from orchestrator import availability, foresight, sweep
+from orchestrator import availability, preflight, sweep
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
 from orchestrator.decisions.budget import Spent
@@ -25,12 +25,12 @@ from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import receipt as receipts
-from orchestrator.records import registry, report, tracking
+from orchestrator.records import receipt_text, registry, report, tracking
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
 from orchestrator.stages.secrets import secrets_of
-from orchestrator.watch import TOLD_EVERY_S, FitWatch
+from orchestrator.watch import PUBLISH_EVERY_S, FitWatch
 from serve.deploy import deployment
 from serve.deploy.deployment import Endpoint
 from serve.version import ModelVersion
@@ -52,7 +52,7 @@ class Outcome:
 def run(context: Context) -> Outcome:
     """All stages of a job, those that a resumed run has finished read back."""
     context = _measured(context)
-    with availability.grown(context) as keep:
+    with availability.requested_nodes(context) as keep:
         inventory, plan = plan_stage(context)
         found = sweep.run_sweep(context, plan)
         keep(found.winner.candidate.placement)
@@ -80,7 +80,7 @@ def run(context: Context) -> Outcome:
 
 def sweep_only(context: Context) -> tuple[Plan, sweep.Sweep, str]:
     """The plan, what its sweep found, and the page of the report, without training the winner."""
-    with availability.grown(context):
+    with availability.requested_nodes(context):
         _, plan = plan_stage(context)
         found = sweep.run_sweep(context, plan)
         return plan, found, write_report(context, plan, found, None, None)
@@ -92,9 +92,9 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     secrets_of(context.spec)  # what is missing is told before anything is done
     inventory, spec = discovery.discover(), context.spec
     is_trained = context.run.read("fit", FitResult) is not None
-    foresight.check(spec, is_trained=is_trained)
+    preflight.check(spec, is_trained=is_trained)
     if not is_trained:
-        foresight.check_base(spec)
+        preflight.check_base(spec)
     shape = shape_of(spec.model.base, spec.task)
     plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
 
@@ -135,19 +135,19 @@ def _measured(context: Context) -> Context:
         notify(notice)
         if isinstance(notice, Progress):
             now = context.clock()
-            is_early = now - told_s.get(notice.stage, float("-inf")) < TOLD_EVERY_S
+            is_early = now - told_s.get(notice.stage, float("-inf")) < PUBLISH_EVERY_S
             if is_early and notice.done < notice.total:
                 return
             told_s[notice.stage] = now
             labels = {"job": context.spec.name, "run": context.run.id, "stage": notice.stage}
             counts = {"winnow_stage_done": notice.done, "winnow_stage_total": notice.total}
-            teller.tell(Sample(name, value, labels) for name, value in counts.items())
+            teller.publish(Sample(name, value, labels) for name, value in counts.items())
 
     return replace(context, notify=tell)
 
 
 def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-    teller.tell(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
+    teller.publish(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
 def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
@@ -296,10 +296,11 @@ def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float |
     price = winner.candidate.placement.price_usd_per_hour
     left_s = budget.seconds_left(context.spec.budget, spent, price)
     if left_s is not None and winner.prediction and winner.prediction.time_s.mean > left_s:
-        needed = report.show_time(winner.prediction.time_s.mean)
+        needed = receipt_text.show_time(winner.prediction.time_s.mean)
+        left = receipt_text.show_time(left_s)
         context.notify(
             Remark(
-                f"the whole run needs about {needed}, the budget leaves {report.show_time(left_s)}:"
+                f"the whole run needs about {needed}, the budget leaves {left}:"
                 " training will stop early"
             )
         )

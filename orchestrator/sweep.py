@@ -9,15 +9,15 @@ from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search, select
+from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Launch, Measurement, Prediction
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
-from orchestrator.records import report, runs
+from orchestrator.records import receipt_text, runs
 from orchestrator.records.receipt import FitResult
-from orchestrator.records.store import Store, is_same_ground
+from orchestrator.records.store import Store, is_same_environment
 from orchestrator.stages import quality, speed
 
 WINNER = "winner.yaml"
@@ -58,7 +58,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     run.write("sweep_duration", duration)
     _keep_winner(context, winner)
     shown = (
-        report.show_interval(winner.prediction.time_s, report.show_time)
+        receipt_text.show_interval(winner.prediction.time_s, receipt_text.show_time)
         if winner.prediction
         else ""
     )
@@ -106,7 +106,7 @@ def _choose(
         if speeds is None:
             winner = select.select_unmeasured(plan.without(devices.busy, "stayed busy"))
         else:
-            able, rows = devices.able(speeds.predictions), speeds.eval_rows
+            able, rows = devices.available(speeds.predictions), speeds.eval_rows
             winner = select.select(context.spec, plan, able, trials, rows)
         if devices.await_free(winner.candidate):
             busy = ", ".join(sorted(devices.busy))
@@ -160,7 +160,7 @@ def probe(
 def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
     """Measurements of earlier runs, where hardware, software, code and data are still the same."""
     store = Store(context.storage)
-    grounds: dict[str, dict[str, str]] = {}
+    environments: dict[str, dict[str, str]] = {}
     for candidate in plan.candidates:
         if candidate.id in speeds.measured:
             continue
@@ -168,9 +168,9 @@ def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
         if found is None:
             continue
         placement = candidate.placement
-        if placement.name not in grounds:
-            grounds[placement.name] = speed.ground_of(placement)
-        if is_same_ground(found, grounds[placement.name]):
+        if placement.name not in environments:
+            environments[placement.name] = speed.environment_of(placement)
+        if is_same_environment(found, environments[placement.name]):
             context.notify(Remark(f"{candidate.id}: measured in an earlier run"))
             speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
             if found.launch and placement.name not in {o.placement for o in speeds.launches}:
@@ -207,7 +207,7 @@ def _confirm(
         if todo and not speeds.must_end("timing again", trials):
             names = " and ".join(candidate.id for candidate in todo)
             context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, tell=speeds.tell)
+            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=speeds.tell)
             speed.measure_again(context.spec, todo, context.run.folder, findings)
             timed = True
     return timed
@@ -303,9 +303,9 @@ def _try(
     total = search.trial_count(spec)
     if len(found) < total and speeds.must_end("more trials", found):
         return tuple(found)
-    candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
+    candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
     while not devices.await_free(candidate):
-        candidate = select.quality_candidate(plan, devices.able(speeds.predictions))
+        candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
     length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")

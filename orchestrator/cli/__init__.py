@@ -1,4 +1,4 @@
-"""The `winnow` command: one file for each command, errors in one sentence, exit codes that tell."""
+"""The `winnow` command: registers one command for each module, and turns errors into exit codes."""
 
 import signal
 import sys
@@ -40,9 +40,9 @@ from orchestrator.interruption import Terminated, interrupt
 from raywinnow import paths
 
 EXIT_ERROR, EXIT_JOB_FILE = 1, 2
-"""Something failed; the job file is not usable."""
+"""Exit codes of a failed command, and of an invalid job file."""
 EXIT_INTERRUPTED = {Terminated: 128 + signal.SIGTERM, KeyboardInterrupt: 128 + signal.SIGINT}
-"""As a shell tells it."""
+"""Exit codes after a signal, by the shell's convention."""
 
 
 def _show_version(is_asked: bool) -> None:
@@ -100,7 +100,7 @@ app.add_typer(token.app, name="token")
 
 
 def main() -> None:
-    """Run a command; every known failure ends in one sentence and a non-zero exit code."""
+    """Run a command; prints an error in one sentence and exits with a non-zero code."""
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         _check_import_path()
@@ -118,13 +118,13 @@ def _check_import_path() -> None:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Says what ended a command, unless somebody interrupted it."""
-    if kind := interruption.of(error):
+    """Print the error, unless the user interrupted the command; returns the exit code."""
+    if kind := interruption.kind_of(error):
         return EXIT_INTERRUPTED[kind]
     if isinstance(error, WinnowError):
         print_error(error)
         return EXIT_JOB_FILE if isinstance(error, JobFileError) else EXIT_ERROR
-    # a bug: the user gets a sentence, we get the trace
+    # a bug: print a sentence and keep the traceback in a file
     path = files.home() / "crash.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")

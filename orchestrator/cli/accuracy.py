@@ -1,4 +1,4 @@
-"""`winnow accuracy`: how good the predictions of past runs were."""
+"""`winnow accuracy`: the prediction errors of past runs."""
 
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
@@ -16,7 +16,7 @@ from orchestrator.records.receipt import Receipt
 
 
 def accuracy(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
-    """Compare predicted with actual time and memory over all receipts, for each accelerator."""
+    """Compare predicted with actual time and memory over all receipts, by accelerator."""
     found = [run.read("receipt", Receipt) for run in runs.every(open_storage(storage))]
     receipts = [receipt for receipt in found if receipt]
     rows = summarise(receipts)
@@ -25,7 +25,7 @@ def accuracy(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) 
         return
     if not rows:
         raise RunError(
-            f"no receipt in {storage} has a prediction to compare: run a job with a sweep first"
+            f"no receipt in {storage} has a prediction to compare; run a job with a sweep first"
         )
     columns = ("accelerator", "fits", "time off", "bias", "in interval", "memory off", "probed")
     shown = table(*columns, left=("accelerator",))
@@ -46,4 +46,4 @@ def accuracy(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) 
         console.print(f"{left} receipts left out: resumed, stopped early, simulated or no sweep")
     noisy = sum(bool(receipt.disturbances) for receipt in receipts)
     if noisy:
-        console.print(f"{noisy} were taken on a machine that others used too")
+        console.print(f"{noisy} receipts are of a machine that other processes used too")

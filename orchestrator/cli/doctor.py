@@ -1,4 +1,4 @@
-"""`winnow doctor`: what is wrong with this machine, or with every node of a cluster."""
+"""`winnow doctor`: finds faults of this machine, or of every node of a cluster."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from cluster.facts import NodeFacts
 from orchestrator.cli.options import Address, AsJson, out, print_json, table
 
 EXIT_FINDINGS = 1
-"""At least one error was found."""
+"""Exit code if there is at least one error."""
 
 Value = TypeVar("Value")
 
@@ -21,18 +21,20 @@ Value = TypeVar("Value")
 def doctor(
     address: Address = None,
     security: Annotated[
-        bool, typer.Option("--security", help="Look at ports, tokens and known holes instead.")
+        bool, typer.Option("--security", help="Check ports, tokens and vulnerabilities instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check driver, GPUs, disk, shared memory, network and clocks; say what to do."""
+    """Check driver, GPUs, disk, shared memory, network and clocks, and print remedies."""
     if security:
-        _look_at_security(address, as_json=as_json)
+        _check_security(address, as_json=as_json)
         return
-    nodes, asked_s = _ask(
-        address, lambda: ((facts.gather(),), (time.time(),)), lambda found: found.facts_of_nodes()
+    nodes, received_s = _gather(
+        address,
+        lambda: ((facts.gather(),), (time.time(),)),
+        lambda discovery: discovery.facts_of_nodes(),
     )
-    findings = doctors.examine(nodes, asked_s)
+    findings = doctors.examine(nodes, received_s)
     is_bad = any(finding.severity == "error" for finding in findings)
     if as_json:
         print_json({"nodes": nodes, "findings": findings})
@@ -43,7 +45,7 @@ def doctor(
 
 
 def show(nodes: tuple[NodeFacts, ...], findings: tuple[doctors.Finding, ...]) -> None:
-    """Print nodes and what is wrong with them."""
+    """Print the nodes and their findings."""
     console = out()
     for node in nodes:
         gpus = ", ".join(gpu.name for gpu in node.gpus) or "no NVIDIA GPU"
@@ -60,11 +62,11 @@ def show(nodes: tuple[NodeFacts, ...], findings: tuple[doctors.Finding, ...]) ->
         for finding in own:
             console.print(f"  {finding.severity}: {finding.message}", markup=False)
         if not own:
-            console.print("  nothing to complain about")
+            console.print("  no findings")
 
 
-def _look_at_security(address: str | None, *, as_json: bool) -> None:
-    nodes = _ask(address, lambda: (exposure.gather(),), lambda found: found.exposures())
+def _check_security(address: str | None, *, as_json: bool) -> None:
+    nodes = _gather(address, lambda: (exposure.gather(),), lambda discovery: discovery.exposures())
     findings = [finding for node in nodes for finding in exposure.judge(node)]
     findings += exposure.advisories()
     if as_json:
@@ -80,16 +82,20 @@ def _look_at_security(address: str | None, *, as_json: bool) -> None:
         for finding in findings:
             console.print(f"{finding.severity}: {finding.message}", markup=False)
         if not findings:
-            console.print("nothing to complain about")
+            console.print("no findings")
     if any(finding.severity == "error" for finding in findings):
         sys.exit(EXIT_FINDINGS)
 
 
-def _ask(address: str | None, here: Callable[[], Value], there: Callable[[Any], Value]) -> Value:
-    """Every node of the cluster through `cluster.discovery`, or this machine when none is up."""
+def _gather(
+    address: str | None,
+    on_machine: Callable[[], Value],
+    on_cluster: Callable[[Any], Value],
+) -> Value:
+    """Call `on_cluster` with `cluster.discovery`; if no cluster is up, call `on_machine`."""
     if address is None and local.running() is None:
-        return here()
+        return on_machine()
     with session.connect(address=address, start=False):
         from cluster import discovery
 
-        return there(discovery)
+        return on_cluster(discovery)

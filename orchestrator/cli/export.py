@@ -1,4 +1,4 @@
-"""`winnow export`: a published classifier for other servers."""
+"""`winnow export`: exports a published classifier for other servers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +23,11 @@ def export(
     folder: Annotated[Path, typer.Option("--out", help="New folder to write.")],
     form: Annotated[str, typer.Option("--format", help="onnx or triton.")] = "onnx",
     version: Annotated[str | None, typer.Option(help="Version id; the newest if left out.")] = None,
-    batch: Annotated[int, typer.Option(help="Most texts of a batch of Triton's.", min=1)] = 64,
+    batch: Annotated[int, typer.Option(help="Largest batch in Triton, in texts.", min=1)] = 64,
     storage: StorageOption = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as an ONNX graph with its tokenizer, or as a model repository of Triton's."""
+    """Write a model as an ONNX graph with its tokenizer, or as a Triton model repository."""
     if form not in ("onnx", "triton"):
         raise typer.BadParameter(f"{form!r} is neither onnx nor triton", param_hint="--format")
     found = registry.read(open_storage(storage), model, version)
@@ -41,6 +41,6 @@ def export(
         return
     out().print(f"{found.name} {found.id} is in {made.folder}", markup=False)
     out().print(
-        f"same labels as the model; {made.texts_per_s:,.0f} texts/s on one core here, fastest with"
-        f" {made.batch_rows} of the longest texts together"
+        f"predicts the same labels as the model; {made.texts_per_s:,.0f} texts/s on one core here,"
+        f" fastest in batches of {made.batch_rows} of the longest texts"
     )

@@ -1,4 +1,4 @@
-"""`winnow gc`: what killed processes left in a storage, shown first and deleted when asked."""
+"""`winnow gc`: lists or deletes unused files of a storage, such as those of killed processes."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -16,11 +16,11 @@ MIB = 2**20
 
 def gc(
     storage: StorageOption = DEFAULT_STORAGE,
-    older_than: Annotated[str, typer.Option(help="Leave what was touched since, as 1d.")] = "1d",
-    delete: Annotated[bool, typer.Option("--delete", help="Delete it, not only list it.")] = False,
+    older_than: Annotated[str, typer.Option(help="Keep files modified since, such as 1d.")] = "1d",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the listed files.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List what is of no use in a storage; --delete removes it."""
+    """List the unused files of a storage; --delete removes them."""
     place = open_storage(storage)
     try:
         age = parse_duration(older_than)
@@ -39,5 +39,6 @@ def gc(
     if found:
         out().print(shown)
     total = sum(item.size for item in found) / MIB
-    done = "deleted" if delete else "found; --delete removes them"
-    out().print(f"{len(found)} things, {total:.1f} MiB {done}" if found else f"nothing in {place}")
+    done = "deleted" if delete else "can be deleted with --delete"
+    summary = f"{len(found)} items, {total:.1f} MiB, {done}"
+    out().print(summary if found else f"no unused files in {place}")

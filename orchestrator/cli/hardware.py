@@ -1,4 +1,4 @@
-"""`winnow hardware`: the accelerators that are known, those that are here, and what these reach."""
+"""`winnow hardware`: lists known accelerators, prices and live nodes, and measures devices."""
 
 import dataclasses
 import tempfile
@@ -70,7 +70,7 @@ def hardware(
 
 
 def refresh(region: str | None) -> ClusterError | None:
-    """Fetch prices and keep them; the error where that failed, with the old ones left as is."""
+    """Fetch prices and store them; returns the error if that fails, with the old prices kept."""
     from cluster import aws
 
     try:
@@ -81,7 +81,7 @@ def refresh(region: str | None) -> ClusterError | None:
 
 
 def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: PriceBook) -> None:
-    """Print the catalogue, with how many of each are here, and what an hour costs."""
+    """Print the catalogue with the number of live devices and the price of an hour."""
     counts = nodes.counts() if nodes else {}
     names = ("accelerator", "here", "memory GiB", "GB/s", "link GB/s", "tensor TFLOPS")
     costs = ("USD/h", "spot USD/h") if book.quotes else ("USD/h",)
@@ -108,7 +108,7 @@ def show_catalogue(skus: list[catalogue.Sku], nodes: Inventory | None, book: Pri
 
 
 def show_measured(address: str | None, *, insecure_local: bool, as_json: bool) -> None:
-    """Measure and print, as a share of what the catalogue says."""
+    """Measure the live devices and print the rates as a share of the catalogue's."""
     found: dict[str, HardwareMeasured] = {}
     columns = ("accelerator", "measured", "rate", "of the catalogue's")
     shown = table(*columns, left=("accelerator", "measured"))
@@ -128,11 +128,11 @@ def show_measured(address: str | None, *, insecure_local: bool, as_json: bool) -
     elif found:
         out().print(shown)
     else:
-        raise ClusterError("no node has a known, real accelerator to measure")
+        raise ClusterError("no node has a known accelerator that is not simulated; add one")
 
 
 def measured_rows(name: str, measured: HardwareMeasured) -> list[tuple[str, str, str]]:
-    """What was measured, its rate, and its share of the catalogue's peak."""
+    """Returns rows of quantity, measured rate, and its share of the catalogue's peak."""
     sku = catalogue.find(name)
     rows = [
         (f"{precision} matrix", f"{rate:.3g} TFLOP/s", _share(rate, peak))

@@ -1,4 +1,4 @@
-"""`winnow init`: a first job file."""
+"""`winnow init`: writes a first job file."""
 
 import importlib.resources
 import os
@@ -30,25 +30,25 @@ EXAMPLE = FirstJob(
     eval=SourceSpec(path="data/eval.csv"),
     roles=Roles(text=("text",), label="label"),
 )
-"""What the job file says without --data."""
+"""Content of the job file without --data."""
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "eval", "test")
-"""Splits of a saved folder that models are evaluated on, the likeliest first."""
+"""Names of evaluation splits of a saved folder, the most common first."""
 NEXT = ("validate", "run")
-"""Commands to go on with."""
+"""Commands to run next."""
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("job.yaml"),
+    path: Annotated[Path, typer.Argument(help="The job file to write.")] = Path("job.yaml"),
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Rows to learn from: a file, a pattern or a save_to_disk folder."
+            metavar="FILE", help="Training rows: a file, a pattern or a save_to_disk folder."
         ),
     ] = None,
     eval_data: Annotated[
         str | None,
         typer.Option(
-            "--eval", metavar="FILE", help="Rows to evaluate on; by default split off --data."
+            "--eval", metavar="FILE", help="Evaluation rows; by default split off --data."
         ),
     ] = None,
     text: Annotated[
@@ -81,21 +81,21 @@ def init(
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Rows and where they are."""
+    """The rows of a split and their source."""
 
     source: SourceSpec
-    """With a path that starts from the working directory."""
+    """Source with a path relative to the working directory."""
     rows: Table
 
 
 def _write_for(
     name: str, eval_name: str | None, path: Path, text: Sequence[str], label: str | None
 ) -> Found:
-    """Decide what the job says about the rows, write it, and return what was found.
+    """Write the job file, and the split rows if there are no evaluation rows; returns a report.
 
     Raises:
-        DataError: if no job fits the rows; nothing is written then.
-        StorageError: if a file exists already or cannot be written; none is written then.
+        DataError: if no job suits the rows; nothing is written.
+        StorageError: if a file exists already or cannot be written; nothing is written.
     """
     if len(text) > 2:
         raise DataError(f"--text names {len(text)} columns; name one, or two of sentence pairs")
@@ -115,7 +115,7 @@ def _write_for(
     )
     new = () if held_back else parts
     contents = {Path(part.source.shown): writers.to_json_lines(part.rows) for part in new}
-    # the job file comes last, when the files that it names are whole
+    # the job file is written last, when the files that it names are complete
     files.write_new({**contents, path: _job_file(job, path)})
     return _report(job, train.rows, parts, (*contents, path))
 
@@ -144,7 +144,7 @@ def _found(source: SourceSpec, part: _Split) -> FoundSplit:
 
 
 def _read(name: str, eval_name: str | None) -> tuple[_Split, _Split | None]:
-    """The rows to learn from, and those to evaluate on if there are any."""
+    """Returns the training rows, and the evaluation rows if there are any."""
     source = _source(name)
     rows = sources.read(source)
     if len(rows) < 2:
@@ -154,7 +154,11 @@ def _read(name: str, eval_name: str | None) -> tuple[_Split, _Split | None]:
 
 
 def _source(name: str) -> SourceSpec:
-    """Files, a pattern or a folder; DataError for anything else."""
+    """Returns the source for files, a pattern or a folder.
+
+    Raises:
+        DataError: for any other name.
+    """
     is_folder = Path(name).expanduser().is_dir()
     path = f"./{name}" if is_folder and not name.startswith(FOLDERS) else name
     if problem := why_unreadable(path):
@@ -168,7 +172,7 @@ def _source(name: str) -> SourceSpec:
 
 
 def _eval_source(source: SourceSpec, eval_name: str | None) -> SourceSpec | None:
-    """The rows in --eval, else the split of a saved folder for them; None if there are neither."""
+    """Returns the source in --eval, else an evaluation split of a saved folder, else None."""
     held_back = source if eval_name is None else _source(eval_name)
     split = next((name for name in EVAL_SPLITS if name in sources.splits(held_back)), None)
     if split is not None:
@@ -181,7 +185,7 @@ def _eval_source(source: SourceSpec, eval_name: str | None) -> SourceSpec | None
 
 
 def _check(train: _Split, held_back: _Split | None, roles: Roles, path: Path) -> None:
-    """Raise DataError if columns, texts or labels are not what training takes."""
+    """Raise DataError if training cannot use the columns, texts or labels."""
     later = SourceSpec(path=first_job.file_of(train.source.shown, "eval"))
     job = FirstJob(
         name="checked",
@@ -198,13 +202,13 @@ def _check(train: _Split, held_back: _Split | None, roles: Roles, path: Path) ->
 def _split(
     data: _Split, texts: Sequence[tuple[str, ...]], labels: Sequence[str], path: Path
 ) -> tuple[_Split, _Split]:
-    """Training and evaluation rows of one source, as files that are yet to be written."""
+    """Split one source into training and evaluation rows, with the paths of their new files."""
     held_back = holdout.hold_back(texts, labels)
     if not held_back:
         of_label = " of the same label" if any(labels) else ""
         raise DataError(
-            f"{data.source.shown} has no two rows{of_label} with different texts, so none can be"
-            " held back for evaluation; name evaluation rows by --eval FILE"
+            f"{data.source.shown} has no two rows{of_label} with different texts, so no row can be"
+            " held back for evaluation; name evaluation rows with --eval FILE"
         )
     others = sorted(set(range(len(data.rows))) - set(held_back))
     places = [path.with_name(first_job.file_of(data.source.shown, p)) for p in ("train", "eval")]
@@ -216,7 +220,7 @@ def _split(
 
 
 def _seen_from(job: Path, source: SourceSpec) -> SourceSpec:
-    """A source with its path as the job file writes it: relative to the job file's folder."""
+    """Returns the source with its path relative to the job file's folder."""
     if source.shown.startswith((S3_SCHEME, "~")):
         return source
     path = Path(source.shown)

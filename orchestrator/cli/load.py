@@ -1,4 +1,4 @@
-"""`winnow load`: how many requests an endpoint answers, how fast, and whether that is enough."""
+"""`winnow load`: measures throughput, latency and errors of an endpoint, and checks limits."""
 
 import asyncio
 import os
@@ -19,8 +19,10 @@ BAR = 40
 
 
 def load(
-    url: Annotated[str, typer.Argument(help="Of the endpoint's route, such as http://…/reviews.")],
-    seconds: Annotated[float, typer.Option(help="How long.", min=0.1, max=3600)] = 10.0,
+    url: Annotated[
+        str, typer.Argument(help="URL of the endpoint's route, such as http://…/reviews.")
+    ],
+    seconds: Annotated[float, typer.Option(help="Duration in seconds.", min=0.1, max=3600)] = 10.0,
     concurrency: Annotated[
         int, typer.Option("-c", "--concurrency", help="Clients of a closed loop.", min=1, max=4096)
     ] = 8,
@@ -32,15 +34,15 @@ def load(
     token_from: Annotated[
         str | None, typer.Option(help="Environment variable with the bearer token.")
     ] = None,
-    p95: Annotated[str | None, typer.Option(help="Fail when it is longer, such as 50ms.")] = None,
+    p95: Annotated[str | None, typer.Option(help="Fail if p95 is longer, such as 50ms.")] = None,
     errors: Annotated[
-        str | None, typer.Option(help="Fail when the share of failures breaks it, such as <0.5%.")
+        str | None, typer.Option(help="Fail if the error rate breaks it, such as <0.5%.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send real sentences to an endpoint and print latencies, timed from when each was due.
+    """Send sentences to an endpoint and print latencies, timed from when each request was due.
 
-    A language model is asked for answers of a few words, which are timed whole.
+    For a language model, the time covers the whole response of a few words.
     """
     _check(parse_duration, p95, "--p95")
     _check(parse_bound, errors, "--errors")
@@ -63,7 +65,7 @@ def load(
 
 
 def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> list[str]:
-    """What the endpoint does not keep, in words."""
+    """Returns a sentence for each limit that the result breaks."""
     broken = []
     if result.requests and result.failed == result.requests:
         statuses = ", ".join(sorted(result.statuses))
@@ -79,7 +81,7 @@ def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> 
 
 
 def show(result: LoadResult) -> None:
-    """Print for people."""
+    """Print a result for people."""
     console = out()
     shown = table("requests", "failed", "texts/s", *result.latency_ms, left=())
     times = (f"{value:.1f} ms" for value in result.latency_ms.values())
@@ -93,7 +95,7 @@ def show(result: LoadResult) -> None:
     versions = ", ".join(f"{name} x {count}" for name, count in sorted(result.versions.items()))
     console.print(f"status {statuses}; version {versions or 'unknown'}", markup=False)
     if result.batch_rows:
-        console.print(f"answers came from batches of {result.batch_rows:.1f} texts in the mean")
+        console.print(f"mean batch size {result.batch_rows:.1f} texts")
 
 
 def _check(parse: Callable[[str], Any], text: str | None, option: str) -> None:

@@ -1,4 +1,4 @@
-"""`winnow manifests`: a job for Kubernetes, as KubeRay takes it."""
+"""`winnow manifests`: writes a job's KubeRay manifests."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,15 +7,16 @@ import typer
 
 from jobs.storage.files import write_atomically
 from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
-from orchestrator.kubernetes.manifests import Options, documents_of, to_text
+from orchestrator.kubernetes.manifests import Options, documents_of
+from orchestrator.kubernetes.objects import to_text
 
 
 def manifests(
     job: JobFile,
-    image: Annotated[str, typer.Option(help="Image with Ray and Winnow, by digest at best.")],
+    image: Annotated[str, typer.Option(help="Image with Ray and Winnow, preferably by digest.")],
     settings: Settings = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where to write them.")] = Path("k8s"),
-    namespace: Annotated[str | None, typer.Option(help="Namespace of everything.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("k8s"),
+    namespace: Annotated[str | None, typer.Option(help="Namespace of all objects.")] = None,
     queue: Annotated[str | None, typer.Option(help="Kueue's local queue for the job.")] = None,
     claim: Annotated[str | None, typer.Option(help="PersistentVolumeClaim at /mnt/winnow.")] = None,
     redis: Annotated[

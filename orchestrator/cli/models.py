@@ -1,4 +1,4 @@
-"""`winnow models`: published versions, which of them answers, and back to an earlier one."""
+"""`winnow models`: lists, shows, promotes and rolls back published versions."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 @app.command("list")
 def list_versions(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = False) -> None:
-    """List every published version, newest first, with what it scored."""
+    """List every published version with its scores, newest first."""
     found = registry.every(open_storage(storage))
     if as_json:
         print_json(found)
@@ -78,13 +78,13 @@ def show(
 @app.command()
 def promote(
     job: JobFile,
-    version: Annotated[str, typer.Argument(help="Version id that shall answer.")],
+    version: Annotated[str, typer.Argument(help="Version id to deploy.")],
     settings: Settings = None,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a version answer on the job's route, through the job's rollout."""
+    """Deploy a version on the job's route, through the job's rollout."""
     deploying.deploy(
         job, version, settings, address, insecure_local=insecure_local, as_json=as_json
     )
@@ -98,7 +98,7 @@ def rollback(
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let the version that answered before the present one answer again, at once."""
+    """Deploy the previously deployed version again, at once."""
     spec = load_job(job, settings, reads_rows=False)
     older = aliases.previous(spec.name, registry.deployed(storage_of(spec), spec.name))
     at_once = [*(settings or []), "serve.rollout=null", "serve.slo=null"]

@@ -1,4 +1,4 @@
-"""What the commands share: options, loading a job, and printing results and errors."""
+"""Shared by the commands: options, loading a job, printing results and errors."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ Settings = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 InsecureLocal = Annotated[
     bool,
-    typer.Option("--insecure-local", help="Use a cluster of this machine that asks for no token."),
+    typer.Option("--insecure-local", help="Use a cluster without tokens on this machine."),
 ]
 Address = Annotated[
     str | None, typer.Option(help="Ray cluster to join; by default RAY_ADDRESS or a local one.")
@@ -45,28 +45,35 @@ InventoryFile = Annotated[
 
 DEFAULT_STORAGE = ".winnow"
 RAY_JOB_COPY = "runtime_resources"
-"""Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
+"""Part of the path of a submitted job's working directory, which is a temporary copy."""
 
 
 def load_job(
     path: Path, settings: list[str] | None, *, is_elsewhere: bool = False, reads_rows: bool = True
 ) -> JobSpec:
-    """Load and check a job file, with the paths in it made absolute.
+    """Load and check a job file, and make its paths absolute.
 
-    A job that runs elsewhere keeps its paths, and its files are not looked for here. Commands that
-    train nothing read no rows.
+    `is_elsewhere`: the job runs on other machines, so its paths are kept and not checked here.
+    `reads_rows`: whether to check the rows, which commands without training need not.
+
+    Raises:
+        JobFileError: with everything that is wrong.
     """
     if is_elsewhere:
         return load(path, settings=settings or (), extra_rules=(catalogue.accelerator_rules,))
     folder = path.parent
-    of_rows = (rows_suit_the_job(folder),) if reads_rows else ()
-    rules = (catalogue.accelerator_rules, files_exist(folder), *of_rows)
+    row_rules = (rows_suit_the_job(folder),) if reads_rows else ()
+    rules = (catalogue.accelerator_rules, files_exist(folder), *row_rules)
     spec = load(path, settings=settings or (), extra_rules=rules)
     return with_absolute_paths(spec, folder)
 
 
 def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[JobSpec, ServeSpec]:
-    """A job and its serve section; JobFileError where it has none, with what it is needed for."""
+    """Load a job and its serve section.
+
+    Raises:
+        JobFileError: if it has no serve section, which `purpose` requires.
+    """
     spec = load_job(path, settings, reads_rows=False)
     if spec.serve is None:
         what = f"is required to {purpose}; add route"
@@ -75,7 +82,7 @@ def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[J
 
 
 def storage_of(spec: JobSpec) -> Storage:
-    """Where a job keeps its runs; a submitted job's relative storage goes to the home folder."""
+    """Open a job's storage; in a submitted job, a relative path is relative to the home folder."""
     is_copy = RAY_JOB_COPY in str(Path.cwd())
     if is_copy and not spec.storage.startswith((S3_SCHEME, "/", "~")):
         return open_storage(Path.home() / spec.storage)
@@ -83,17 +90,17 @@ def storage_of(spec: JobSpec) -> Storage:
 
 
 def out() -> rich.console.Console:
-    """Where results for people go."""
+    """Returns the console for results."""
     return rich.console.Console(highlight=False, soft_wrap=True)
 
 
 def results_only() -> contextlib.AbstractContextManager[Any]:
-    """Keep stdout for results: Ray tells of lost workers there, and progress is none."""
+    """Redirect stdout to stderr inside a block, because Ray prints messages to stdout."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:
-    """A table of these columns; those in `left` hold words, the others figures."""
+    """Returns a table with these columns; those in `left` are left-aligned."""
     made = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         made.add_column(name, justify="left" if name in left else "right")
@@ -101,12 +108,12 @@ def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:
 
 
 def print_json(value: object) -> None:
-    """A result for programs."""
+    """Print a result as JSON."""
     sys.stdout.write(TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n")
 
 
 def print_error(error: Exception) -> None:
-    """One line for each cause, or JSON when the command was asked for it."""
+    """Print one line for each problem, or JSON if the command has --json."""
     if "--json" in sys.argv:
         problems: list[dict[str, Any]] = []
         if isinstance(error, JobFileError):
@@ -122,10 +129,12 @@ def print_error(error: Exception) -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep chatter of libraries off the terminal; their log files are not touched."""
+    """Turn off the libraries' terminal output; their log files are not affected."""
     os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C is ours to handle
+    os.environ.setdefault(
+        "TUNE_DISABLE_SIGINT_HANDLER", "1"
+    )  # `orchestrator.interruption` handles Ctrl-C
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -10,7 +10,7 @@ from cluster.prices import read_book
 from jobs.spec import JobSpec
 from jobs.training.data.longest import longest_row
 from jobs.training.model.counting import shape_of
-from orchestrator import foresight
+from orchestrator import preflight
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -50,7 +50,7 @@ def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple
     """
     moves: list[str] = []
     if inventory is None:
-        foresight.check(spec)
+        preflight.check(spec)
     nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
     shape, longest = shape_of(spec.model.base, spec.task), longest_row(spec)
     found = make_plan(spec, nodes, shape, longest, read_book())

@@ -1,4 +1,4 @@
-"""`winnow render`: the job with every default written out, and what `auto` means where."""
+"""`winnow render`: prints the job with all defaults, and the values of `auto`."""
 
 import yaml
 
@@ -23,7 +23,7 @@ def render(
     inventory: InventoryFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the job with all defaults, and each placement's decisions for `auto`."""
+    """Print the job with all defaults, and the values of `auto` for each placement."""
     spec = load_job(job, settings)
     nodes = known_inventory(inventory)
     plan = (

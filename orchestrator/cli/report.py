@@ -1,4 +1,4 @@
-"""`winnow report`: where a run's report is, and its receipt."""
+"""`winnow report`: prints a run's receipt and the path of its report."""
 
 import json
 from typing import Annotated
@@ -16,7 +16,8 @@ from orchestrator.cli.options import (
 )
 from orchestrator.records import runs
 from orchestrator.records.receipt import Receipt
-from orchestrator.records.report import DATA, PAGE, receipt_text
+from orchestrator.records.receipt_text import receipt_text
+from orchestrator.records.report import DATA, PAGE
 
 
 def report(
@@ -24,11 +25,11 @@ def report(
     storage: StorageOption = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Show the receipt of a run and the path of its HTML report; with --json all that it shows."""
+    """Show the receipt of a run and the path of its HTML report; --json prints its content."""
     found = runs.find(open_storage(storage), run)
     page, data = f"{found.url}/{PAGE}", found.kept(DATA)
     if data is None:
-        raise RunError(f"run {found.id} has not come to a report yet; see winnow status")
+        raise RunError(f"run {found.id} has no report yet; see its progress with winnow status")
     if as_json:
         print_json({"report": page, **json.loads(data)})
         return

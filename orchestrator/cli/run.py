@@ -184,7 +184,7 @@ def _journaled(run: runs.Run, job: Path, console: Console) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_interrupted = interruption.of(error) is not None
+        is_interrupted = interruption.kind_of(error) is not None
         with contextlib.suppress(WinnowError):  # the storage may be what failed
             if is_interrupted:
                 run.note("interrupted")
@@ -198,7 +198,7 @@ def _journaled(run: runs.Run, job: Path, console: Console) -> Iterator[None]:
 
 def show(outcome: "Outcome") -> None:
     """Print the receipt, the endpoint and where the report is."""
-    from orchestrator.records.report import receipt_text
+    from orchestrator.records.receipt_text import receipt_text
 
     console = out()
     console.print(f"\n{receipt_text(outcome.receipt)}\n", markup=False)

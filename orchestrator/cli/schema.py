@@ -1,4 +1,4 @@
-"""`winnow schema`: the JSON Schema of job files."""
+"""`winnow schema`: prints the JSON Schema of job files."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`winnow serve`: a published model behind the same endpoint, in one process and without Ray."""
+"""`winnow serve`: serves a published model on this machine without Ray."""
 
 from typing import Annotated, Any, cast
 
@@ -34,11 +34,13 @@ def serve(
     gpu: Annotated[
         bool, typer.Option("--gpu", help="Run the model on this machine's GPU.")
     ] = False,
-    batch: Annotated[int, typer.Option(help="Most texts in one forward pass.", min=1)] = 64,
+    batch: Annotated[
+        int, typer.Option(help="Largest batch of a forward pass, in texts.", min=1)
+    ] = 64,
     engine: Annotated[str, typer.Option(help="Engine; auto measures and chooses.")] = "auto",
     fronts: Annotated[
         int | None,
-        typer.Option(help="Processes that take requests; as many as suit if left out.", min=0),
+        typer.Option(help="Processes that accept requests; chosen if left out.", min=0),
     ] = None,
     tokens_from: Annotated[
         str | None, typer.Option(help="Environment variable with the accepted bearer tokens.")
@@ -56,7 +58,7 @@ def serve(
         }
     )
     if gpu and not nvml.count_gpus():
-        raise DeployError("--gpu is set, and no driver shows a GPU here; leave it out")
+        raise DeployError("--gpu is set, but no driver reports a GPU here; leave it out")
     if host not in LOOPBACK and tokens_from is None:
         raise DeployError(
             f"--host {host} opens the endpoint to the network; name accepted tokens with"
@@ -74,7 +76,11 @@ def serve(
 
 
 def _checked(values: dict[str, Any]) -> ServeSpec:
-    """Options as the section of a job file that they stand for; JobFileError as for one."""
+    """Returns the options as a serve section.
+
+    Raises:
+        JobFileError: if they are not valid.
+    """
     try:
         return ServeSpec.model_validate(values)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""`winnow status`: the local cluster, its endpoints, and the runs in a storage folder."""
+"""`winnow status`: shows the cluster, its endpoints, and the newest runs of a storage."""
 
 import os
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from orchestrator.records import runs
 
 SHOWN_RUNS = 10
 ENDS = ("completed", "failed", "interrupted")
-"""Events of a run's journal after which nothing follows but a resumption."""
+"""Events that end a run's journal until it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How far a run has come."""
+    """The state and finished stages of a run."""
 
     id: str
     state: str
@@ -32,7 +32,7 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is up and what has run."""
+    """The cluster, the state of its applications, and the newest runs."""
 
     cluster: local.LocalCluster | None
     applications: dict[str, str]

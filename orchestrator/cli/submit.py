@@ -1,4 +1,4 @@
-"""`winnow submit`: the same run through Ray's job API."""
+"""`winnow submit`: runs a job on a cluster through Ray's job API."""
 
 import contextlib
 import hashlib
@@ -27,10 +27,10 @@ from orchestrator.records import inputs, runs
 from raywinnow import paths
 
 STOP_WAIT_S = 120
-"""How long a stopped job may take to end cleanly."""
+"""How long a stopped job may take to save and end."""
 POLL_S = 1.0
 EXCLUDED = [".git", ".venv", ".winnow", "__pycache__"]
-"""Not sent to the cluster."""
+"""Names that are not sent to the cluster."""
 MODULES = ["/*.py", "/*/__init__.py"]
 """Not sent either, unless Winnow itself is: Ray puts the folder first on the import path of every
 worker, where a user's `serve.py` or `datasets.py` would hide a package."""
@@ -42,14 +42,14 @@ def submit(
         str | None, typer.Option(help="Ray's job API, such as http://head:8265.")
     ] = None,
     insecure_local: InsecureLocal = False,
-    wait: Annotated[bool, typer.Option(help="Show the log until the job ends.")] = True,
+    wait: Annotated[bool, typer.Option(help="Print the log until the job ends.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Send the job and its folder to a Ray cluster; the same job and data are never sent twice."""
+    """Send the job and its folder to a Ray cluster; the same job and data are sent only once."""
     spec = load_job(job, None)
     identity = submission_id(spec)
     where = _job_api(address, insecure_local=insecure_local)
-    with _answering(where) as client:
+    with _client(where) as client:
         state = _state(client, identity)
         if state in ("FAILED", "STOPPED"):
             client.delete_job(identity)
@@ -66,13 +66,13 @@ def submit(
 
 
 def submission_id(spec: JobSpec) -> str:
-    """The same for the same job with the same data, base model and code."""
+    """Returns an id that is equal for equal job, data, base model and code."""
     job = f"{runs.digest(spec)} {inputs.digest(inputs.inputs_of(spec))}"
     return f"{spec.name}-{hashlib.sha256(job.encode()).hexdigest()[:12]}"
 
 
 def _job_api(address: str | None, *, insecure_local: bool) -> str:
-    """Where to send jobs, with this process's environment made ready for it."""
+    """Returns the address of Ray's job API, and sets this process's environment for it."""
     cluster = local.at(address) if address else local.running()
     if cluster is not None:
         address = cluster.dashboard_url
@@ -86,17 +86,17 @@ def _job_api(address: str | None, *, insecure_local: bool) -> str:
 
 
 @contextlib.contextmanager
-def _answering(address: str) -> Iterator[Any]:
-    """A client of Ray's job API; what it raises inside the block becomes ClusterError."""
+def _client(address: str) -> Iterator[Any]:
+    """Yield a client of Ray's job API; its errors inside the block become ClusterError."""
     import ray.exceptions
     import ray.job_submission
 
     try:
         yield ray.job_submission.JobSubmissionClient(address)
     except ray.exceptions.AuthenticationError:
-        raise ClusterError(f"{address} does not let this in; {access.TOKEN_HINT}") from None
+        raise ClusterError(f"{address} refuses the token; {access.TOKEN_HINT}") from None
     except BrokenPipeError:
-        raise  # of our own output
+        raise  # stdout is closed
     except (OSError, RuntimeError, ValueError) as error:
         raise ClusterError(f"Ray's job API at {address}: {first_line(error)}") from None
 
@@ -126,7 +126,7 @@ def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> Non
     except (RuntimeError, ValueError) as error:
         if _state(client, identity) is None:
             reason = str(error).strip().splitlines()[-1]
-            raise ClusterError(f"the job was not taken: {reason}") from None
+            raise ClusterError(f"Ray's job API refused the job: {reason}") from None
 
 
 def excluded(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`winnow tune-serve`: the cheapest way to serve a published model within its promised latency."""
+"""`winnow tune-serve`: finds the cheapest way to serve a model within its latency target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ from serve.tools import cost_frontier
 from serve.tools.cost_frontier import Option
 
 SHOWN = 10
-"""Options that are printed at most."""
+"""Most options that are printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was timed, and what keeps the latency, the best first."""
+    """The measured curves, and the options within the latency target, the cheapest first."""
 
     curves: tuple[Curve, ...]
     options: tuple[Option, ...]
@@ -52,7 +52,7 @@ def tune_serve(
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time every engine on every kind of device here; print what serves cheapest within the slo."""
+    """Measure every engine on every kind of device; print the cheapest options within the SLO."""
     spec, serving = load_served(job, settings, "tune")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
@@ -76,37 +76,37 @@ def tune_serve(
 
 
 def why_none(tuned: Tuned, asked: AcceleratorRequest) -> str:
-    """Why there is no option, in words."""
+    """Returns the reason why there is no option."""
     if not tuned.curves:
         return f"no node here has {asked}; name other serve.accelerators, or add nodes"
     refusals = [f"{c.accelerators} {c.engine}: {c.refusal}" for c in tuned.curves if c.refusal]
     if len(refusals) == len(tuned.curves):
         return (
-            f"no engine may serve here ({'; '.join(refusals)}); set serve.engine and"
+            f"no engine can serve here ({'; '.join(refusals)}); set serve.engine and"
             " serve.precision to auto"
         )
     return (
-        f"nothing here keeps serve.slo.p95_latency of {tuned.limit_ms:g} ms; allow more, or add"
+        f"no device here keeps serve.slo.p95_latency of {tuned.limit_ms:g} ms; raise it, or add"
         " faster devices"
     )
 
 
 def places(serving: ServeSpec, inventory: Inventory) -> list[tuple[AcceleratorRequest, Node]]:
-    """One device of each kind, with a node that has it; of CPUs as many cores as the job names."""
-    asked = serving.accelerators
-    found: dict[AcceleratorRequest, Node] = {}
+    """Returns one device of each kind with a node that has it; of CPUs, the job's core count."""
+    wanted = serving.accelerators
+    nodes: dict[AcceleratorRequest, Node] = {}
     for node in inventory.nodes:
-        is_asked = catalogue.find(asked.name).name == node.sku
-        request = AcceleratorRequest(node.sku, asked.count if is_asked else 1)
+        is_wanted = catalogue.find(wanted.name).name == node.sku
+        request = AcceleratorRequest(node.sku, wanted.count if is_wanted else 1)
         if node.devices >= request.count:
-            found.setdefault(request, node)
-    return list(found.items())
+            nodes.setdefault(request, node)
+    return list(nodes.items())
 
 
 def hourly(
     spec: JobSpec, found: Sequence[tuple[AcceleratorRequest, Node]]
 ) -> dict[str, float | None]:
-    """USD per hour of the devices of each place."""
+    """Returns the USD per hour of each place's devices; None where no price is known."""
     book = prices.read_book()
     costs: dict[str, float | None] = {}
     for request, node in found:
@@ -116,7 +116,7 @@ def hourly(
 
 
 def show(tuned: Tuned) -> None:
-    """A table of the best, what was refused, and the lines for the job file."""
+    """Print the best options, the refused engines, and the lines for the job file."""
     console = out()
     for curve in tuned.curves:
         if curve.refusal:

@@ -1,11 +1,11 @@
-"""`winnow validate`: check a job file."""
+"""`winnow validate`: checks a job file."""
 
 from cluster import catalogue
 from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
 
 
 def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -> None:
-    """Check a job file and say everything that is wrong with it."""
+    """Check a job file and print every problem."""
     spec = load_job(job, settings)
     remarks = catalogue.choices(spec)
     if as_json:

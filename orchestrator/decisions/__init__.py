@@ -1,1 +1,1 @@
-"""What to try and what to choose: values in, values out, no Ray, no torch, no clock."""
+"""Decisions on what to try and what to choose: pure functions without Ray, torch or clock."""

@@ -1,22 +1,22 @@
-"""What the numbers of a run suggest doing, in sentences."""
+"""Derives advice from the measurements of a run."""
 
 from collections.abc import Iterator
 
 from jobs.training.events import Metered
+from orchestrator.decisions.measurement import Measurement, disturbances
 from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.predict import Measurement, disturbances
 from orchestrator.decisions.select import Winner
 
 WAITING, PADDING, COMMUNICATION = 0.1, 0.25, 0.2
-"""Shares of a step, or of the tokens, from which on they are worth a word."""
+"""Shares of a step, or of the tokens for padding, above which advice is given."""
 ROOM = 0.5
-"""Share of the device's memory that a run leaves free without a word."""
+"""Share of free device memory above which advice is given."""
 FIXED = 0.4
-"""Share of a full run that is not stepping from which on a longer run would pay."""
+"""Share of a full run outside its steps above which advice is given."""
 
 
 def advise(plan: Plan, winner: Winner, measured: Measurement | None) -> tuple[str, ...]:
-    """What holds the winner up, and what could be changed; empty when nothing stands out."""
+    """Returns sentences on the winner's bottlenecks and their remedies; empty without any."""
     speed = measured.speed if measured else None
     if measured is None or speed is None:
         return ()
@@ -31,13 +31,13 @@ def _bottlenecks(speed: Metered) -> Iterator[str]:
         )
     if speed.padding_share > PADDING:
         yield (
-            f"{speed.padding_share:.0%} of the tokens are padding: a larger"
-            " train.global_batch_size lets rows of like length meet"
+            f"{speed.padding_share:.0%} of the tokens are padding: with a larger"
+            " train.global_batch_size, batches have rows of more similar lengths"
         )
     if (speed.communication_share or 0.0) > COMMUNICATION:
         yield (
             f"workers spend {speed.communication_share:.0%} of a step on exchanging gradients: use"
-            " fewer of them, or a larger train.global_batch_size"
+            " fewer workers, or a larger train.global_batch_size"
         )
     if speed.mode.startswith("eager") and "no GPU" not in speed.mode:
         yield f"steps are not captured ({speed.mode.removeprefix('eager: ')})"
@@ -54,7 +54,7 @@ def _sizes(plan: Plan, winner: Winner, speed: Metered) -> Iterator[str]:
     ]
     if placement.device == "cuda" and left > ROOM and candidate.accumulation > 1 and not larger:
         yield (
-            f"{left:.0%} of the memory stays free while a step takes {candidate.accumulation}"
+            f"{left:.0%} of the memory stays free while a step has {candidate.accumulation}"
             " passes: search larger values of train.micro_batch_size"
         )
     prediction = winner.prediction
@@ -62,13 +62,13 @@ def _sizes(plan: Plan, winner: Winner, speed: Metered) -> Iterator[str]:
         share = 1 - prediction.phases.steps / prediction.phases.total
         if share > FIXED:
             yield (
-                f"{share:.0%} of the run is starting, judging and saving: the choice of hardware"
-                " matters less than for a longer run"
+                f"{share:.0%} of the run is start, evaluation and saving: the choice of hardware"
+                " matters less than in a longer run"
             )
 
 
 def _trust(measured: Measurement) -> Iterator[str]:
     if disturbances(measured.speed):
-        yield "the machine was not quiet while it was measured: trust the intervals, not the means"
+        yield "other load disturbed the measurement: trust the intervals, not the means"
     elif not measured.is_steady:
-        yield "steps were not equally fast during the probe; a longer sweep.probe may tell more"
+        yield "step times varied during the probe: a longer sweep.probe is more precise"

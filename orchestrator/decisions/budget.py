@@ -1,26 +1,26 @@
-"""What a run may still spend, and how long its training may therefore go on."""
+"""Derives from a job's budget what a run may still spend, and how long training may take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.errors import InfeasibleError
 from jobs.spec.job import BudgetSpec
+from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.predict import Launch, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 
 RESERVE = 1.2
-"""A sweep goes on while more is left than this times what the least demanding known run needs."""
+"""A sweep continues while the budget left exceeds this multiple of the cheapest predicted run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a run has used so far."""
+    """The time and money that a run has used."""
 
     seconds: float
-    """On the clock."""
+    """Wall time."""
     usd: float = 0.0
-    """Of placements with a price."""
+    """Cost of placements with a known price."""
 
 
 def sweep_cost_usd(
@@ -29,7 +29,7 @@ def sweep_cost_usd(
     launches: Sequence[Launch],
     trials: Sequence[TrialResult],
 ) -> float:
-    """What probes, starting their groups, and trials cost, where prices are known."""
+    """Returns the cost of probes, group starts and trials on placements with a known price."""
     by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
     by_name = {placement.name: placement for placement in plan.placements}
     used = [(by_id.get(m.candidate), m.probe_s) for m in measurements]
@@ -43,7 +43,7 @@ def sweep_cost_usd(
 
 
 def ends_sweep(budget: BudgetSpec | None, spent: Spent, found: Sequence[Prediction]) -> bool:
-    """Whether searching on would use up what a known full run needs."""
+    """Returns whether the sweep must end, so that the budget suffices for a predicted full run."""
     if budget is None or not found:
         return False
     costs = [p.cost_usd.mean for p in found if p.cost_usd is not None]
@@ -60,9 +60,10 @@ def ends_sweep(budget: BudgetSpec | None, spent: Spent, found: Sequence[Predicti
 def seconds_left(
     budget: BudgetSpec | None, spent: Spent, price_usd_per_hour: float | None
 ) -> float | None:
-    """How long the fit may take in all; None without a budget that binds it.
+    """Returns how long the fit may take; None without a budget that limits it.
 
-    Raises InfeasibleError when nothing is left, or when a cost limit meets an unknown price.
+    Raises:
+        InfeasibleError: if nothing is left, or the budget limits cost and the price is unknown.
     """
     if budget is None:
         return None
@@ -87,7 +88,7 @@ def seconds_left(
 
 
 def stop_after_s(left_s: float | None, prediction: Prediction | None) -> float | None:
-    """Seconds of training after which it must stop to be judged and saved within the budget."""
+    """Returns the seconds of training that leave time to evaluate and save within the budget."""
     if left_s is None:
         return None
     phases = prediction.phases if prediction else None

@@ -1,4 +1,4 @@
-"""Which nodes a job needs, in the words of Ray's autoscaler. Pure."""
+"""Derives the resource requests of a job for Ray's autoscaler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from jobs.spec.resources import PlacementSpec
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """What one worker takes, and the labels of nodes that may hold it."""
+    """The resources of one worker, and a label selector of the nodes that may run it."""
 
     resources: Mapping[str, float]
     selector: Mapping[str, str]
@@ -23,10 +23,11 @@ class Bundle:
 def wanted(
     spec: JobSpec, chosen: Placement | None = None, book: PriceBook = NO_QUOTES
 ) -> tuple[tuple[PlacementSpec, ...], ...]:
-    """Placements to be asked for together, the preferred first; serving's devices are always in.
+    """Returns groups of placements to request together, the preferred group first.
 
-    Placements in order are alternatives; of others the sweep compares all, until one is chosen.
-    What costs more than `max_hourly_cost` on any market is not asked for.
+    Ordered placements are alternatives, each in its own group. Unordered placements are in one
+    group, because the sweep compares them; once one is `chosen`, only it is requested. Each group
+    has the endpoint's devices. Placements above `max_hourly_cost` on every market are left out.
     """
     resources = spec.resources
     if chosen is not None:
@@ -49,7 +50,7 @@ def _affordable(
 
 
 def _least_usd(spec: JobSpec, placement: PlacementSpec, book: PriceBook) -> float:
-    """Of an hour, on the cheaper market that it may be on; 0 where no price is known."""
+    """Returns the USD per hour on the cheaper permitted market; 0 where no price is known."""
     sku = catalogue.find(placement.accelerators.name)
     markets = (True, False) if placement.spot is None else (placement.spot,)
     prices = [book.price(sku, spec.hourly_prices, spot=spot) for spot in markets]
@@ -57,19 +58,19 @@ def _least_usd(spec: JobSpec, placement: PlacementSpec, book: PriceBook) -> floa
 
 
 def served(spec: JobSpec) -> tuple[PlacementSpec, ...]:
-    """What one replica of the endpoint takes; nothing without an endpoint."""
+    """Returns the placement of one replica of the endpoint; empty without an endpoint."""
     return (PlacementSpec(accelerators=spec.serve.accelerators),) if spec.serve else ()
 
 
 def of(placement: Placement) -> PlacementSpec:
-    """A placement as it was asked for."""
+    """Returns the placement as a job file writes it."""
     return PlacementSpec(
         accelerators=AcceleratorRequest(placement.sku, placement.workers), spot=placement.spot
     )
 
 
 def bundles(placements: Sequence[PlacementSpec]) -> tuple[Bundle, ...]:
-    """One for each device; placements on the same kind of node share them."""
+    """Returns one bundle for each device; placements on the same kind of node share bundles."""
     most: dict[tuple[str, bool | None], int] = {}
     for placement in placements:
         key = catalogue.find(placement.accelerators.name).name, placement.spot
@@ -79,7 +80,7 @@ def bundles(placements: Sequence[PlacementSpec]) -> tuple[Bundle, ...]:
 
 
 def lacking(placements: Sequence[PlacementSpec], inventory: Inventory) -> tuple[PlacementSpec, ...]:
-    """Those whose devices the cluster does not have, busy or free."""
+    """Returns the placements with more devices than the cluster has, busy or free."""
     return tuple(
         placement
         for placement in placements

@@ -1,4 +1,4 @@
-"""Decides what a first job file says about a user's rows, and what the user reads about them."""
+"""Decides the content of a first job file for a user's rows, and summarises it."""
 
 import math
 import re
@@ -19,75 +19,75 @@ from jobs.training.data.columns import Roles
 from jobs.training.data.labels import in_order
 
 TOKENS_PER_WORD = 1.5
-"""Of English; other languages have more."""
+"""Typical for English; other languages have more."""
 FITTING = 0.95
 """Share of rows that max_length must not cut."""
 SHOWN_LABELS = 10
-"""Labels that are listed; the others are counted."""
+"""Most labels that are listed; the others are counted."""
 COMMENT_COLUMN = 35
-"""Where comments begin, unless the value before is longer."""
+"""Column of comments, unless the value before is longer."""
 LONGEST_NAME = 63
-"""Characters of a job's name."""
+"""Most characters of a job's name."""
 PLAIN = re.compile(r"[A-Za-z./][\w./-]*( [\w./-]+)*", re.ASCII)
-"""Text that YAML takes without quotes, if it is no number, boolean or null."""
+"""Text that YAML reads as a string without quotes, if it is no number, boolean or null."""
 
 
 @dataclass(frozen=True, slots=True)
 class FirstJob:
-    """What a first job file says about the rows; the rest stands in its template."""
+    """The values of a first job file; the rest is in the task's template."""
 
     name: str
     train: SourceSpec
-    """With a path relative to the job file, as that of `eval`."""
+    """Source with a path relative to the job file, like `eval`."""
     eval: SourceSpec
     roles: Roles
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each label; empty without labels, and while they are not known."""
+    """Number of rows of each label; empty without labels, or before they are counted."""
     max_length: int = task_registry.find(task_registry.DEFAULT_TASK).lengths[0]
 
     @property
     def task(self) -> Task:
-        """What the model learns."""
+        """The task that suits the columns."""
         return task_for(self.roles)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundSplit:
-    """Where the rows of a split are."""
+    """The place and number of a split's rows."""
 
     path: str
     """Relative to the job file."""
     rows: int
     split: str | None = None
-    """Name within a saved folder; None for files."""
+    """Name of the split in a saved folder; None for files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found in a user's rows, and what was written for them."""
+    """The result of `winnow init --data FILE`: properties of the rows, and the new files."""
 
     written: str
-    """The job file."""
+    """Path of the job file."""
     files: tuple[str, ...]
-    """New files with the rows of both splits; none where evaluation rows were there already."""
+    """New files with the rows of both splits; empty if there were evaluation rows."""
     task: str
     rows: int
     columns: tuple[str, ...]
-    """Those with the text: one, two of a pair, or the conversations."""
+    """Input columns: one text, two texts of a pair, or the conversations."""
     label: str | None
-    """The column with the label; None without one."""
+    """Column of the label; None without labels."""
     left_out: tuple[str, ...]
-    """Columns that are not used."""
+    """Unused columns."""
     labels: Mapping[str, int]
-    """Rows of each label."""
+    """Number of rows of each label."""
     train: FoundSplit
     eval: FoundSplit
     next: tuple[str, ...]
-    """Commands to go on with."""
+    """Commands to run next."""
 
 
 def task_for(roles: Roles) -> Task:
-    """The task that learns from such columns."""
+    """Returns the task that learns from such columns."""
     return next(task for task in task_registry.ours() if task.learns_from == roles.kind)
 
 
@@ -109,7 +109,7 @@ def fill(template: str, job: FirstJob, file: str) -> str:
 
 
 def _fill_line(line: str, values: Mapping[str, str]) -> str:
-    """Returns a line with its values, and its comment below those of other lines."""
+    """Returns a line with its values, and its comment aligned with those of other lines."""
     code, mark, comment = line.partition("  # ")
     filled = string.Template(code).substitute(values)
     if not mark:
@@ -120,7 +120,7 @@ def _fill_line(line: str, values: Mapping[str, str]) -> str:
 
 
 def summary(found: Found) -> str:
-    """Returns what was found and written, in lines for the user."""
+    """Returns the result in lines for the user."""
     left_out = f" (not used: {', '.join(found.left_out)})" if found.left_out else ""
     counts = [f"{label} ({rows:,})" for label, rows in found.labels.items()]
     lines = [
@@ -136,13 +136,13 @@ def summary(found: Found) -> str:
 
 
 def counted(labels: Sequence[str]) -> dict[str, int]:
-    """Returns the number of rows of each label, in the order that training gives the labels."""
+    """Returns the number of rows of each label, in the order in which training numbers labels."""
     counts = Counter(labels)
     return {label: counts[label] for label in in_order(labels)}
 
 
 def stem_of(path: str) -> str:
-    """The name of a file, pattern or folder without its endings, or of the folder it is in."""
+    """Returns the name of a file, pattern or folder without extensions, else of its parent."""
     name = PurePath(path)
     while name.suffix.lower() in (*COMPRESSIONS, *FORMATS):
         name = name.with_suffix("")
@@ -151,12 +151,12 @@ def stem_of(path: str) -> str:
 
 
 def file_of(path: str, split: str) -> str:
-    """The name of the file with the training or evaluation rows that are split off a path."""
+    """Returns the name of the new file with the training or evaluation rows of a path."""
     return f"{stem_of(path)}-{split}.jsonl"
 
 
 def name_of(path: str) -> str:
-    """A job's name from that of a file: ASCII letters and digits in lower case, and hyphens."""
+    """Returns a job's name for a file: ASCII letters in lower case, digits and hyphens."""
     bare = unicodedata.normalize("NFKD", stem_of(path))
     ascii_only = bare.encode("ascii", "ignore").decode().lower()
     name = re.sub(r"[^a-z0-9]+", "-", ascii_only).strip("-")[:LONGEST_NAME].strip("-")
@@ -164,14 +164,14 @@ def name_of(path: str) -> str:
 
 
 def length_for(texts: Sequence[tuple[str, ...]], task: Task) -> int:
-    """Returns max_length for rows with these texts: the default, or more if that cuts many."""
+    """Returns max_length for these texts: the task's first length that cuts few rows."""
     words = sorted(sum(len(part.split()) for part in parts) for parts in texts)
     tokens = TOKENS_PER_WORD * words[int(FITTING * (len(words) - 1))]
     return next((length for length in task.lengths if tokens <= length), task.lengths[-1])
 
 
 def first_and_more(texts: Sequence[str]) -> str:
-    """Texts in one line: the first SHOWN_LABELS, and how many more there are."""
+    """Returns the first SHOWN_LABELS texts in one line, and the number of others."""
     listed, more = ", ".join(texts[:SHOWN_LABELS]), len(texts) - SHOWN_LABELS
     return f"{listed} and {more:,} more" if more > 0 else listed
 

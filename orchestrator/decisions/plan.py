@@ -1,4 +1,4 @@
-"""Every way to run the job that would be tried, and every one that is not, with the reason."""
+"""Plans a job: the candidates to try, and the skipped combinations with the reason."""
 
 import itertools
 import math
@@ -18,12 +18,12 @@ from jobs.training.model.shape import ModelShape
 from orchestrator.decisions.resolve import Execution
 
 LARGEST_UNKNOWN_MICRO_BATCH = 32
-"""What `auto` takes at most when the model's size, and so its memory, is not known."""
+"""Largest micro batch of `auto` if the model's size, and so its memory, is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run: a placement, a micro batch and a precision."""
+    """A way to run the job: a placement, a micro batch and a precision."""
 
     placement: Placement
     micro_batch_size: int
@@ -31,10 +31,10 @@ class Candidate:
     accumulation: int
     """Forward passes per worker and optimizer step."""
     memory: MemoryEstimate | None
-    """None when the model's size is not known."""
+    """None if the model's size is unknown."""
     verdict: Verdict
     reason: str = ""
-    """Why fields left to `auto` have their values."""
+    """Reasons for the values of `auto` fields."""
 
     @property
     def id(self) -> str:
@@ -43,14 +43,14 @@ class Candidate:
 
     @property
     def execution(self) -> Execution:
-        """How training runs it."""
+        """The settings with which training runs it."""
         peak = catalogue.peak_tflops(self.placement.sku, self.precision)
         return Execution(self.micro_batch_size, self.precision, self.placement.device, peak)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A combination that is not tried."""
+    """A combination that is not tried, with the reason."""
 
     id: str
     reason: str
@@ -58,16 +58,20 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will try."""
+    """The candidates that a run will try, and the skipped combinations."""
 
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
     remarks: tuple[str, ...] = ()
-    """Sentences on what the plan took for granted: names that fit several SKUs, nodes left out,
-    rows that are cut, routes that move."""
+    """Sentences on the plan's assumptions: ambiguous names, unused nodes, truncated rows, moved
+    routes."""
 
     def candidate(self, identity: str) -> Candidate:
-        """The candidate with an id; InfeasibleError when the cluster has no place for it."""
+        """Returns the candidate with an id.
+
+        Raises:
+            InfeasibleError: if the plan has no such candidate.
+        """
         for candidate in self.candidates:
             if candidate.id == identity:
                 return candidate
@@ -76,12 +80,12 @@ class Plan:
 
     @property
     def probing_order(self) -> tuple[Candidate, ...]:
-        """Candidates with the likely best first, so that the rest can be given up early.
+        """Candidates in order of expected value, so that later probes can stop early.
 
-        Placements by catalogue price for their peak; on each, those that surely fit before those
-        that may not, 16 bits before 32, large micro batches before small ones.
+        Placements are ordered by price per peak FLOP; on each placement, certain fits precede
+        tight ones, 16 bits precede 32, and large micro batches precede small ones.
         """
-        return tuple(sorted(self.candidates, key=_promise))
+        return tuple(sorted(self.candidates, key=_expected_rank))
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -89,23 +93,27 @@ class Plan:
         return tuple(dict.fromkeys(candidate.placement for candidate in self.candidates))
 
     def only(self, placement: Placement, reason: str) -> "Plan":
-        """The plan on one placement; all others are skipped for a reason."""
+        """Returns the plan on one placement, with all others skipped for a reason."""
         kept = tuple(c for c in self.candidates if c.placement == placement)
         left = (c for c in self.candidates if c.placement != placement)
         skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
         return replace(self, candidates=kept, skipped=skipped)
 
     def without(self, placements: Collection[str], reason: str) -> "Plan":
-        """The plan but for some placements, by name; InfeasibleError when nothing is left."""
+        """Returns the plan without some placements, by name.
+
+        Raises:
+            InfeasibleError: if no placement is left.
+        """
         kept = tuple(c for c in self.candidates if c.placement.name not in placements)
         left = (c for c in self.candidates if c.placement.name in placements)
         if not kept:
-            raise InfeasibleError(f"{', '.join(sorted(placements))} {reason}; nothing is left")
+            raise InfeasibleError(f"{', '.join(sorted(placements))} {reason}; no placement is left")
         skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
         return replace(self, candidates=kept, skipped=skipped)
 
 
-def _promise(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
+def _expected_rank(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
     placement = candidate.placement
     peak = catalogue.peak_tflops(placement.sku, candidate.precision)
     price = placement.price_usd_per_hour
@@ -128,9 +136,12 @@ def make_plan(
     longest: int | None = None,
     book: PriceBook = NO_QUOTES,
 ) -> Plan:
-    """Cross placements, micro batches and precisions; InfeasibleError when nothing is left.
+    """Combine placements, micro batches and precisions into a plan.
 
-    `longest`: tokens of the longest row; where it is not known, rows may be of data.max_length.
+    `longest`: tokens of the longest row; None counts as data.max_length.
+
+    Raises:
+        InfeasibleError: if no combination can run.
     """
     length = spec.data.max_length
     workload = _Workload(spec, shape, min(longest or length, length))
@@ -156,7 +167,7 @@ def make_plan(
 def _requests(
     spec: JobSpec, inventory: Inventory
 ) -> Iterator[tuple[AcceleratorRequest, bool | None]]:
-    """What is asked for, and whether of spot nodes."""
+    """Yields the requested accelerators, and whether on spot nodes (None for either)."""
     if spec.resources is None:
         yield from ((AcceleratorRequest(sku), None) for sku in inventory.counts())
     else:
@@ -177,14 +188,14 @@ def _cut_rows(longest: int | None, most: int) -> tuple[str, ...]:
     if longest is None or longest <= most:
         return ()
     return (
-        f"the longest training row has about {longest:,} tokens; what is beyond {most:,} of a row"
-        " is cut (data.max_length)",
+        f"the longest training row has about {longest:,} tokens; rows are truncated to {most:,}"
+        " tokens (data.max_length)",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Workload:
-    """What is trained, wherever it runs."""
+    """The job and its sizes, independent of the placement."""
 
     spec: JobSpec
     shape: ModelShape | None
@@ -198,7 +209,9 @@ def _on_placement(workload: _Workload, placement: Placement) -> Iterator[Candida
     precisions = space.get("train.precision", (spec.train.precision,))
     batches = space.get("train.micro_batch_size", (spec.train.micro_batch_size,))
     if not isinstance(precisions, tuple) or not isinstance(batches, tuple):
-        raise InfeasibleError("micro batch and precision are searched as lists, not ranges")
+        raise InfeasibleError(
+            "sweep.search_space has a range for micro batch or precision; write a list of values"
+        )
     seen: set[str] = set()
     for precision, batch in itertools.product(precisions, batches):
         found = _combine(workload, placement, precision, batch)
@@ -240,12 +253,12 @@ def _combine(
 
 
 def _auto_batch(workload: _Workload, placement: Placement, precision: Precision) -> tuple[int, str]:
-    """The largest power of two that divides the share and fits, so that accumulation is whole."""
+    """Returns the largest power of two that divides a worker's batch and fits, and the reason."""
     share = max(1, workload.spec.train.global_batch_size // placement.workers)
     powers = [2**n for n in range(share.bit_length()) if share % 2**n == 0]
     if workload.shape is None:
         known = [size for size in powers if size <= LARGEST_UNKNOWN_MICRO_BATCH]
-        return known[-1], f"{known[-1]}: the model's memory is not known"
+        return known[-1], f"{known[-1]}: the model's memory is unknown"
     fitting = [p for p in powers if _memory(workload, placement, precision, p)[1] == "fits"]
     chosen = fitting[-1] if fitting else powers[0]
     return chosen, f"{chosen}: the largest that fits {placement.memory_gib:.0f} GiB"
@@ -264,7 +277,7 @@ def _memory(
         precision=precision,
         device=placement.device,
         eval_batch=spec.task.eval_batch,
-        spread=memory.Spread(
+        sharding=memory.StateSharding(
             workers=placement.workers,
             strategy=spec.train.strategy,
             adapter=spec.model.adapter is not None,

@@ -1,4 +1,4 @@
-"""What is done about a failure of training: once more, smaller, elsewhere, or not at all."""
+"""Decides how to recover from a failure of training: retry, shrink, avoid nodes, or give up."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from enum import StrEnum
 from jobs.spec.train import RetrySpec
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before the second attempt, doubled before each later one up to the longest."""
+"""Pause before the second attempt, which doubles before each later attempt up to the longest."""
 FAILURES_TO_AVOID = 2
-"""A node that failed so often is left out."""
+"""Failures of a node after which it is avoided."""
 MOST_HANGS = 2
-"""A second hang is taken for one that comes back."""
+"""Hangs after which the run fails, because the hang is reproducible."""
 
 
 class Cause(StrEnum):
@@ -38,13 +38,13 @@ EVENTS = {
     Cause.HANG: "hang",
     Cause.PREEMPTION: "preemption",
 }
-"""Causes that may be retried, as `train.retry.on_events` names them."""
+"""Retryable causes and their names in `train.retry.on_events`."""
 ELSEWHERE = {Cause.DEVICE, Cause.HANG, Cause.PREEMPTION}
-"""Causes after which a node is left out at once, where there are others."""
+"""Causes after which a node is avoided at once, if others suffice."""
 
 
 def may_pass(cause: Cause) -> bool:
-    """Whether the same work may succeed when it is done once more."""
+    """Returns whether the same work may succeed in another attempt."""
     return cause in EVENTS and cause is not Cause.OUT_OF_MEMORY
 
 
@@ -54,20 +54,20 @@ class Failed:
 
     cause: Cause
     message: str
-    """In words for the user."""
+    """Sentence for the user."""
     nodes: frozenset[str] = frozenset()
-    """Ray ids of the nodes it happened on, as far as that is known."""
+    """Ray ids of the failed nodes; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Go on from the newest checkpoint."""
+    """Continue from the newest checkpoint."""
 
     pause_s: float = 0.0
     smaller: bool = False
-    """With half the micro batch, and the same global batch."""
+    """Whether to use a smaller micro batch, with the same global batch."""
     avoid: frozenset[str] = frozenset()
-    """Nodes to leave out."""
+    """Ray ids of nodes to avoid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class GiveUp:
     """End the run, which can be resumed later."""
 
     reason: str
-    """Empty where the failure says it all."""
+    """Empty if the failure's message is sufficient."""
 
 
 def decide(
     failures: Sequence[Failed], retry: RetrySpec | None, *, can_shrink: bool
 ) -> Retry | GiveUp:
-    """What to do after the last of all failures of a run.
+    """Decide what to do after the last of a run's failures.
 
-    Without a `train.retry` in the job, every cause that may pass is retried three times in all.
-    `can_shrink`: whether there is a smaller micro batch.
+    Without `train.retry` in the job, every retryable cause is retried, up to three attempts.
+    `can_shrink`: whether a smaller micro batch exists.
     """
     last = failures[-1]
     event = EVENTS.get(last.cause)
@@ -97,7 +97,7 @@ def decide(
         return Retry(smaller=True) if can_shrink else GiveUp("not even one row at a time fits")
     counted = [failure for failure in failures if failure.cause is not Cause.OUT_OF_MEMORY]
     if len(counted) >= rules.max_attempts:
-        return GiveUp(f"{len(counted)} attempts failed, train.retry.max_attempts allows no more")
+        return GiveUp(f"{len(counted)} attempts failed; train.retry.max_attempts allows no more")
     if sum(failure.cause is Cause.HANG for failure in failures) >= MOST_HANGS:
         return GiveUp("it hung twice")
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(counted) - 1))
@@ -113,5 +113,5 @@ def _avoided(failures: Sequence[Failed]) -> frozenset[str]:
 
 def _final(cause: Cause) -> str:
     if cause in (Cause.DISK_FULL, Cause.STORAGE):
-        return "mend that, then go on with --resume"
+        return "repair it, then continue with --resume"
     return ""

@@ -1,4 +1,4 @@
-"""A job with decisions applied: single fields, absolute paths, and the configuration to train."""
+"""Applies decisions to a job: changed fields, absolute paths, and the training configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from jobs.training.config import Device, TrainingConfig
 from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 
 GPU_PATIENCE, CPU_PATIENCE = 12, 3
-"""How many times its least time a phase of a probe may take until it is called unsteady."""
+"""Longest time of a probe's phase, as a multiple of its shortest time; then it is unsteady."""
 
 Scalar = int | float | str
 Params = Mapping[str, Scalar]
@@ -22,17 +22,17 @@ Params = Mapping[str, Scalar]
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a configuration is run, which does not change what is learnt but for precision."""
+    """How a configuration runs; of these settings only precision affects what is learnt."""
 
     micro_batch_size: int
     precision: Precision
     device: Device
     peak_tflops: float | None = None
-    """Dense peak of one device in this precision, where it is known."""
+    """Dense peak of one device in this precision, in TFLOP/s; None if unknown."""
 
 
 def with_params(spec: JobSpec, params: Params) -> JobSpec:
-    """A copy of the job with single fields changed."""
+    """Returns a copy of the job with some fields changed."""
     values = spec.model_dump(mode="json", exclude_unset=True)
     for path, value in params.items():
         overrides.put(values, path, value)
@@ -40,7 +40,7 @@ def with_params(spec: JobSpec, params: Params) -> JobSpec:
 
 
 def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
-    """A copy in which paths of this machine are absolute; they were relative to `folder`."""
+    """Returns a copy with absolute paths; relative paths of this machine start at `folder`."""
 
     def absolute(path: str) -> str:
         return str((folder / files.expanded(path)).resolve())
@@ -56,9 +56,9 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
 
 
 def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
-    """The same batches in smaller micro batches and more accumulation; None when they are single.
+    """Returns the configuration with the largest smaller micro batch that divides the present one.
 
-    Halved where that is whole, else the largest divisor below half.
+    The global batch stays the same. Returns None for a micro batch of 1.
     """
     micro = config.micro_batch_size
     smaller = [size for size in range(1, micro // 2 + 1) if micro % size == 0]
@@ -66,9 +66,9 @@ def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
 
 
 def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> list[int]:
-    """Numbers of workers, most first, that share the same global batch in the same micro batches.
+    """Returns smaller numbers of workers for the same global and micro batch, the largest first.
 
-    Below `workers` and down to `least`; none where that is None.
+    They are below `workers` and not below `least`; empty if `least` is None.
     """
     batch, micro = config.global_batch_size, config.micro_batch_size
     counts = range(workers - 1, (least or workers) - 1, -1)
@@ -76,17 +76,17 @@ def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> li
 
 
 def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
-    """How long a probe takes: as the job says, else longer on a GPU, whose steps are many."""
+    """Returns the timing of a probe: as the job says, else a default by device."""
     timing = spec.sweep.probe if spec.sweep else ProbeSpec()
     on_gpu = device == "cuda"
     warmup_s = timing.warmup.total_seconds() if timing.warmup else (5.0 if on_gpu else 2.0)
     duration_s = timing.duration.total_seconds() if timing.duration else (10.0 if on_gpu else 8.0)
-    patience = GPU_PATIENCE if on_gpu else CPU_PATIENCE
+    device_wait = GPU_PATIENCE if on_gpu else CPU_PATIENCE
     return ProbeTiming(
         warmup_s=warmup_s,
-        warmup_limit_s=warmup_s * patience,
+        warmup_limit_s=warmup_s * device_wait,
         duration_s=duration_s,
-        limit_s=duration_s * patience,
+        limit_s=duration_s * device_wait,
         warmup_steps=10 if on_gpu else 3,
         steps=30 if on_gpu else 6,
         window_s=min(2.0, duration_s / LEAST_WINDOWS),
@@ -95,7 +95,7 @@ def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
 
 
 def training_config(spec: JobSpec, execution: Execution, params: Params) -> TrainingConfig:
-    """Everything training needs, from a job, how it runs, and the searched fields."""
+    """Returns the training configuration of a job with an execution and searched fields."""
     chosen = with_params(spec, params)
     return TrainingConfig(
         model=chosen.model,

@@ -1,4 +1,4 @@
-"""The quality search: which fields change learning, which values are tried, and what was found."""
+"""The quality search: its space, its trials' budget, and the metric that compares trials."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from jobs.training.data import batches
 from orchestrator.decisions.resolve import Scalar
 
 EVALUATIONS_PER_TRIAL = 4
-"""How often a quality trial is judged, so that a bad one can be stopped early."""
+"""Evaluations of a quality trial, so that a bad trial can be stopped early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Values drawn between two ends."""
+    """A range of values to sample from."""
 
     low: float
     high: float
@@ -29,27 +29,27 @@ Space = dict[str, tuple[Scalar, ...] | Range]
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """One quality trial: what was tried and how well it learnt."""
+    """The result of one quality trial."""
 
     id: str
     candidate: str
-    """Where it ran; its precision is part of what was judged."""
+    """Id of the candidate on which it ran, whose precision affects the metrics."""
     params: dict[str, Scalar]
     metrics: dict[str, float]
-    """The last evaluation."""
+    """Metrics of the last evaluation."""
     history: tuple[tuple[int, float], ...] = ()
-    """Optimizer step and the judged metric at each evaluation."""
+    """Pairs of optimizer step and compared metric, one for each evaluation."""
     stopped_early: bool = False
     duration_s: float = 0.0
     start_s: float | None = None
-    """Starting its worker group; None where one worker trained without a group."""
+    """Time of starting its worker group; None for a single worker without a group."""
     failure: str = ""
-    """Why it ended without a result."""
+    """Reason why it has no result; empty if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialBudget:
-    """How long a quality trial is and when it is judged."""
+    """The length of a quality trial and the cadence of its evaluations."""
 
     epochs: float
     steps: int
@@ -57,7 +57,7 @@ class TrialBudget:
 
 
 def quality_space(spec: JobSpec) -> Space:
-    """The searched fields that change learning; precision and micro batch are settled by probes."""
+    """Returns the searched fields that affect learning; probes decide precision and micro batch."""
     space: Space = {}
     for name, values in (spec.sweep.search_space if spec.sweep else {}).items():
         if name in SPEED_FIELDS:
@@ -72,7 +72,7 @@ def quality_space(spec: JobSpec) -> Space:
 
 
 def full_grid(space: Space, trials: int) -> tuple[dict[str, Scalar], ...] | None:
-    """Every combination, if all fields are lists and the trials suffice; else None."""
+    """Returns every combination if all fields are lists and the trials suffice, else None."""
     if any(isinstance(values, Range) for values in space.values()):
         return None
     lists = [values for values in space.values() if isinstance(values, tuple)]
@@ -81,14 +81,14 @@ def full_grid(space: Space, trials: int) -> tuple[dict[str, Scalar], ...] | None
 
 
 def trial_count(spec: JobSpec) -> int:
-    """How many quality trials a job asks for; fewer than its `trials` when a grid is smaller."""
+    """Returns the number of quality trials: the job's `trials`, or fewer for a smaller grid."""
     trials = spec.sweep.trials if spec.sweep else 0
     grid = full_grid(quality_space(spec), trials)
     return trials if grid is None else len(grid)
 
 
 def trial_budget(spec: JobSpec, train_rows: int) -> TrialBudget:
-    """The share of the full run that the job grants a trial."""
+    """Returns the budget of a trial, a share of the full run."""
     share = spec.sweep.trial_share if spec.sweep else 1.0
     epochs = spec.train.epochs * share
     steps = batches.total_steps(train_rows, spec.train.global_batch_size, epochs)
@@ -97,11 +97,11 @@ def trial_budget(spec: JobSpec, train_rows: int) -> TrialBudget:
 
 
 def judged_metric(spec: JobSpec) -> Metric:
-    """The metric that trials are compared by: the objective's, else a limit's, else the first."""
+    """Returns the metric that compares trials: the objective's, else a limit's, else the first."""
     objective = spec.sweep.objective if spec.sweep else None
     limits = objective.subject_to if objective else {}
     named = [objective.best] if objective else []
     chosen = next((name for name in (*named, *limits) if name in spec.metrics), spec.metrics[0])
     found = spec.task.metric(chosen)
-    assert found  # a rule sees to it that jobs name metrics of their task
+    assert found  # a rule of job files checks that metrics belong to the task
     return found

@@ -1,4 +1,4 @@
-"""Joining speed and quality, and choosing: limits, Pareto front, objective, tie-break."""
+"""Selects the winner from speed and quality: limits, Pareto front, objective, tie-break."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,37 +9,37 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import format_metric
 from jobs.spec.task import Goal
 from orchestrator.decisions import search
+from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Prediction
 from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 
 DIVERGED = 10.0
-"""How many times the best trial's loss, or 1, the loss of a trial is that has diverged."""
+"""A trial has diverged if its loss exceeds this multiple of max(1, the best trial's loss)."""
 TIE_BREAK = "ties by the judged metric, then its loss, then cost, then time"
-"""How equals are told apart."""
+"""Order of the tie-break, for the winner's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A candidate with searched fields: predicted speed joined with measured quality."""
+    """A candidate with values of the searched fields, its predicted speed and measured quality."""
 
     candidate: str
     params: dict[str, Scalar]
     time_s: float | None
     cost_usd: float | None
     quality: float | None
-    """The judged metric of the trial, reached within its shorter budget."""
+    """The compared metric of the trial, within its shorter budget."""
     goal: Goal = "max"
-    """Whether more or less quality is better."""
+    """Whether a larger or a smaller quality is better."""
     loss: float | None = None
-    """On the evaluation rows, of the same trial."""
+    """Loss of the same trial on the evaluation rows."""
     breaks: tuple[str, ...] = ()
-    """Limits that it breaks."""
+    """Limits that its mean breaks."""
     may_break: tuple[str, ...] = ()
-    """Limits that it keeps on average, but not at the end of its interval."""
+    """Limits that a bound of its interval breaks."""
     is_pareto: bool = False
-    """No other allowed option is as good in cost, time and quality, and better in one."""
+    """Whether no other option within the limits dominates it in cost, time and quality."""
 
     @property
     def id(self) -> str:
@@ -50,21 +50,25 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """The chosen candidate with its evidence."""
+    """The chosen candidate, with the reason and the options that it was chosen from."""
 
     candidate: Candidate
     params: dict[str, Scalar]
     prediction: Prediction | None
-    """None when the job has no sweep, so nothing was measured."""
+    """None if the job has no sweep, so that nothing was measured."""
     reason: str
     options: tuple[Option, ...] = ()
-    """Everything it was chosen from."""
+    """All options, including those that break limits."""
     finalists: tuple[str, ...] = ()
-    """Ids of the best candidates, in order, as many as are timed again."""
+    """Ids of the best candidates, in order, which are measured again."""
 
 
 def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
-    """Where quality trials run: the candidate with the cheapest sample, or the fastest unpriced."""
+    """Returns the candidate for quality trials: the cheapest, or without prices the fastest.
+
+    Raises:
+        InfeasibleError: if no candidate has a prediction.
+    """
 
     def price(prediction: Prediction) -> tuple[float, float]:
         cost = prediction.cost_usd.mean if prediction.cost_usd else float("inf")
@@ -76,7 +80,7 @@ def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidat
 
 
 def select_unmeasured(plan: Plan) -> Winner:
-    """Without a sweep: the cheapest placement per hour, then fewest accumulation steps."""
+    """Select without a sweep: the cheapest placement per hour, then fewest accumulation steps."""
 
     def rank(candidate: Candidate) -> tuple[float, int]:
         price = candidate.placement.price_usd_per_hour
@@ -94,12 +98,15 @@ def select(
     trials: Sequence[TrialResult],
     eval_rows: int = 0,
 ) -> Winner:
-    """Choose by the job's objective among the options that keep its limits on time and cost.
+    """Select by the job's objective among the options that keep its limits on time and cost.
 
-    Options that keep every limit to the end of its interval go first: of the prediction for time
-    and cost, of the sampling of `eval_rows` rows for a metric. A metric's limit binds only options
-    whose trial reached it: trials are shorter than the run, so when none reached it the best one
-    goes on, and the limit is checked again on the trained model.
+    Options whose whole interval keeps every limit are preferred; the interval of time and cost is
+    the prediction's, that of a metric follows from sampling `eval_rows` rows. If no trial reaches a
+    metric's limit, the best trial wins nevertheless: trials are shorter than the run, and the limit
+    is checked again on the trained model.
+
+    Raises:
+        InfeasibleError: if no option keeps the limits on time and cost.
     """
     options = _mark_pareto(_options(spec, plan, predictions, trials, eval_rows))
     affordable = [option for option in options if not _on_spending(option.breaks)]
@@ -131,12 +138,12 @@ def select(
 
 
 def relocate(winner: Winner, plan: Plan) -> Winner:
-    """The same winner on the nodes of a newer plan: nodes come and go between two attempts."""
+    """Returns the winner on the nodes of a newer plan, because nodes change between attempts."""
     return replace(winner, candidate=plan.candidate(winner.candidate.id))
 
 
 def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
-    """The winner as a job that runs as it is, with nothing left to search."""
+    """Returns the job with the winner's values and without a sweep."""
     candidate = winner.candidate
     params: dict[str, Scalar] = {
         **winner.params,
@@ -146,13 +153,13 @@ def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
     values = with_params(spec, params).model_dump(mode="json", exclude_unset=True)
     values.pop("sweep", None)
     placement = candidate.placement
-    asked = {"accelerators": f"{placement.sku}:{placement.workers}", "spot": placement.spot}
-    values["resources"] = {"any_of": [{k: v for k, v in asked.items() if v is not None}]}
+    request = {"accelerators": f"{placement.sku}:{placement.workers}", "spot": placement.spot}
+    values["resources"] = {"any_of": [{k: v for k, v in request.items() if v is not None}]}
     return JobSpec.model_validate(values)
 
 
 def broken_limits(spec: JobSpec, values: Mapping[str, float | None]) -> tuple[str, ...]:
-    """The sweep's limits that known values break, in words."""
+    """Returns a sentence for each limit of the sweep that known values break."""
     limits = spec.sweep.objective.subject_to if spec.sweep else {}
     broken = []
     for name, bound in limits.items():
@@ -164,7 +171,7 @@ def broken_limits(spec: JobSpec, values: Mapping[str, float | None]) -> tuple[st
 
 
 def _on_spending(broken: Sequence[str]) -> bool:
-    """Whether limits on time or cost are among broken ones."""
+    """Returns whether a limit on time or cost is among the broken limits."""
     return bool({"time", "cost"} & {text.split(" ")[0] for text in broken})
 
 
@@ -175,7 +182,7 @@ def _options(
     trials: Sequence[TrialResult],
     eval_rows: int,
 ) -> list[Option]:
-    """Each predicted candidate with each trial of its precision, which is part of learning."""
+    """Returns each predicted candidate with each trial of the same precision."""
     done = _converged([trial for trial in trials if not trial.failure and trial.metrics])
     if not done:
         return [_option(spec, prediction, {}, {}, eval_rows) for prediction in predictions]
@@ -189,7 +196,7 @@ def _options(
 
 
 def _converged(trials: Sequence[TrialResult]) -> list[TrialResult]:
-    """Trials whose loss stayed in bounds; all of them if none did."""
+    """Returns the trials that have not diverged, or all trials if every one has."""
     losses = [trial.metrics.get("loss", 0.0) for trial in trials]
     best = min(filter(math.isfinite, losses), default=math.inf)
     kept = [
@@ -231,7 +238,7 @@ def _option(
 
 
 def noise(spec: JobSpec, name: str, value: float, rows: int) -> float:
-    """Half-width of a metric's 95 % interval after judging by `rows` drawn rows; 0 for none."""
+    """Returns the half-width of a metric's 95 % interval from `rows` sampled rows; 0 for none."""
     metric = spec.task.metric(name)
     return metric.noise(value, rows) if metric and rows else 0.0
 
@@ -247,7 +254,7 @@ def _mark_pareto(options: list[Option]) -> list[Option]:
 
 
 def _point(option: Option) -> tuple[float, float, float]:
-    """Lower is better in each."""
+    """Returns cost, time and quality as numbers of which smaller is better."""
     infinite = float("inf")
     return (
         infinite if option.cost_usd is None else option.cost_usd,

@@ -1,1 +1,1 @@
-"""Manifests for KubeRay and Kueue. Pure."""
+"""Builds manifests for KubeRay and Kueue, without contacting a cluster."""

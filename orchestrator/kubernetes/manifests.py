@@ -1,38 +1,32 @@
-"""A job on Kubernetes: what KubeRay and kustomize take, from the same job file. Pure.
+"""Builds the Kubernetes manifests of a job file, for KubeRay 1.7 and kustomize.
 
-Three folders, each for `kubectl apply -k`: `job` sweeps, trains and publishes on a cluster that
-comes and goes with it (RayJob); `endpoint` serves the newest published version (RayService);
-`cluster` stays up for `winnow submit` (RayCluster). Written for KubeRay 1.7.
+Three folders, each for `kubectl apply -k`: `job` sweeps, trains and publishes on a cluster of its
+own (RayJob); `endpoint` serves the newest published version (RayService); `cluster` stays up for
+`winnow submit` (RayCluster).
 """
 
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-
-import yaml
 
 from cluster import catalogue, ingress
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import S3_SCHEME
-from orchestrator.kubernetes import pods
+from orchestrator.kubernetes import objects, pods
 from orchestrator.kubernetes.pods import Document, Group, Image
 
 RAY_VERSION = "2.60.0"
 IDLE_S = 600
-"""How long a group's pod may idle before it goes: a sweep comes back to hardware it has left."""
+"""How long a pod may idle before it is removed; a sweep may return to hardware that it has left."""
 KEPT_S = 600
-"""How long a finished RayJob stays for its log."""
+"""How long a finished RayJob is kept, so that its log can be read."""
 RETRIES = 2
-"""New clusters after the first; each goes on with the run."""
+"""New clusters after a failure of the first; each resumes the run."""
 SWITCH_S = 60
-"""How long a replaced endpoint's cluster stays for requests that are under way."""
+"""How long the cluster of a replaced endpoint stays up to finish its requests."""
 ENTRYPOINT = f"python -m orchestrator run {pods.JOB_FOLDER}/job.yaml --resume --or-new"
 BUILDER = "orchestrator.endpoint:build"
-PART_OF = {"app.kubernetes.io/part-of": "winnow", "app.kubernetes.io/managed-by": "winnow"}
-CLIENT = {"winnow.io/client": "true"}
-"""Pods that may ask an endpoint."""
-OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HOME": "/tmp/huggingface",
@@ -44,61 +38,47 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the job file does not say."""
+    """Settings that are not in the job file."""
 
     image: str
-    """With Ray, Winnow and what they need, for head, workers and replicas."""
+    """Container image with Ray and Winnow, for head, workers and replicas."""
     namespace: str | None = None
     queue: str | None = None
-    """Kueue's local queue, which admits the RayJob."""
+    """Local queue of Kueue that admits the RayJob."""
     claim: str | None = None
-    """A volume that all nodes see, for storage and data that are not in S3."""
+    """PersistentVolumeClaim shared by all nodes, for storage and data that are not in S3."""
     redis: str | None = None
-    """Address of a Redis that outlives the head; None for RocksDB on a volume of its own."""
+    """Address of a Redis for the head's state; None for RocksDB on a volume."""
 
 
 def documents_of(spec: JobSpec, options: Options) -> dict[str, list[Document]]:
-    """Documents by path of their file. Raises InfeasibleError for what pods could not do."""
+    """Returns the documents of each file, by its path.
+
+    Raises:
+        InfeasibleError: if pods could not read a path of the job, or for serve.grpc.
+    """
     _check_places(spec, options)
     _check_serve(spec)
     folders = {
-        "job": {"job.yaml": [_config(spec)], "rayjob.yaml": [_job(spec, options)]},
+        "job": {"job.yaml": [objects.job_config_map(spec)], "rayjob.yaml": [_job(spec, options)]},
         "cluster": {"raycluster.yaml": [_standing(spec, options)]},
     }
     if spec.serve is not None:
-        files = {"rayservice.yaml": [_service(spec, options)], "disruption.yaml": [_budget(spec)]}
+        files = {
+            "rayservice.yaml": [_service(spec, options)],
+            "disruption.yaml": [objects.disruption_budget(spec)],
+        }
         folders["endpoint"] = files
-    found: dict[str, list[Document]] = {}
+    by_path: dict[str, list[Document]] = {}
     for folder, files in folders.items():
-        files["network.yaml"] = [_network(spec, folder)]
-        files["kustomization.yaml"] = [_kustomization(sorted(files), options)]
-        found |= {f"{folder}/{name}": documents for name, documents in files.items()}
-    return found
-
-
-class _Dumper(yaml.SafeDumper):
-    """Without anchors, and texts of many lines as they are: for people to read and change."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        """Write the same value again."""
-        return True
-
-
-def _lines(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style)
-
-
-_Dumper.add_representer(str, _lines)
-
-
-def to_text(*documents: Document) -> str:
-    """A file of them."""
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        files["network.yaml"] = [objects.network_policy(spec, folder)]
+        files["kustomization.yaml"] = [objects.kustomization(sorted(files), options.namespace)]
+        by_path |= {f"{folder}/{name}": documents for name, documents in files.items()}
+    return by_path
 
 
 def _check_places(spec: JobSpec, options: Options) -> None:
-    """What a job keeps and reads must be where pods see it."""
+    """Raise InfeasibleError if pods cannot reach a path of the job."""
     places = [] if spec.storage.startswith(S3_SCHEME) else [("storage", spec.storage)]
     for name, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         places += [(f"data.{name}.path", path) for path in source.paths if source.is_local]
@@ -108,16 +88,16 @@ def _check_places(spec: JobSpec, options: Options) -> None:
         is_shared = options.claim and PurePosixPath(place).is_relative_to(pods.DATA)
         if not is_shared:
             raise InfeasibleError(
-                f"{field} {place} is a place of this machine, which pods do not see: use s3://…, or"
-                f" name a volume with --claim and a path below {pods.DATA}"
+                f"{field} {place} is a path of this machine, which pods cannot read; use s3://…, or"
+                f" --claim and a path below {pods.DATA}"
             )
 
 
 def _check_serve(spec: JobSpec) -> None:
-    """What manifests cannot give."""
+    """Raise InfeasibleError for serve.grpc."""
     if spec.serve and spec.serve.grpc:
         raise InfeasibleError(
-            "serve.grpc is true, and KubeRay opens no port for it; leave it out, and ask over HTTP"
+            "serve.grpc is true, but KubeRay opens no gRPC port; leave it out and use HTTP"
         )
 
 
@@ -125,22 +105,13 @@ def _requests(spec: JobSpec) -> list[AcceleratorRequest]:
     return [p.accelerators for _, p in spec.resources.placements] if spec.resources else []
 
 
-def _marks(spec: JobSpec, part: str) -> Document:
-    """Labels by which policies and people find pods."""
-    return {**PART_OF, "app.kubernetes.io/name": spec.name, "app.kubernetes.io/component": part}
-
-
-def _meta(spec: JobSpec, part: str, **labels: str) -> Document:
-    return {"name": f"{spec.name}-{part}", "labels": _marks(spec, part) | labels}
-
-
 def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) -> Document:
-    """The Ray cluster that all three kinds have in them."""
+    """Returns the Ray cluster specification, which all three kinds contain."""
     image = Image(options.image, options.claim, f"{spec.name}-job" if part == "job" else None)
     values = {**ENVIRONMENT, **(ingress.SWITCHES if part == "endpoint" else {})}
     environment: list[Document] = [{"name": name, "value": v} for name, v in values.items()]
     environment += [pods.from_secret(name) for name in spec.secrets]
-    marks = _marks(spec, part)
+    marks = objects.marks_of(spec, part)
     return {
         "rayVersion": RAY_VERSION,
         "authOptions": {"mode": "token"},
@@ -161,7 +132,7 @@ def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) ->
 
 
 def _job(spec: JobSpec, options: Options) -> Document:
-    """`winnow run` without its endpoint, once, with as many new clusters as it takes."""
+    """Returns a RayJob that runs `winnow run` without the endpoint, and RETRIES times again."""
     queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
     deadline: Document = {}
     if spec.budget and spec.budget.max_duration:
@@ -170,7 +141,7 @@ def _job(spec: JobSpec, options: Options) -> Document:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": _meta(spec, "job", **queue),
+        "metadata": objects.metadata(spec, "job", **queue),
         "spec": {
             "entrypoint": ENTRYPOINT,
             "backoffLimit": RETRIES,
@@ -184,7 +155,7 @@ def _job(spec: JobSpec, options: Options) -> Document:
 
 
 def _submitter(spec: JobSpec, options: Options) -> Document:
-    """The pod that hands the job in and shows its log."""
+    """Returns the pod that submits the job and prints its log."""
     small = {"cpu": "200m", "memory": "512Mi"}
     container = {
         "name": "ray-job-submitter",
@@ -192,7 +163,7 @@ def _submitter(spec: JobSpec, options: Options) -> Document:
         "resources": {"requests": small, "limits": small},
     }
     return {
-        "metadata": {"labels": _marks(spec, "job")},
+        "metadata": {"labels": objects.marks_of(spec, "job")},
         "spec": {
             "restartPolicy": "Never",
             "containers": [pods.secured(container)],
@@ -202,18 +173,21 @@ def _submitter(spec: JobSpec, options: Options) -> Document:
 
 
 def _standing(spec: JobSpec, options: Options) -> Document:
-    """A cluster for many jobs, whose head may die."""
+    """Returns a RayCluster for many jobs, which survives a restart of its head."""
     cluster = _cluster(spec, options, "cluster", pods.groups(_requests(spec)))
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",
-        "metadata": _meta(spec, "cluster"),
+        "metadata": objects.metadata(spec, "cluster"),
         "spec": cluster | {"gcsFaultToleranceOptions": _state(options)},
     }
 
 
 def _service(spec: JobSpec, options: Options) -> Document:
-    """The newest published version, on pods that come before old ones go."""
+    """Returns a RayService that serves the newest published version.
+
+    On an update, new pods start before the old pods end.
+    """
     serve = spec.serve
     assert serve is not None
     least, most = serve.replicas.min, serve.replicas.max
@@ -225,19 +199,19 @@ def _service(spec: JobSpec, options: Options) -> Document:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
-        "metadata": _meta(spec, "endpoint"),
+        "metadata": objects.metadata(spec, "endpoint"),
         "spec": {
             "upgradeStrategy": {"type": "NewCluster"},
             "rayClusterDeletionDelaySeconds": SWITCH_S,
             "excludeHeadPodFromServeSvc": True,
-            "serveConfigV2": to_text(serve_config(spec)),
+            "serveConfigV2": objects.to_text(serve_config(spec)),
             "rayClusterConfig": cluster | {"gcsFaultToleranceOptions": _state(options)},
         },
     }
 
 
 def serve_config(spec: JobSpec) -> Document:
-    """What Ray Serve is told: which application, built from what."""
+    """Returns Ray Serve's configuration with the application of the endpoint."""
     assert spec.serve is not None
     serve = spec.serve.model_dump(mode="json", exclude_unset=True)
     application = {
@@ -254,67 +228,10 @@ def serve_config(spec: JobSpec) -> Document:
 
 
 def _state(options: Options) -> Document:
-    """Where the head's state outlives the head."""
+    """Returns the storage of the head's state, which survives a restart of the head."""
     if options.redis:
         key = {"name": "winnow-redis", "key": "password"}
         password = {"valueFrom": {"secretKeyRef": key}}
         return {"backend": "redis", "redisAddress": options.redis, "redisPassword": password}
     storage = {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}
     return {"backend": "rocksdb", "storage": storage | {"deletionPolicy": "DeleteWithCluster"}}
-
-
-def _budget(spec: JobSpec) -> Document:
-    """Of the pods that answer, draining nodes may take one at a time."""
-    marks = {**_marks(spec, "endpoint"), "ray.io/node-type": "worker"}
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _meta(spec, "endpoint"),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": marks}},
-    }
-
-
-def _network(spec: JobSpec, part: str) -> Document:
-    """Who may reach the pods: each other, KubeRay's operator, and clients of an endpoint."""
-    own = _marks(spec, part)
-    anywhere: Document = {"namespaceSelector": {}}
-    operator = anywhere | {"podSelector": {"matchLabels": OPERATOR}}
-    rules: list[Document] = [
-        {"from": [{"podSelector": {"matchLabels": own}}]},
-        {"from": [operator], "ports": _ports("dashboard", "serve")},
-    ]
-    if part == "endpoint":
-        clients = anywhere | {"podSelector": {"matchLabels": CLIENT}}
-        rules.append({"from": [clients], "ports": _ports("serve")})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": _meta(spec, part),
-        "spec": {"podSelector": {"matchLabels": own}, "policyTypes": ["Ingress"], "ingress": rules},
-    }
-
-
-def _ports(*names: str) -> list[Document]:
-    return [{"protocol": "TCP", "port": pods.PORTS[name]} for name in names]
-
-
-def _config(spec: JobSpec) -> Document:
-    """The job file, without the endpoint, which is a RayService of its own."""
-    values = spec.model_dump(mode="json", exclude_unset=True)
-    values.pop("serve", None)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _meta(spec, "job"),
-        "data": {"job.yaml": to_text(values)},
-    }
-
-
-def _kustomization(resources: list[str], options: Options) -> Document:
-    namespace = {"namespace": options.namespace} if options.namespace else {}
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        **namespace,
-        "resources": resources,
-    }

@@ -1,4 +1,4 @@
-"""Pods of a Ray cluster on Kubernetes: how many devices, which nodes, and what they may do."""
+"""Builds the pods of a Ray cluster on Kubernetes: devices, node selection, permissions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,27 +31,27 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "H200": ("NVIDIA-H200",),
     "B200": ("NVIDIA-B200",),
 }
-"""What NVIDIA's GPU feature discovery writes on nodes: the driver's product name with dashes. Nodes
-with anything else are found by our own label, which their operator sets."""
+"""Node labels of NVIDIA's GPU feature discovery: the driver's product name with dashes. Nodes with
+other SKUs need the label winnow.io/sku, which their administrator sets."""
 DEVICES = {"MI300X": "amd.com/gpu"}
 NVIDIA = "nvidia.com/gpu"
 CORES, MEMORY_GIB = 4, 16
-"""Of a pod for each GPU in it, and at least."""
+"""CPU cores and GiB of memory of a pod for each of its GPUs, and at least."""
 SHARED_MEMORY = "8Gi"
-"""/dev/shm: Ray's objects and NCCL's; 64 MiB, Kubernetes' own, is too little for either."""
+"""Size of /dev/shm, which Ray's object store and NCCL use; Kubernetes' 64 MiB is too small."""
 HEAD = {"cpu": "2", "memory": "8Gi"}
 DATA = "/mnt/winnow"
-"""Where a volume claim is mounted."""
+"""Mount path of the volume claim."""
 JOB_FOLDER = "/etc/winnow"
 SECRETS = "winnow-secrets"
 """Secret whose keys become environment variables: S3 keys, HF_TOKEN, endpoint tokens."""
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": 8080}
-"""Of the head, as KubeRay expects them; workers have serve and metrics."""
+"""Ports of the head, as KubeRay expects them; workers have serve and metrics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What pods run, and what is mounted into them."""
+    """The image of pods, and the volumes that are mounted into them."""
 
     name: str
     claim: str | None = None
@@ -62,23 +62,26 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods with the same devices; one Ray node each."""
+    """Pods with the same devices; each pod is one Ray node."""
 
     request: AcceleratorRequest
     least: int
-    """Never fewer pods."""
+    """Fewest pods."""
     most: int
     first: int
-    """To begin with; the autoscaler goes on from there."""
+    """Pods at the start, before the autoscaler changes the number."""
 
     @property
     def name(self) -> str:
-        """As Kubernetes names things."""
+        """The group's name in Kubernetes' spelling."""
         return self.request.name.lower()
 
 
 def groups(requests: Sequence[AcceleratorRequest]) -> list[Group]:
-    """One pod for each SKU, as large as its largest placement: there first, gone when idle."""
+    """Returns one group for each SKU, with a pod as large as its largest placement.
+
+    The pod starts with the cluster and is removed when it idles.
+    """
     most: dict[str, int] = {}
     for request in requests:
         sku = catalogue.find(request.name).name
@@ -87,7 +90,7 @@ def groups(requests: Sequence[AcceleratorRequest]) -> list[Group]:
 
 
 def head(image: Image, environment: Sequence[Document], marks: Document) -> Document:
-    """The head's group: it schedules and holds drivers, and never trains."""
+    """Returns the head's group, which schedules and runs drivers but never trains."""
     return {
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
         "template": _template("ray-head", image, HEAD, environment, tuple(PORTS), marks),
@@ -97,7 +100,7 @@ def head(image: Image, environment: Sequence[Document], marks: Document) -> Docu
 def worker(
     group: Group, image: Image, environment: Sequence[Document], marks: Document
 ) -> Document:
-    """One SKU's group. Nodes are told by product, and Ray by our own label."""
+    """Returns a SKU's group; it selects nodes by product and gives Ray the label winnow.io/sku."""
     sku, count = group.request.name, group.request.count
     is_cpu = sku == catalogue.CPU
     cores, memory = (count, count) if is_cpu else (CORES * count, count)
@@ -121,12 +124,12 @@ def worker(
 
 
 def from_secret(name: str) -> Document:
-    """A variable without which a pod does not start: its key in the Secret."""
+    """Returns a required environment variable whose value is the Secret's key of that name."""
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": SECRETS, "key": name}}}
 
 
 def secured(container: Document) -> Document:
-    """A container that gets no more rights than it has."""
+    """Returns the container without privileges and without ways to gain them."""
     return container | {
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -137,7 +140,7 @@ def secured(container: Document) -> Document:
 
 
 def unprivileged() -> Document:
-    """Of a whole pod: nobody's user, who owns its volumes."""
+    """Returns the pod fields that make it run as an unprivileged user, who owns its volumes."""
     return {
         "automountServiceAccountToken": False,
         "securityContext": {
@@ -179,12 +182,12 @@ def _template(
     }
     pod = {"containers": [secured(container)], "volumes": volumes, **unprivileged()}
     if name == "ray-head":
-        pod["automountServiceAccountToken"] = True  # its autoscaler asks Kubernetes for pods
+        pod["automountServiceAccountToken"] = True  # the autoscaler requests pods from Kubernetes
     return {"metadata": {"labels": marks}, "spec": pod}
 
 
 def _nodes(sku: str) -> Document:
-    """Which nodes, and that their taint is meant for us."""
+    """Returns the node affinity of a SKU, and the toleration of its nodes' taint."""
     products = PRODUCTS.get(sku)
     key, values = (PRODUCT_LABEL, products) if products else (labels.SKU, (sku,))
     terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}]

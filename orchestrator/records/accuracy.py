@@ -1,4 +1,4 @@
-"""How good predictions have been, over all receipts of a storage folder."""
+"""Summarises the errors of predictions over receipts."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ from orchestrator.records.receipt import Receipt
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Predicted against actual time of some fits, and memory where it was predicted."""
+    """Errors of predicted time and memory over several fits."""
 
     sku: str
-    """`all` for every SKU together."""
+    """SKU, or `all` for every SKU together."""
     fits: int
     mape: float
-    """Mean absolute error of time as a share of the actual time."""
+    """Mean absolute error of the time, as a share of the actual time."""
     bias: float
-    """Mean signed error: above 0 when fits take longer than predicted."""
+    """Mean signed error of the time as a share; positive if fits take longer than predicted."""
     coverage: float
-    """Share of fits whose time lay in the predicted interval, which is meant to hold 95 %."""
+    """Share of fits whose time lies in the predicted interval; the target is 95 %."""
     memory_mape: float | None
-    """The same of peak memory before anything ran; None where no size was known."""
+    """Mean absolute relative error of the planned peak memory; None without an estimate."""
     probed_memory_mape: float | None
-    """The same of the peak that the probe found."""
+    """Mean absolute relative error of the peak memory that the probe measured."""
 
 
 def accuracy(receipts: Sequence[Receipt]) -> tuple[Accuracy, ...]:
-    """One row for each SKU, and one for all; empty when nothing can be compared."""
+    """Returns one row for all comparable receipts, then one for each SKU; empty without any."""
     usable = [receipt for receipt in receipts if receipt.is_comparable and not receipt.simulated]
     groups = {"all": usable} if usable else {}
     for receipt in usable:

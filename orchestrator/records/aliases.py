@@ -1,4 +1,4 @@
-"""Names that point to one version of a model: moved by compare-and-swap, with their history."""
+"""Aliases of model versions, moved by compare-and-swap, with their history."""
 
 import json
 import random
@@ -14,9 +14,9 @@ from jobs.errors import RunError, StorageError
 from jobs.storage.objects import Objects
 
 KEPT = 1000
-"""Moves in the history; older ones are forgotten."""
-PATIENCE_S = 120.0
-"""How long others may be faster."""
+"""Moves kept in the history."""
+SWAP_TIMEOUT_S = 120.0
+"""How long a move is retried while other processes move the alias."""
 LONGEST_PAUSE_S = 0.2
 
 
@@ -28,7 +28,7 @@ class Move:
     """1 for the first."""
     version: str
     operation: str
-    """Tells apart two moves to the same version, for one whose answer was lost."""
+    """Id of the move, so that a retry after a lost response does not move twice."""
     time: str
 
 
@@ -36,7 +36,7 @@ MOVES = TypeAdapter(tuple[Move, ...])
 
 
 def history(objects: Objects, name: str, alias: str) -> tuple[Move, ...]:
-    """Where an alias of a model pointed, the newest last; empty before the first move."""
+    """Returns the moves of an alias, the newest last; empty before the first move."""
     found = objects.read(_key(name, alias))
     return _parse(name, alias, found.content) if found else ()
 
@@ -49,13 +49,17 @@ def move(
     *,
     operation: str | None = None,
 ) -> Move:
-    """Point an alias to the version that `choose` picks from those it pointed to, oldest first.
+    """Point an alias to the version that `choose` returns for its earlier versions, oldest first.
 
-    `choose` is asked again when another process was faster, and never sees a state in between. A
-    repeated `operation` is done once. Where the alias points there already, nothing is written.
+    `choose` is called again if another process moved the alias meanwhile. A repeated `operation`
+    has no effect. If the alias points to the version already, nothing is written.
+
+    Raises:
+        StorageError: if other processes keep moving the alias.
+        RunError: if the alias file is damaged.
     """
     operation = operation or secrets.token_hex(8)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + SWAP_TIMEOUT_S
     while time.monotonic() < deadline:
         found = objects.read(_key(name, alias))
         moves = _parse(name, alias, found.content) if found else ()
@@ -71,14 +75,18 @@ def move(
         if objects.swap(_key(name, alias), content, found.tag if found else None):
             return made
         time.sleep(random.uniform(0, LONGEST_PAUSE_S))
-    raise StorageError(f"{alias} of {name} is moved by others all the time; try again later")
+    raise StorageError(f"other processes keep moving {alias} of {name}; try again later")
 
 
 def previous(name: str, versions: Sequence[str]) -> str:
-    """The version before the present one, for a rollback. Raises RunError where there is none."""
+    """Returns the version that was deployed before the present one, for a rollback.
+
+    Raises:
+        RunError: if there is no earlier version.
+    """
     older = [version for version in versions if version != versions[-1]]
     if not older:
-        raise RunError(f"no other version of {name} has answered before; name one to promote")
+        raise RunError(f"no other version of {name} was deployed before; use winnow models promote")
     return older[-1]
 
 

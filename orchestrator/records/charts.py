@@ -1,28 +1,28 @@
-"""What a report draws of the sweep: heat maps, rankings, scaling and phases."""
+"""Computes a report's charts of the sweep: heat maps, rankings, scaling and phases."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from orchestrator.decisions.measurement import Measurement, Phases, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Measurement, Phases, Prediction
 
 IDEAL_SPEEDUP = {2: 1.8, 4: 3.2}
-"""What practice reports of data parallel fine-tuning on that many GPUs of one machine."""
+"""Typical speedup of data-parallel fine-tuning, by the number of GPUs of one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One candidate in a heat map."""
+    """The cell of one candidate in a heat map."""
 
     text: str
     strength: float | None
-    """0 for the worst, 1 for the best of the map; None where nothing was measured."""
+    """Value relative to the best of the map, in (0, 1]; None without a measurement."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Placements and precisions down, micro batches across."""
+    """A table with a row for each placement and precision, and a column for each micro batch."""
 
     title: str
     columns: tuple[int, ...]
@@ -31,16 +31,16 @@ class HeatMap:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A length with its words."""
+    """One bar of a bar chart."""
 
     label: str
     text: str
     share: float
-    """Of the longest bar."""
+    """Length relative to the longest bar."""
 
 
 def samples_per_s(candidate: Candidate, measured: Measurement) -> float | None:
-    """Rows a second over all workers; None after running out of memory."""
+    """Returns the rows per second of all workers; None after running out of memory."""
     if measured.step_s is None:
         return None
     batch = candidate.micro_batch_size * candidate.accumulation * candidate.placement.workers
@@ -48,7 +48,7 @@ def samples_per_s(candidate: Candidate, measured: Measurement) -> float | None:
 
 
 def heat_maps(plan: Plan, measurements: Sequence[Measurement]) -> tuple[HeatMap, ...]:
-    """Throughput, and cost of a million samples where prices are known."""
+    """Returns the heat maps of throughput and, if prices are known, of cost."""
     found = {measured.candidate: measured for measured in measurements}
 
     def rate(candidate: Candidate) -> float | None:
@@ -101,7 +101,7 @@ def _heat_map(
 
 
 def ranking(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
-    """Candidates by samples a dollar, best first; empty without prices."""
+    """Returns a bar of samples per dollar for each candidate, best first; empty without prices."""
     found = {measured.candidate: measured for measured in measurements}
     values: list[tuple[str, float]] = []
     for candidate in plan.candidates:
@@ -117,7 +117,10 @@ def ranking(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
 
 
 def scaling(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
-    """Throughput of several workers over that of one, at the same micro batch and precision."""
+    """Returns a bar for each candidate with several workers: its speedup over one worker.
+
+    Micro batch and precision are the same in both.
+    """
     found = {measured.candidate: measured for measured in measurements}
     rates: dict[tuple[str, int, str], dict[int, float]] = {}
     for candidate in plan.candidates:
@@ -139,7 +142,7 @@ def scaling(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
 
 
 def phase_bars(phases: Phases, show: Callable[[float], str]) -> tuple[Bar, ...]:
-    """Where the time of a full run is predicted to go."""
+    """Returns a bar for the predicted time of each phase of a full run."""
     values = [(field.name, float(getattr(phases, field.name))) for field in fields(phases)]
     longest = max(value for _, value in values) or 1.0
     return tuple(Bar(name, show(value), value / longest) for name, value in values)
@@ -148,9 +151,10 @@ def phase_bars(phases: Phases, show: Callable[[float], str]) -> tuple[Bar, ...]:
 def saving_text(
     plan: Plan, predictions: Sequence[Prediction], measurements: Sequence[Measurement]
 ) -> str:
-    """How much of a full grid's accelerator time the probes took; empty before anything ran.
+    """Returns a sentence that compares the device hours of probes and of a full grid.
 
-    The full grid trains every candidate to the end; of one that was given up, its steps count.
+    The full grid trains every candidate to the end; for a probe that stopped early, only its
+    predicted steps count. Empty without measurements.
     """
     devices = {candidate.id: candidate.placement.workers for candidate in plan.candidates}
     whole = sum(p.time_s.mean * devices[p.candidate] for p in predictions)

@@ -1,4 +1,4 @@
-"""What can go: unfinished files, half uploads, Ray's own folders, copies of what is elsewhere."""
+"""Finds files that can be deleted: unfinished files and uploads, Ray's folders, cached copies."""
 
 import contextlib
 import shutil
@@ -16,33 +16,33 @@ from jobs.storage.storage import Storage
 from orchestrator.records import runs
 
 FOLDERS = ("runs", "models", "measurements", "leases")
-"""Of a storage."""
+"""Winnow's folders in a storage."""
 RAY_FOLDERS = ("ray", "fit/ray")
-"""Of a run: what Ray Train and Ray Tune write, from which we never restore."""
+"""Folders of a run that Ray Train and Ray Tune write, and that Winnow never reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Something that nothing will ever read, or that can be fetched again."""
+    """A file, folder or upload that is never read again, or can be fetched again."""
 
     place: str
-    """Key below the storage, or a path on this machine."""
+    """Key in the storage, or absolute path on this machine."""
     why: str
     size: int
-    """Bytes, as far as that is known."""
+    """Bytes; 0 if unknown."""
     modified: datetime | None
     upload: str | None = None
-    """Id of an upload in parts that never ended."""
+    """Id of an unfinished multipart upload."""
 
 
 def find(storage: Storage, before: datetime) -> list[Garbage]:
-    """What was last touched before a time, and is of no use any more or can be had again."""
+    """Returns the garbage of a storage and of this machine's cache, last modified before a time."""
     found = [*_on_disk(storage), *_half_folders(storage), *_uploads(storage), *_copies()]
     return [item for item in found if item.modified is None or item.modified < before]
 
 
 def delete(storage: Storage, garbage: Garbage) -> None:
-    """Remove it; nothing happens where it is gone already."""
+    """Delete one item, if it still exists."""
     if garbage.upload and isinstance(storage.objects, BucketObjects):
         storage.objects.abort_upload(garbage.place, garbage.upload)
     elif Path(garbage.place).is_absolute():
@@ -53,7 +53,7 @@ def delete(storage: Storage, garbage: Garbage) -> None:
 
 
 def _on_disk(storage: Storage) -> Iterator[Garbage]:
-    for folder in FOLDERS:  # and nowhere else, should the storage be a folder of other things too
+    for folder in FOLDERS:  # only these, because the storage may contain foreign files
         for path in sorted(files.inside(storage.folder / folder)):
             if path.name.startswith(PARTIAL):
                 yield from _file(path, "was never finished")
@@ -61,18 +61,18 @@ def _on_disk(storage: Storage) -> Iterator[Garbage]:
         if any(note["event"] == "completed" for note in run.notes):
             for name in RAY_FOLDERS:
                 if (run.folder / name).is_dir():
-                    yield from _file(run.folder / name, "Ray's own files of a run that is complete")
+                    yield from _file(run.folder / name, "Ray's files of a completed run")
 
 
 def _file(path: Path, why: str) -> Iterator[Garbage]:
-    with contextlib.suppress(FileNotFoundError):  # finished meanwhile, so it is none
+    with contextlib.suppress(FileNotFoundError):  # its writer has just finished and renamed it
         newest = max(each.lstat().st_mtime for each in (path, *files.inside(path)))
         modified = datetime.fromtimestamp(newest).astimezone()
         yield Garbage(str(path), why, files.size_of(path), modified)
 
 
 def _half_folders(storage: Storage) -> Iterator[Garbage]:
-    """Versions and checkpoints without a manifest."""
+    """Yields versions and checkpoints without a manifest."""
     places = [f"models/{name}" for name in storage.objects.children("models")]
     places += [f"runs/{run.id}/fit/checkpoints" for run in runs.every(storage)]
     for place in places:
@@ -84,16 +84,16 @@ def _half_folders(storage: Storage) -> Iterator[Garbage]:
         for folder, entries in inside.items():
             if f"{folder}/{manifest.MANIFEST}" not in {entry.key for entry in entries}:
                 size, newest = sum(e.size for e in entries), max(e.modified for e in entries)
-                yield Garbage(folder, "has no manifest: half an upload", size, newest)
+                yield Garbage(folder, "an incomplete upload: it has no manifest", size, newest)
 
 
 def _uploads(storage: Storage) -> Iterator[Garbage]:
     if isinstance(storage.objects, BucketObjects):
         for key, identity, began in storage.objects.unfinished_uploads():
-            yield Garbage(key, "an upload in parts that never ended", 0, began, identity)
+            yield Garbage(key, "an unfinished multipart upload", 0, began, identity)
 
 
 def _copies() -> Iterator[Garbage]:
-    """What this machine fetched from buckets, and rows as tokens."""
+    """Yields this machine's cached downloads from buckets and tokenised rows."""
     for path in sorted(cache.every()):
-        yield from _file(path, "a copy of what can be had again, not used for so long")
+        yield from _file(path, "a cached copy that was not used")

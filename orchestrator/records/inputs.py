@@ -1,4 +1,4 @@
-"""What a run learns from beside its job file, known by content: data, base model and code."""
+"""Digests of a run's inputs besides the job file: data, base model and code."""
 
 import functools
 import hashlib
@@ -19,15 +19,16 @@ from orchestrator.records import runs
 from orchestrator.records.runs import Run
 
 FILE = "inputs.json"
-"""In a run's folder."""
-NOTHING = "not there"
+"""Name of the file with the digests in a run's folder."""
+MISSING = "not there"
+"""Digest of an input that does not exist."""
 
 Inputs = Mapping[str, str]
-"""Field of the job, or `code`, to a digest."""
+"""Digests by field of the job, and of `code`."""
 
 
 def inputs_of(spec: JobSpec) -> Inputs:
-    """Digests of what the job names; a hub id stands for itself."""
+    """Compute the digests of a job's inputs; a hub id is its own digest."""
     return {
         "data.train": _of_source(spec.data.train),
         "data.eval": _of_source(spec.data.eval),
@@ -37,7 +38,7 @@ def inputs_of(spec: JobSpec) -> Inputs:
 
 
 def digest(inputs: Inputs) -> str:
-    """Hex digest of all."""
+    """Returns one hex digest of all inputs."""
     return hashlib.sha256(json.dumps(dict(inputs), sort_keys=True).encode()).hexdigest()
 
 
@@ -49,9 +50,10 @@ def find_or_create(
     or_new: bool = False,
     accepts_changes: bool = False,
 ) -> Run:
-    """The newest run of a job to go on with, or a new one.
+    """Returns with `resume` the newest run of a job, otherwise a new run.
 
-    With `or_new` a run that began with other inputs is left alone, and a new one is made.
+    `or_new`: create a run if there is none to resume, or if its inputs have changed.
+    `accepts_changes`: resume a run although its inputs have changed.
 
     Raises:
         RunError: if there is no run to resume, or its inputs changed and that is not accepted.
@@ -69,7 +71,7 @@ def find_or_create(
 
 
 def changed(run: Run, inputs: Inputs) -> tuple[str, ...]:
-    """What is another than when the run began; nothing for runs of older releases."""
+    """Returns the inputs that changed since the run began; none for runs of older releases."""
     kept = run.kept(FILE)
     before = json.loads(kept) if kept else {}
     return tuple(name for name, value in before.items() if inputs.get(name) != value)
@@ -80,15 +82,15 @@ def _keep(run: Run, inputs: Inputs) -> None:
 
 
 def _check(run: Run, inputs: Inputs, *, accepts_changes: bool) -> None:
-    """Refuse to go on with other inputs than a run began with, or write down that it does."""
+    """Raise RunError if inputs changed, or with `accepts_changes` record the changes."""
     names = changed(run, inputs)
     if not names:
         return
-    what = " and ".join(names)
+    listed = " and ".join(names)
     if not accepts_changes:
         raise RunError(
-            f"{what} changed since run {run.id} began, so its results do not go together with what"
-            " would follow; leave --resume out for a new run, or add --accept-changes"
+            f"{listed} changed since run {run.id} began, so new results would not match the earlier"
+            " ones; leave --resume out for a new run, or add --accept-changes"
         )
     run.note("accepted", changes=", ".join(names))
     _keep(run, inputs)
@@ -104,7 +106,7 @@ def _of_base(base: str) -> str:
     try:
         place = location.locate(base, has_weights=False)
     except ModelError:
-        return NOTHING
+        return MISSING
     return _of_folder(place) if isinstance(place, Path) else place
 
 
@@ -114,7 +116,7 @@ def _of_path(path: str) -> str:
         return _of_bucket(f"{S3_SCHEME}{bucket}", key)
     found = files.matching(path)
     if not found:
-        return path if not path.startswith(("/", ".", "~")) else NOTHING
+        return path if not path.startswith(("/", ".", "~")) else MISSING
     return _joined(
         _of_folder(place) if place.is_dir() else manifest.identity(place) for place in found
     )
@@ -130,7 +132,7 @@ def _of_bucket(url: str, key: str) -> str:
     except StorageError as error:
         if error.is_passing:
             raise
-        return NOTHING
+        return MISSING
 
 
 def _of_folder(folder: Path) -> str:

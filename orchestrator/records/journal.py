@@ -1,8 +1,8 @@
-"""Lines that outlive a loss of power: appended, flushed, each with its own checksum.
+"""Journals: files of JSON lines, each with a checksum, that survive a loss of power.
 
-A line is JSON, `{"v":1,"crc":"0f5a…","value":…}`; the checksum is that of the version and the value
-as they are written. What was torn or altered is left out and counted, what stands after it is not.
-Lines without a checksum, as they were written before there was one, are taken as they are.
+A line is `{"v":1,"crc":"0f5a…","value":…}`; `crc` is the CRC-32 of version and value as written.
+Readers skip and count torn or altered lines, and read the lines after them. Lines without a
+checksum, from older releases, are accepted.
 """
 
 import json
@@ -19,25 +19,30 @@ LINE = re.compile(rb'\{"v":(\d+),"crc":"([0-9a-f]{8})","value":(.*)\}', re.DOTAL
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What a journal holds."""
+    """The content of a journal."""
 
     values: tuple[bytes, ...]
-    """JSON of every whole line, in order."""
+    """JSON value of every intact line, in order."""
     damaged: tuple[int, ...] = ()
-    """Numbers of lines that were altered, from 1; a torn last line is not among them."""
+    """Numbers of altered lines, from 1; a torn last line is not among them."""
 
 
 def append(objects: Objects, key: str, value: bytes) -> None:
-    """Add a line of JSON and wait until it is kept.
+    """Append a line with a JSON value, and wait until it is on disk.
 
-    Raises StorageError where it cannot be written; what was there before stays readable.
+    Raises:
+        StorageError: if it cannot be written; earlier lines stay readable.
     """
     checksum = _checksum(VERSION, value)
     objects.append(key, b'{"v":%d,"crc":"%08x","value":%s}\n' % (VERSION, checksum, value))
 
 
 def read(objects: Objects, key: str) -> Lines:
-    """Every whole line; none where there is no file. RunError for lines of a newer format."""
+    """Read every intact line; none if the file does not exist.
+
+    Raises:
+        RunError: for a line of a newer format.
+    """
     found = objects.read(key)
     if found is None:
         return Lines(())
@@ -55,7 +60,7 @@ def read(objects: Objects, key: str) -> Lines:
 
 
 def _value(line: bytes, key: str) -> bytes | None:
-    """None for a line that was torn or altered."""
+    """Returns the JSON value of a line; None for a torn or altered line."""
     found = LINE.fullmatch(line)
     if found is None:
         return line if _is_old(line) else None
@@ -68,7 +73,7 @@ def _value(line: bytes, key: str) -> bytes | None:
 
 
 def _is_old(line: bytes) -> bool:
-    """Whether a line is from before there were checksums, and none whose wrapping was altered."""
+    """Returns whether a line is of the format without checksums, and not an altered new line."""
     try:
         value = json.loads(line)
     except ValueError:

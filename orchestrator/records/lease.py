@@ -1,7 +1,7 @@
-"""One owner at a time: a lease that its owner renews, and that others take when it no longer does.
+"""Leases: one process owns a run at a time, and renews its lease until it releases it.
 
-No clocks are compared: who wants a lease watches for as long as it may go without a beat, by its
-own clock. An owner that was paused finds out at its next write that it is none any more.
+Another process takes a lease over after it was not renewed for STALE_S, measured by its own clock,
+so that clocks of machines are never compared. A paused owner gets RunError at its next write.
 """
 
 import contextlib
@@ -22,33 +22,34 @@ from jobs.storage.objects import Found, Objects
 BEAT_S = 5.0
 """How often an owner renews its lease."""
 STALE_S = 30.0
-"""Silence after which an owner counts as gone."""
+"""Time without renewal after which an owner counts as dead."""
 LOOK_S = 1.0
-"""How often who waits looks."""
+"""How often a waiting process reads the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a lease, or had it."""
+    """The present or last owner of a lease, as stored."""
 
     owner: str | None
-    """None once it was given back."""
+    """Random id of the owner; None once the lease is released."""
     epoch: int
-    """Grows with each owner."""
+    """Number that grows with each owner."""
     beat: int
+    """Number that grows with each renewal."""
     host: str
     process: int
     started: float
-    """When the process began, which tells it from a later one of the same number."""
+    """Start time of the process, which distinguishes it from a later process with the same pid."""
     what: str
-    """What the lease is for, in words."""
+    """The leased resource, for messages."""
 
 
 HOLDER = TypeAdapter(Holder)
 
 
 class Lease:
-    """A lease that is held, and renewed by a thread until it is given back."""
+    """A lease held by this process, which a thread renews until `release`."""
 
     def __init__(self, objects: Objects, key: str, holder: Holder, tag: str) -> None:
         self._objects, self._key, self._holder, self._tag = objects, key, holder, tag
@@ -59,26 +60,31 @@ class Lease:
 
     @property
     def epoch(self) -> int:
-        """Grows with each owner."""
+        """Number that grows with each owner."""
         return self._holder.epoch
 
     def check(self) -> None:
-        """Raise RunError when another process has the lease by now; StorageError."""
+        """Check that this process still owns the lease; renews it if that is overdue.
+
+        Raises:
+            RunError: if another process has taken it over.
+            StorageError: if the storage does not answer.
+        """
         if not self._is_lost and time.monotonic() - self._beaten > STALE_S / 2:
             self._beat()
         if self._is_lost:
             raise RunError(
-                f"another process has taken over {self._holder.what}, because this one gave no"
-                f" sign of life for {STALE_S:.0f} s; this one stops"
+                f"another process has taken over {self._holder.what}, because this process did not"
+                f" renew its lease for {STALE_S:.0f} s; this process stops"
             )
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lease, so that another process can take it at once."""
         self._over.set()
         self._thread.join()
-        with contextlib.suppress(StorageError), self._lock:  # it goes stale by itself
-            gone = dataclasses.replace(self._holder, owner=None)
-            self._objects.swap(self._key, HOLDER.dump_json(gone), self._tag)
+        with contextlib.suppress(StorageError), self._lock:  # else it expires after STALE_S
+            released = dataclasses.replace(self._holder, owner=None)
+            self._objects.swap(self._key, HOLDER.dump_json(released), self._tag)
 
     def _keep(self) -> None:
         while not self._over.wait(BEAT_S) and not self._is_lost:
@@ -97,24 +103,25 @@ class Lease:
 
 
 @contextlib.contextmanager
-def held(objects: Objects, key: str, what: str, tell: Callable[[str], None]) -> Iterator[Lease]:
-    """Hold a lease inside the block.
+def held(objects: Objects, key: str, what: str, log: Callable[[str], None]) -> Iterator[Lease]:
+    """Hold a lease inside the block; `log` gets a sentence if it has to wait.
 
-    Raises RunError when another process has it and is alive. `tell` hears of a wait.
+    Raises:
+        RunError: if another process owns the lease and renews it.
     """
-    lease = _acquire(objects, key, what, tell)
+    lease = _acquire(objects, key, what, log)
     try:
         yield lease
     finally:
         lease.release()
 
 
-def _acquire(objects: Objects, key: str, what: str, tell: Callable[[str], None]) -> Lease:
+def _acquire(objects: Objects, key: str, what: str, log: Callable[[str], None]) -> Lease:
     while True:
         found = objects.read(key)
         other = _parse(found) if found else None
         if found and other and other.owner and not _is_gone(other):
-            tell(f"{what} is held by {_named(other)}; waiting for a sign of life from it")
+            log(f"{what} is held by {_named(other)}; waiting to see whether it still runs")
             _watch(objects, key, found, other, what)
         me = psutil.Process()
         holder = Holder(
@@ -132,7 +139,11 @@ def _acquire(objects: Objects, key: str, what: str, tell: Callable[[str], None])
 
 
 def _watch(objects: Objects, key: str, found: Found, other: Holder, what: str) -> None:
-    """Return when there was no beat for long enough; RunError at the first one."""
+    """Return once the lease is released or was not renewed for STALE_S.
+
+    Raises:
+        RunError: if its owner renews it.
+    """
     deadline = time.monotonic() + STALE_S
     while time.monotonic() < deadline:
         time.sleep(LOOK_S)
@@ -141,13 +152,13 @@ def _watch(objects: Objects, key: str, found: Found, other: Holder, what: str) -
             holder = _parse(now) if now else None
             if holder and holder.owner:
                 raise RunError(
-                    f"{what} is run by {_named(holder)} already; wait for it, or stop it first"
+                    f"{_named(holder)} already runs {what}; wait until it ends, or stop it"
                 )
-            return  # given back
+            return  # released
 
 
 def _is_gone(holder: Holder) -> bool:
-    """Whether its process ran on this machine and runs no more."""
+    """Returns whether the owner was a process of this machine that has ended."""
     if holder.host != socket.gethostname():
         return False
     try:
@@ -161,7 +172,7 @@ def _named(holder: Holder) -> str:
 
 
 def _parse(found: Found) -> Holder | None:
-    """None for content that is none, which is replaced."""
+    """Returns the stored owner; None for damaged content, which the caller replaces."""
     try:
         return HOLDER.validate_json(found.content)
     except ValidationError:

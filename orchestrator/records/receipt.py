@@ -1,17 +1,17 @@
-"""The receipt: what was predicted against what it took."""
+"""The receipt of a run: predicted against actual time, cost and memory."""
 
 from dataclasses import dataclass
 
 from cluster.memory import MemoryEstimate
 from cluster.placement import Placement
 from jobs.training.events import CheckpointRef, Metered, Proven
-from orchestrator.decisions.predict import Interval, Phases, disturbances
+from orchestrator.decisions.measurement import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The whole time of a fit as it looked when a share of its steps was done."""
+    """The total time of a fit, projected after a share of its steps."""
 
     share: float
     time_s: float
@@ -25,23 +25,23 @@ class FitResult:
     labels: tuple[str, ...]
     steps: int
     duration_s: float
-    """Wall time of this attempt, start of the worker group included, the proof left out."""
+    """Wall time of this attempt, including the start of the worker group, without the proof."""
     resumed_from: int
-    """Optimizer steps that an earlier attempt had done."""
+    """Optimizer steps that an earlier attempt had completed."""
     losses: tuple[tuple[int, float], ...]
-    """Optimizer step and loss."""
+    """Pairs of optimizer step and loss."""
     evaluations: tuple[tuple[int, float], ...]
-    """Optimizer step and the first metric."""
+    """Pairs of optimizer step and the first metric."""
     micro_batch_size: int = 0
-    """The one it ended with: smaller than the winner's after running out of memory."""
+    """Final micro batch; smaller than the winner's after running out of memory."""
     speed: Metered | None = None
-    """How fast its steps were; None when nothing was left to do."""
+    """Speed of its steps; None if no step was left."""
     stopped_at: int | None = None
-    """The step after which its budget was used up; None when it went on to the end."""
+    """Step at which the budget was used up; None if it trained to the end."""
     projections: tuple[Projection, ...] = ()
-    """What the whole time looked like on the way."""
+    """Projected total times during the fit."""
     proof: Proven | None = None
-    """That its saved model scores as it did in training; None for what an older release trained."""
+    """Proof that the saved model scores as in training; None for a model of an older release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +51,40 @@ class Receipt:
     run: str
     winner: str
     predicted_time_s: Interval | None
-    """None when the job has no sweep."""
+    """None if the job has no sweep."""
     actual_time_s: float
-    """Of the training run, start of the worker group included."""
+    """Wall time of the fit, including the start of the worker group."""
     predicted_cost_usd: Interval | None
     actual_cost_usd: float | None
     """None where no price is known."""
     sweep_time_s: float
     metrics: dict[str, float]
     simulated: bool
-    """Whether the accelerators were only pretended, so that times and prices mean nothing."""
+    """Whether accelerators were simulated, so that times and prices mean nothing."""
     resumed: bool
-    """Whether training was resumed, so that the actual time is of its last part alone."""
+    """Whether training was resumed, so that the actual time covers only its last part."""
     speed: Metered | None = None
-    """How fast the steps were."""
+    """Speed of the steps."""
     sku: str = ""
     phases: Phases | None = None
-    """Where the predicted time was to go."""
+    """Predicted time by phase."""
     memory: MemoryEstimate | None = None
-    """Of one worker, before anything ran."""
+    """Planned memory of one worker."""
     probed_memory_gib: float | None = None
-    """As the probe found it."""
+    """Peak memory that the probe measured."""
     projections: tuple[Projection, ...] = ()
     stopped_at: int | None = None
-    """The step after which the budget was used up."""
+    """Step at which the budget was used up."""
     sweep_cost_usd: float | None = None
-    """Of probes, starts and trials; None where no price is known."""
+    """Cost of probes, starts and trials; None where no price is known."""
     proof: Proven | None = None
-    """That the published model scores as it did in training, and how long that took."""
+    """Proof that the published model scores as in training, and its duration."""
     disturbances: tuple[str, ...] = ()
-    """Why the actual time may not be that of a quiet machine."""
+    """Reasons why the actual time may differ from that on a quiet machine."""
 
     @property
     def is_comparable(self) -> bool:
-        """Whether predicted and actual time are of the same work."""
+        """Whether predicted and actual time cover the same work."""
         is_whole = not self.resumed and self.stopped_at is None
         return is_whole and self.predicted_time_s is not None
 
@@ -104,7 +104,7 @@ class Receipt:
 
     @property
     def actual_memory_gib(self) -> float | None:
-        """Peak of the largest worker."""
+        """Largest peak memory of the workers; None without a speed measurement."""
         return self.speed.peak_memory_gib if self.speed else None
 
 
@@ -115,7 +115,7 @@ def write_receipt(
     sweep_time_s: float,
     sweep_cost_usd: float | None = None,
 ) -> Receipt:
-    """Compare a winner's prediction with the fit that followed."""
+    """Returns the receipt of a fit, with the winner's prediction."""
     placement: Placement = winner.candidate.placement
     paid_s = fit.duration_s + (fit.proof.seconds if fit.proof else 0.0)
     prediction = winner.prediction

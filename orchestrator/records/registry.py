@@ -1,4 +1,4 @@
-"""Published model versions: folders named by their content, whole or absent."""
+"""The registry of published model versions, which are complete folders named by their content."""
 
 import hashlib
 import json
@@ -19,11 +19,11 @@ from orchestrator.records import aliases
 from serve.version import ModelVersion
 
 DEPLOYED = "deployed"
-"""Alias of the version that answers."""
+"""Alias of the deployed version."""
 LATEST = "latest"
-"""Alias of the version that was published last."""
+"""Alias of the version published last."""
 LONG_AGO = "2020-01-01T00:00:00+00:00"
-"""When versions without a date count as published."""
+"""Assumed publication date of versions without a date."""
 
 CARD = """---
 library_name: {library}
@@ -54,10 +54,13 @@ def publish(
     run_id: str,
     storage: Storage,
 ) -> ModelVersion:
-    """Copy a verified checkpoint's model into the registry, with card and manifest.
+    """Copy a verified checkpoint's model into the registry, with a model card and a manifest.
 
-    Publishing the same run again changes nothing. Raises CheckpointError when the checkpoint is not
-    whole, StorageError when there is no room or no answer; what is published stays as it was.
+    Publishing the same run again changes nothing.
+
+    Raises:
+        CheckpointError: if the checkpoint is damaged.
+        StorageError: if the storage is full or does not answer; earlier versions stay intact.
     """
     manifest.verify(Path(checkpoint.path))
     partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
@@ -95,7 +98,12 @@ def publish(
 
 
 def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersion:
-    """A published version, by default the newest, after checking its files."""
+    """Returns a published version, by default the newest, after verifying its files.
+
+    Raises:
+        RunError: if there is no such version.
+        CheckpointError: if its files are damaged.
+    """
     chosen = identity or _latest(storage, name)
     key = f"models/{name}/{chosen}"
     if storage.objects.read(f"{key}/{manifest.MANIFEST}") is None:
@@ -105,31 +113,31 @@ def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersi
 
 
 def note_deployed(storage: Storage, version: ModelVersion) -> None:
-    """Remember that a version answers from now on."""
+    """Record that a version is deployed now."""
     aliases.move(storage.objects, version.name, DEPLOYED, lambda _: version.id)
 
 
 def deployed(storage: Storage, name: str) -> list[str]:
-    """Ids of the versions that answered, the newest last."""
+    """Returns the ids of the versions that were deployed, the newest last."""
     return [move.version for move in aliases.history(storage.objects, name, DEPLOYED)]
 
 
 def every(storage: Storage) -> tuple[tuple[ModelVersion, datetime], ...]:
-    """Every published version with when it was, newest first, its files not verified."""
-    found = []
+    """Returns every published version with its date, newest first, without verifying files."""
+    versions = []
     for name in storage.objects.children("models"):
         for identity in storage.objects.children(f"models/{name}"):
             key = f"models/{name}/{identity}"
-            held = storage.objects.read(f"{key}/{manifest.MANIFEST}")
-            if held is None:
+            stored = storage.objects.read(f"{key}/{manifest.MANIFEST}")
+            if stored is None:
                 continue
             try:
-                details = manifest.parse(held.content, key)
+                details = manifest.parse(stored.content, key)
                 published = datetime.fromisoformat(details.get("published", LONG_AGO))
-                found.append((_version(storage, key, storage.folder / key, details), published))
+                versions.append((_version(storage, key, storage.folder / key, details), published))
             except CheckpointError:
                 continue
-    return tuple(sorted(found, key=lambda pair: pair[1], reverse=True))
+    return tuple(sorted(versions, key=lambda pair: pair[1], reverse=True))
 
 
 def _latest(storage: Storage, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One HTML file about a run that opens offline: candidates, Pareto plot, trials, receipt."""
+"""Renders the report of a run as one self-contained HTML file, and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -7,28 +7,28 @@ from typing import Any
 import jinja2
 import pydantic_core
 
-from jobs.spec.quantities import format_metric, format_metrics
-from jobs.training.events import Metered
+from jobs.spec.quantities import format_metric
 from orchestrator.decisions.advice import advise
+from orchestrator.decisions.measurement import Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Interval, Measurement, Prediction
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts
 from orchestrator.records.receipt import FitResult, Receipt
+from orchestrator.records.receipt_text import show_cost, show_interval, show_time
 
 PAGE, DATA = "report.html", "report.json"
-"""Files of a run: for people, and the same for programs."""
+"""Names of the report's files in a run, as HTML and as JSON."""
 LEFT, TOP, WIDTH, HEIGHT = 60, 10, 640, 300
-"""Frame of the Pareto plot in SVG units."""
+"""Frame of the Pareto plot, in SVG units."""
 CURVE_HEIGHT = 160
 MARGIN = 0.08
-"""Share of the range left free around the points."""
+"""Free space around the points, as a share of their range."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportData:
-    """Everything a report shows; parts of stages that have not run are empty."""
+    """The content of a report; fields of stages that have not run are empty."""
 
     run: str
     metric: str
@@ -44,7 +44,7 @@ class ReportData:
 
 
 def render(data: ReportData) -> str:
-    """The report as a self-contained HTML page."""
+    """Returns the report as a self-contained HTML page, which opens offline."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("orchestrator.records"),
         autoescape=True,
@@ -72,7 +72,7 @@ def render(data: ReportData) -> str:
 
 
 def to_json(data: ReportData) -> bytes:
-    """The same for programs."""
+    """Returns the report as JSON."""
     value = {
         **{field.name: getattr(data, field.name) for field in fields(data)},
         "advice": advice_of(data),
@@ -85,99 +85,9 @@ def to_json(data: ReportData) -> bytes:
 
 
 def advice_of(data: ReportData) -> tuple[str, ...]:
-    """What the winner's measurement suggests."""
+    """Returns advice from the winner's measurement."""
     measured = next((m for m in data.measurements if m.candidate == data.winner.candidate.id), None)
     return advise(data.plan, data.winner, measured)
-
-
-def receipt_text(receipt: Receipt) -> str:
-    """A receipt for the terminal."""
-    predicted_time = show_interval(receipt.predicted_time_s, show_time)
-    predicted_cost = show_interval(receipt.predicted_cost_usd, show_cost)
-    lines = [
-        f"receipt of {receipt.run}" + (" (simulated)" if receipt.simulated else ""),
-        f"winner    {receipt.winner}",
-        f"{'':10}{'predicted':32}actual",
-        f"time      {predicted_time:32}{show_time(receipt.actual_time_s)}",
-        f"cost      {predicted_cost:32}{show_cost(receipt.actual_cost_usd)}",
-    ]
-    if receipt.resumed:
-        lines.append(f"{'':10}training was resumed: the actual time is of its last part alone")
-    if receipt.stopped_at is not None:
-        lines.append(f"{'':10}the budget was used up after step {receipt.stopped_at}")
-    if receipt.time_error is not None:
-        inside = "inside" if receipt.is_within_interval else "outside"
-        lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
-    lines += _memory_lines(receipt)
-    if receipt.proof:
-        lines.append(
-            f"proof     published model scores {receipt.proof.rows} evaluation rows as in training,"
-            f" up to {receipt.proof.difference:.1g} ({show_time(receipt.proof.seconds)})"
-        )
-    lines += [f"{'':10}disturbed: {text}" for text in receipt.disturbances]
-    if receipt.sweep_time_s:
-        cost = receipt.sweep_cost_usd
-        paid = "" if cost is None else f", {show_cost(cost)}"
-        lines.append(f"sweep     {show_time(receipt.sweep_time_s)}{paid}")
-    if receipt.speed is not None:
-        lines.append(f"speed     {speed_text(receipt.speed)}")
-    return "\n".join([*lines, f"quality   {format_metrics(receipt.metrics)}"])
-
-
-def _memory_lines(receipt: Receipt) -> list[str]:
-    actual = receipt.actual_memory_gib
-    if actual is None or receipt.memory is None:
-        return []
-    estimate = receipt.memory
-    planned = f"{estimate.expected_gib:.1f} [{estimate.low_gib:.1f}, {estimate.high_gib:.1f}] GiB"
-    probed = receipt.probed_memory_gib
-    text = planned if probed is None else f"{planned}, {probed:.1f} probed"
-    return [f"memory    {text:32}{actual:.1f} GiB"]
-
-
-def speed_text(speed: Metered) -> str:
-    """How fast a fit was, in one line."""
-    parts = [
-        f"{speed.samples_per_s:,.0f} samples/s",
-        f"{speed.tokens_per_s:,.0f} tokens/s",
-        f"{speed.padding_share:.0%} padding",
-        f"step {speed.step_s_p50 * 1e3:.1f} ms (p95 {speed.step_s_p95 * 1e3:.1f})",
-        f"{speed.peak_memory_gib:.1f} GiB",
-    ]
-    if speed.communication_share:
-        parts.append(f"{speed.communication_share:.0%} communication")
-    if speed.data_wait_share >= 0.01:
-        parts.append(f"{speed.data_wait_share:.0%} waiting for data")
-    if speed.gpu_utilization is not None:
-        parts.append(f"GPU {speed.gpu_utilization:.0%} busy")
-    if speed.power_w is not None:
-        parts.append(f"{speed.power_w:.0f} W")
-    if speed.mfu is not None:
-        parts.append(f"MFU {speed.mfu:.0%}")
-    return f"{speed.mode}: {', '.join(parts)}"
-
-
-def show_time(seconds: float | None) -> str:
-    """Seconds as people read them."""
-    if seconds is None:
-        return "–"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
-
-
-def show_cost(usd: float | None) -> str:
-    """US dollars, with enough digits for small runs."""
-    if usd is None:
-        return "no price"
-    return f"${usd:.2f}" if usd >= 1 else f"${usd:.3g}"
-
-
-def show_interval(interval: Interval | None, show: Any) -> str:
-    """A mean with its range."""
-    if interval is None:
-        return "not predicted"
-    return f"{show(interval.mean)} [{show(interval.low)}, {show(interval.high)}]"
 
 
 def _cards(data: ReportData) -> list[dict[str, str]]:
@@ -271,7 +181,7 @@ def _phases(data: ReportData) -> tuple[charts.Bar, ...]:
 
 
 def _learning_curves(trials: Sequence[TrialResult]) -> dict[str, Any] | None:
-    """The judged metric over steps, a line for each trial that was judged more than once."""
+    """Returns a line of the compared metric over steps, for trials with several evaluations."""
     drawn = [trial for trial in trials if len(trial.history) > 1]
     if not drawn:
         return None
@@ -291,7 +201,7 @@ def _learning_curves(trials: Sequence[TrialResult]) -> dict[str, Any] | None:
 
 
 def _limits(data: ReportData, low: float, high: float) -> list[dict[str, float]]:
-    """Where the job's limit on the judged metric lies in the plot."""
+    """Returns the position of the job's limit on the compared metric in the plot."""
     bound = data.limits.get(data.metric)
     if bound is None or not low <= bound <= high:
         return []

@@ -1,4 +1,4 @@
-"""The run directory: one file for each finished stage, and a journal of what happened."""
+"""Runs in a storage: a folder with one file for each finished stage, and a journal of events."""
 
 import hashlib
 import json
@@ -36,11 +36,11 @@ STAGES = (
 )
 """Files of finished stages, in order."""
 NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
-"""Of a run's folder."""
+"""Name of a run's folder."""
 
 
-def _anyone() -> None:
-    """No lease to check."""
+def _no_lease() -> None:
+    """Check nothing: the run is not leased."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +49,36 @@ class Run:
 
     id: str
     storage: Storage
-    check: Callable[[], None] = field(default=_anyone, compare=False)
-    """Raises RunError when another process may own the run by now; asked before each write."""
+    check: Callable[[], None] = field(default=_no_lease, compare=False)
+    """Called before each write; raises RunError if another process may own the run."""
 
     @property
     def folder(self) -> Path:
-        """On this machine: the run's files, or a place to work in where they are in a bucket."""
+        """Folder on this machine: the run's files, or a working folder if they are in a bucket."""
         return self.storage.folder / "runs" / self.id
 
     @property
     def url(self) -> str:
-        """Where the run's files are."""
+        """Path or S3 URL of the run's files."""
         return f"{self.storage.url}/runs/{self.id}"
 
     def keep(self, name: str, content: bytes) -> str:
-        """Keep a file, whole or not at all; where it is then."""
+        """Write a file atomically; returns its path or URL."""
         self.check()
         self.storage.objects.write(f"runs/{self.id}/{name}", content)
         return f"{self.url}/{name}"
 
     def kept(self, name: str) -> bytes | None:
-        """A file's content; None where it is not."""
+        """Returns a file's content; None if it does not exist."""
         found = self.storage.objects.read(f"runs/{self.id}/{name}")
         return found.content if found else None
 
     def local_copy(self, name: str) -> Path:
-        """A kept file on this machine, where commands can read it. RunError where it is not."""
+        """Returns the path of a local copy of a file.
+
+        Raises:
+            RunError: if the file does not exist.
+        """
         path, content = self.folder / name, self.kept(name)
         if content is None:
             raise RunError(f"{self.url}/{name} does not exist; start a new run")
@@ -83,21 +87,25 @@ class Run:
         return path
 
     def stage(self, name: str, kind: type[Value], make: Callable[[], Value]) -> Value:
-        """The recorded value of a stage, or the value that `make` returns, recorded."""
-        found = self.read(name, kind)
-        if found is not None:
-            return found
+        """Returns the recorded value of a stage; if there is none, records what `make` returns."""
+        recorded = self.read(name, kind)
+        if recorded is not None:
+            return recorded
         value = make()
         self.write(name, value)
         return value
 
     def write(self, name: str, value: object) -> None:
-        """Record a stage's value, whole or not at all."""
+        """Record a stage's value atomically."""
         self.keep(f"{name}.json", TypeAdapter(type(value)).dump_json(value, indent=2))
         self.note("finished", stage=name)
 
     def read(self, name: str, kind: type[Value]) -> Value | None:
-        """The recorded value of a stage; None before it finished."""
+        """Returns the recorded value of a stage; None if it has not finished.
+
+        Raises:
+            RunError: if the record is damaged.
+        """
         content = self.kept(f"{name}.json")
         if content is None:
             return None
@@ -105,15 +113,15 @@ class Run:
             return TypeAdapter(kind).validate_json(content)
         except ValidationError:
             raise RunError(
-                f"{self.url}/{name}.json was altered and cannot be read; start a new run"
+                f"{self.url}/{name}.json is damaged and cannot be read; start a new run"
             ) from None
 
     def append(self, name: str, value: object) -> None:
-        """Record one value of a stage that makes many."""
+        """Record one of a stage's many values."""
         self._append(f"{name}.jsonl", TypeAdapter(type(value)).dump_json(value))
 
     def read_all(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
-        """The values recorded one by one; what was torn or altered is left out, and noted."""
+        """Returns the values recorded by `append`; damaged ones are skipped and noted."""
         lines = journal.read(self.storage.objects, f"runs/{self.id}/{name}.jsonl")
         values, damaged = [], len(lines.damaged)
         for line in lines.values:
@@ -126,13 +134,13 @@ class Run:
         return tuple(values)
 
     def note(self, event: str, **details: str) -> None:
-        """Add a line to the journal."""
+        """Add an event to the journal."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._append(JOURNAL, json.dumps({"time": now, "event": event, **details}).encode())
 
     @property
     def notes(self) -> tuple[dict[str, str], ...]:
-        """The journal's whole lines."""
+        """The journal's events."""
         lines = journal.read(self.storage.objects, f"runs/{self.id}/{JOURNAL}")
         return tuple(json.loads(line) for line in lines.values)
 
@@ -147,7 +155,12 @@ class Run:
 
 
 def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
-    """Make a new run. Raises RunError where one of this second exists, StorageError."""
+    """Create a run.
+
+    Raises:
+        RunError: if a run of the same job and second exists.
+        StorageError: if the storage cannot be written.
+    """
     identity = f"{spec.name}-{now:%Y%m%d-%H%M%S}-{digest(spec)[:6]}"
     run = Run(identity, storage)
     place = f"runs/{identity}/{SPEC_FILE}"
@@ -158,11 +171,15 @@ def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
 
 
 def resume(storage: Storage, spec: JobSpec) -> Run:
-    """The newest run of exactly this job; RunError when there is none."""
+    """Returns the newest run of exactly this job, and notes that it is resumed.
+
+    Raises:
+        RunError: if there is none.
+    """
     run = newest_of(storage, spec)
     if run is None:
         raise RunError(
-            f"no run of this job in {storage}; a changed job is a new one, so leave --resume out"
+            f"no run of this job in {storage}; a changed job is a new job, so leave --resume out"
         )
     run.note("resumed")
     return run
@@ -190,14 +207,18 @@ def _job_of(run: Run) -> Any:
 
 
 def every(storage: Storage) -> list[Run]:
-    """All runs, newest first."""
+    """Returns all runs, newest first."""
     names = [found for name in storage.objects.children("runs") if (found := NAME.fullmatch(name))]
     names.sort(key=lambda found: found["time"], reverse=True)
     return [Run(found[0], storage) for found in names]
 
 
 def find(storage: Storage, identity: str | None) -> Run:
-    """A run by id, or the newest one; RunError when it is not there."""
+    """Returns a run by id, or the newest one.
+
+    Raises:
+        RunError: if it does not exist.
+    """
     runs = every(storage)
     for run in runs:
         if identity in (None, run.id):
@@ -208,11 +229,11 @@ def find(storage: Storage, identity: str | None) -> Run:
 
 
 def digest(spec: JobSpec) -> str:
-    """Hex digest of everything in a job."""
+    """Returns a hex digest of the whole job."""
     return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
 
 
 def to_yaml(spec: JobSpec) -> str:
-    """A job as a file that can be run as it is; what was left out stays out."""
+    """Returns the job as a job file; fields that were not set are left out."""
     values: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""Measurements that later runs may take over: only of the same work on the same ground."""
+"""Stores measurements for reuse by later runs with the same workload and environment."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from jobs.spec.data import SourceSpec
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.plan import Candidate
-from orchestrator.decisions.predict import Launch, Measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A measurement with what starting its group took."""
+    """A measurement, with the launch times of its worker group."""
 
     measurement: Measurement
     launch: Launch | None
@@ -26,19 +26,19 @@ STORED = TypeAdapter(Stored)
 
 
 class Store:
-    """Measurements, each under a digest of what was measured."""
+    """Measurements in a storage, each under a digest of its workload."""
 
     def __init__(self, storage: Storage) -> None:
         self._objects = storage.objects
 
     def find(self, candidate: Candidate, config: TrainingConfig) -> Stored | None:
-        """What was measured of exactly this work, on whatever ground; None before it was."""
+        """Returns the stored measurement of this exact workload in any environment, or None."""
         key = _key(candidate, config)
-        found = self._objects.read(key) if key else None
+        stored = self._objects.read(key) if key else None
         try:
-            return STORED.validate_json(found.content) if found else None
+            return STORED.validate_json(stored.content) if stored else None
         except ValidationError:
-            return None  # of another version: measured again
+            return None  # written by another release, so it is measured again
 
     def keep(
         self,
@@ -47,20 +47,20 @@ class Store:
         measurement: Measurement,
         launch: Launch | None,
     ) -> None:
-        """Record a measurement that was carried through on a quiet machine."""
+        """Record a measurement, if it is complete and was not disturbed."""
         key = _key(candidate, config)
         if key is None or measurement.overheads is None or measurement.disturbances:
             return
         self._objects.write(key, STORED.dump_json(Stored(measurement, launch), indent=2))
 
 
-def is_same_ground(stored: Stored, environment: Mapping[str, str]) -> bool:
-    """Whether a measurement holds where this environment is found."""
+def is_same_environment(stored: Stored, environment: Mapping[str, str]) -> bool:
+    """Returns whether a measurement was taken with these versions and this hardware."""
     return stored.measurement.environment == dict(environment)
 
 
 def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
-    """None when the data cannot be told apart cheaply."""
+    """Returns the key of a workload; None if the data's digest would be expensive."""
     rows = [_identity(source) for source in (config.data.train, config.data.eval)]
     if None in rows:
         return None
@@ -70,7 +70,7 @@ def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
 
 
 def _identity(source: SourceSpec) -> str | None:
-    """Of files of this machine; None for anything else, which is not looked at cheaply."""
+    """Returns the digest of files of this machine; None for other sources."""
     if not source.is_local or not source.is_file:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Curves of a fit for TensorBoard, and for MLflow where the job names it."""
+"""Writes the metrics of a fit to TensorBoard and, if the job names it, to MLflow."""
 
 import contextlib
 import time
@@ -13,32 +13,32 @@ from jobs.training.events import Evaluated, Event, Metered, Stepped
 from orchestrator import interruption
 
 MLFLOW_BATCH = 500
-"""Metrics that are sent at once; the server takes up to 1,000."""
+"""Metrics of one request; the server accepts up to 1,000."""
 
 
 Outcome = Literal["FINISHED", "FAILED", "KILLED"]
-"""How a run ended, in MLflow's words."""
+"""How a run ended, in MLflow's terms."""
 
 
 class Tracker(Protocol):
-    """Takes numbers of a step."""
+    """A destination of metrics."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Record named numbers of an optimizer step."""
+        """Record named values of an optimizer step."""
 
     def close(self, outcome: Outcome) -> None:
-        """Flush everything."""
+        """Flush all values and end the run."""
 
 
 class Tracking:
-    """Passes what an event holds to every tracker."""
+    """Passes the values of events to every tracker."""
 
     def __init__(self, trackers: list[Tracker]) -> None:
         self._trackers = trackers
         self._step = 0
 
     def take(self, event: Event) -> None:
-        """Record losses, rates, metrics and the final speed."""
+        """Record the losses, rates, metrics or final speed of an event."""
         values: dict[str, float] = {}
         match event:
             case Stepped():
@@ -60,12 +60,13 @@ class Tracking:
 def track(
     spec: JobSpec, run: str, folder: Path, on_loss: Callable[[str], None]
 ) -> Iterator[Tracking]:
-    """Trackers of a run: TensorBoard files in `folder`, MLflow as the job says.
+    """Track a run: TensorBoard files in `folder`, and MLflow as the job says.
 
-    `spec` is the job as it is trained, with the winner's parameters.
+    `spec` is the job as it is trained, with the winner's parameters. `on_loss` gets a sentence if
+    the tracking server stops accepting metrics.
 
-    `on_loss` is told when a tracking server stops taking metrics. Raises RunError when it takes
-    none from the start.
+    Raises:
+        RunError: if the tracking server accepts none at the start.
     """
     trackers: list[Tracker] = [TensorBoard(folder)]
     if spec.tracking and spec.tracking.mlflow:
@@ -75,7 +76,7 @@ def track(
         yield Tracking(trackers)
         outcome = "FINISHED"
     except Exception as error:
-        outcome = "KILLED" if interruption.of(error) else "FAILED"
+        outcome = "KILLED" if interruption.kind_of(error) else "FAILED"
         raise
     finally:
         for tracker in trackers:
@@ -83,10 +84,10 @@ def track(
 
 
 class TensorBoard:
-    """Event files that `tensorboard --logdir` shows."""
+    """Writes event files for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
-        import tensorboardX  # a third of a second that other commands need not pay
+        import tensorboardX  # takes a third of a second, which other commands need not wait for
 
         self._writer = tensorboardX.SummaryWriter(str(folder))
 
@@ -101,7 +102,7 @@ class TensorBoard:
 
 
 class Mlflow:
-    """A run of an MLflow experiment with the job's name."""
+    """Writes to a run of the MLflow experiment with the job's name."""
 
     def __init__(self, uri: str, spec: JobSpec, run: str, on_loss: Callable[[str], None]) -> None:
         self._on_loss = on_loss
@@ -128,7 +129,7 @@ class Mlflow:
             raise RunError(f"tracking.mlflow.uri {uri} cannot be used: {error}") from None
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Hold metrics and send them in batches, because each call is a request."""
+        """Buffer metrics and send them in batches, because each call is a request."""
         now = int(time.time() * 1000)
         self._held += [self._metric(name, value, now, step) for name, value in values.items()]
         if len(self._held) >= MLFLOW_BATCH:
@@ -144,11 +145,14 @@ class Mlflow:
         self._try(lambda: self._client.log_batch(self._run, metrics=held))
 
     def _try(self, call: Callable[[], object]) -> None:
-        """Curves are not worth a training run: the first failure is told and ends them."""
+        """Call MLflow; after the first failure, log it and send nothing more.
+
+        A failure of the tracking server must not end the training run.
+        """
         if self._is_lost:
             return
         try:
             call()
         except self._failure as error:
             self._is_lost = True
-            self._on_loss(f"MLflow takes no more metrics, training goes on: {error}")
+            self._on_loss(f"MLflow accepts no more metrics, training continues: {error}")

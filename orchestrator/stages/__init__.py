@@ -1,1 +1,1 @@
-"""The thin shell that turns decisions into Ray calls and results back into values."""
+"""The stages of a run: they turn decisions into Ray calls, and results into values."""

@@ -1,4 +1,4 @@
-"""A placement whose devices come and go: found again after a loss, with fewer workers meanwhile."""
+"""Elastic training: continues with fewer workers after a loss, and grows when devices return."""
 
 import contextlib
 import threading
@@ -16,51 +16,54 @@ from jobs.spec.resources import WaitSpec
 from orchestrator.stages import devices
 
 REGAIN_S = 20.0
-"""How long all devices may take to come back before training goes on with fewer workers."""
+"""How long lost devices may take to return before training continues with fewer workers."""
 GROW_S = 60.0
-"""How often it is looked then whether the others are there again."""
+"""How often a group with fewer workers checks for the missing devices."""
 
 
-def found_again(
+def wait_for_devices(
     wanted: Placement, counts: Sequence[int], avoid: frozenset[str], wait: WaitSpec
 ) -> Placement:
-    """The placement on nodes that are up, without those to avoid where others suffice.
+    """Wait until the placement, or after REGAIN_S one with `counts` workers, has free devices.
 
-    With fewer workers, so many of `counts`, when it does not come back within REGAIN_S. Nodes come
-    back under new ids. Raises ClusterError when there are too few for too long.
+    Returns the placement on the nodes that are up now: a replaced node has a new id. Nodes to avoid
+    are used only if the others do not suffice.
+
+    Raises:
+        ClusterError: if the devices are not free within the job's timeout.
     """
     limit_s, began = wait.timeout.total_seconds(), time.monotonic()
-    patience_s = min(REGAIN_S, limit_s / 2)
+    shrink_after_s = min(REGAIN_S, limit_s / 2)
     while (waited_s := time.monotonic() - began) < limit_s:
         nodes = discovery.discover().nodes
-        for found in placing.options(wanted, counts, nodes, avoid):
-            is_whole = found.workers == wanted.workers
-            if (is_whole or waited_s >= patience_s) and devices.is_free(found):
-                return found
-        time.sleep(devices.GLANCE_S)
+        for option in placing.options(wanted, counts, nodes, avoid):
+            is_whole = option.workers == wanted.workers
+            if (is_whole or waited_s >= shrink_after_s) and devices.is_free(option):
+                return option
+        time.sleep(devices.RESERVE_TIMEOUT_S)
     raise ClusterError(
-        f"the devices of {wanted.name} did not come back within {format_duration(wait.timeout)};"
-        " go on with --resume when they are there"
+        f"the devices of {wanted.name} did not return within {format_duration(wait.timeout)};"
+        " continue with --resume when they are up"
     )
 
 
 class Growth:
-    """Looks whether a group with fewer workers than wanted can have all of them again."""
+    """Watches for the missing devices of a group that runs with fewer workers than wanted."""
 
     def __init__(self, wanted: Placement, current: Placement, avoid: frozenset[str]) -> None:
         self._wanted, self._avoid = wanted, avoid
         self._missing = wanted.workers - current.workers
         self._is_up, self._is_over = threading.Event(), threading.Event()
         self.is_due = False
-        """Whether the devices of the others were free."""
+        """Whether the missing devices were free, so that the group should restart with all."""
 
     def begin(self) -> None:
-        """The group has its own devices, so that those that are free are others."""
+        """Start checking. Call it once the group holds its own devices, which are then not free."""
         self._is_up.set()
 
     @contextlib.contextmanager
     def watched(self, leave: threading.Event) -> Iterator[None]:
-        """Look every GROW_S inside the block, then set `leave`: the group saves and ends."""
+        """Check every GROW_S inside the block; sets `leave`, so that the group saves and ends."""
         thread = threading.Thread(target=self._look, args=(leave,), daemon=True)
         if self._missing:
             thread.start()
@@ -75,7 +78,7 @@ class Growth:
     def _look(self, leave: threading.Event) -> None:
         self._is_up.wait()
         while not self._is_over.wait(GROW_S):
-            with contextlib.suppress(ray.exceptions.RayError):  # told by the group itself
+            with contextlib.suppress(ray.exceptions.RayError):  # the group reports a lost cluster
                 whole = placing.moved(self._wanted, discovery.discover().nodes, self._avoid)
                 if whole and devices.is_free(placing.resized(whole, self._missing)):
                     self.is_due = True

@@ -1,4 +1,4 @@
-"""The fit stage: train the winner with Ray Train, and go on after failures that may pass."""
+"""The fit stage: trains the winner with Ray Train, and retries after temporary failures."""
 
 import contextlib
 import math
@@ -28,54 +28,54 @@ from jobs.training.loop import Leave, Report, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import fewer_workers, with_smaller_micro_batch
-from orchestrator.interruption import asked_first
+from orchestrator.interruption import leave_on_signal
 from orchestrator.records.receipt import FitResult
-from orchestrator.stages.causes import GroupError
-from orchestrator.stages.elastic import Growth, found_again
-from orchestrator.stages.group import Patience, Start, stream
+from orchestrator.stages.elastic import Growth, wait_for_devices
+from orchestrator.stages.failures import GroupError
+from orchestrator.stages.group import DeviceWait, Start, stream
 from orchestrator.stages.secrets import Secrets
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a job says about failures, and what its workers need besides."""
+    """How a fit handles failures and waits, and the secrets of its workers."""
 
     retry: RetrySpec | None = None
     wait: WaitSpec = field(default_factory=WaitSpec)
-    """How long to wait for devices that others took, or that were lost."""
+    """How long to wait for devices that are busy or lost."""
     hang_after_s: float = math.inf
-    """How long workers may report nothing."""
+    """Longest time without a report before the workers count as hung."""
     min_workers: int | None = None
-    """Fewest to go on with; None for as many as there were."""
+    """Fewest workers to continue with; None to continue only with all."""
     secrets: Secrets = field(default_factory=Secrets)
-    """Variables of its workers."""
+    """Environment variables of the workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitPayload:
-    """What a training worker needs."""
+    """Arguments of a training worker."""
 
     config: TrainingConfig
     checkpoints: CheckpointStore
 
 
 @dataclass(slots=True)
-class _Gathered:
-    """What the events of all attempts told."""
+class _Progress:
+    """The content of the events of all attempts."""
 
     started: Started | None = None
     speed: Metered | None = None
     stopped_at: int | None = None
     proof: Proven | None = None
     waited_s: float = 0.0
-    """For devices that others held, which costs nothing and is no training."""
+    """Time of waiting for busy devices, which is neither paid nor training time."""
     has_left: bool = False
-    """Whether the last attempt left before its end, as it was asked to."""
+    """Whether the last attempt ended early on request."""
     losses: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
 
-    def take(self, event: Event, metric: str) -> None:
-        """Keep what the result needs; a step done again counts once."""
+    def record(self, event: Event, metric: str) -> None:
+        """Keep what the result needs; a repeated step replaces its earlier record."""
         match event:
             case Started():
                 self.started = self.started or event
@@ -100,41 +100,44 @@ def fit(
     rules: Rules,
     on_event: Callable[[Event], None],
     on_failure: Callable[[Failed, Retry | GiveUp], None],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> FitResult:
-    """Train from the newest whole checkpoint, or from the start; go on after what may pass.
+    """Train from the newest complete checkpoint, or from the start; retry temporary failures.
 
-    `on_failure` is told of each failure and what is done about it. After a signal the workers save
-    and end, which `tell` hears of, and it is raised. Raises TrainingError when the failure is one
-    to give up at.
+    `on_failure` gets each failure and the decision about it; `log` gets sentences for the user.
+    After SIGTERM or Ctrl-C the workers save and end, and the signal's exception is raised.
+
+    Raises:
+        TrainingError: if a failure is permanent or has been retried often enough.
+        ClusterError: if lost devices do not return in time.
     """
     begin = time.monotonic()
-    gathered, failures = _Gathered(), list[Failed]()
+    progress, failures = _Progress(), list[Failed]()
     wanted, avoid = placement, frozenset[str]()
     while True:
         growth = Growth(wanted, placement, avoid)
         try:
-            _attempt(config, placement, checkpoints, rules, gathered, on_event, tell, growth)
-            if not (growth.is_due and gathered.has_left):
-                spent_s = time.monotonic() - begin - gathered.waited_s
-                return _result(gathered, config, checkpoints, spent_s)
+            _attempt(config, placement, checkpoints, rules, progress, on_event, log, growth)
+            if not (growth.is_due and progress.has_left):
+                spent_s = time.monotonic() - begin - progress.waited_s
+                return _result(progress, config, checkpoints, spent_s)
         except GroupError as error:
             failures.append(error.failed)
             smaller = with_smaller_micro_batch(config)
             decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
             on_failure(failures[-1], decision)
             if isinstance(decision, GiveUp):
-                words = filter(None, (failures[-1].message, decision.reason))
-                raise TrainingError("; ".join(words)) from None
+                reasons = filter(None, (failures[-1].message, decision.reason))
+                raise TrainingError("; ".join(reasons)) from None
             time.sleep(decision.pause_s)
             if decision.smaller and smaller:
                 config = smaller
                 continue
             avoid = decision.avoid
         counts = fewer_workers(config, wanted.workers, rules.min_workers)
-        before, placement = placement, found_again(wanted, counts, avoid, rules.wait)
+        before, placement = placement, wait_for_devices(wanted, counts, avoid, rules.wait)
         if placement.workers != before.workers:
-            tell(f"going on with {placement.workers} of {wanted.workers} workers")
+            log(f"continuing with {placement.workers} of {wanted.workers} workers")
 
 
 def _attempt(
@@ -142,36 +145,36 @@ def _attempt(
     placement: Placement,
     checkpoints: CheckpointStore,
     rules: Rules,
-    gathered: _Gathered,
+    progress: _Progress,
     on_event: Callable[[Event], None],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     growth: Growth,
 ) -> None:
     leave, payload = threading.Event(), FitPayload(config, checkpoints)
-    gathered.has_left = False
+    progress.has_left = False
     start = Start(
-        rules.secrets.given_to(work),
+        rules.secrets.bound_to(work),
         payload,
         placement,
         name="fit",
         storage=checkpoints.folder.parent,
         leave=leave,
         silence_s=rules.hang_after_s,
-        delayed=_delayed,
+        after_wait=_with_less_time,
     )
-    patience = Patience(rules.wait.timeout.total_seconds(), tell)
-    events = stream(start, patience)
-    with asked_first(leave, tell), growth.watched(leave), contextlib.closing(events):
+    device_wait = DeviceWait(rules.wait.timeout.total_seconds(), log)
+    events = stream(start, device_wait)
+    with leave_on_signal(leave, log), growth.watched(leave), contextlib.closing(events):
         for event in events:
             if isinstance(event, Started):
                 growth.begin()
-                gathered.waited_s += patience.waited_s
-            gathered.take(event, config.metrics[0])
+                progress.waited_s += device_wait.waited_s
+            progress.record(event, config.metrics[0])
             on_event(event)
 
 
-def _delayed(payload: FitPayload, waited_s: float) -> FitPayload:
-    """Ends as early as if it had begun at once, where it has to end at some time."""
+def _with_less_time(payload: FitPayload, waited_s: float) -> FitPayload:
+    """Returns the payload with `stop_after_s` reduced by the wait, so that the deadline stays."""
     left_s = payload.config.stop_after_s
     if left_s is None:
         return payload
@@ -181,27 +184,27 @@ def _delayed(payload: FitPayload, waited_s: float) -> FitPayload:
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:
-    """Train in one worker of the group."""
+    """Train in one worker of the group, and prove the saved model."""
     train(payload.config, report, payload.checkpoints, leave, proves=True)
 
 
 def _result(
-    gathered: _Gathered, config: TrainingConfig, checkpoints: CheckpointStore, duration_s: float
+    progress: _Progress, config: TrainingConfig, checkpoints: CheckpointStore, duration_s: float
 ) -> FitResult:
-    started, reference = gathered.started, checkpoint.latest(checkpoints)
-    last = gathered.stopped_at or (started.total_steps if started else 0)
+    started, reference = progress.started, checkpoint.latest(checkpoints)
+    last = progress.stopped_at or (started.total_steps if started else 0)
     if started is None or reference is None or reference.step < last:
         raise TrainingError("training ended without its last checkpoint; run again with --resume")
     return FitResult(
         checkpoint=reference,
         labels=started.labels,
         steps=started.total_steps,
-        stopped_at=gathered.stopped_at,
-        duration_s=duration_s - (gathered.proof.seconds if gathered.proof else 0.0),
-        proof=gathered.proof,
+        stopped_at=progress.stopped_at,
+        duration_s=duration_s - (progress.proof.seconds if progress.proof else 0.0),
+        proof=progress.proof,
         resumed_from=started.first_step,
-        losses=tuple(gathered.losses.items()),
-        evaluations=tuple(gathered.evaluations.items()),
+        losses=tuple(progress.losses.items()),
+        evaluations=tuple(progress.evaluations.items()),
         micro_batch_size=config.micro_batch_size,
-        speed=gathered.speed,
+        speed=progress.speed,
     )

@@ -1,4 +1,4 @@
-"""Measures what each kind of device reaches by itself."""
+"""Runs the hardware benchmark on each kind of device."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,9 +16,10 @@ from orchestrator.stages.group import Start, stream
 def measure_each(
     inventory: Inventory, storage: Path
 ) -> Iterator[tuple[Placement, HardwareMeasured]]:
-    """Measure each known, real SKU on the largest node that has it, all its devices together.
+    """Measure each known SKU on the largest node that has it, with all its devices together.
 
-    Cores count as one device: several workers would share the memory they measure.
+    Simulated nodes are skipped. A CPU is measured by one worker, because several would share the
+    memory bandwidth that they measure.
     """
     for sku in inventory.counts():
         nodes = [node for node in inventory.with_sku(sku) if not node.simulated]

@@ -1,4 +1,4 @@
-"""Asks Ray's autoscaler for nodes, for as long as the asking run lives. Thin shell over Ray."""
+"""Requests nodes from Ray's autoscaler, for as long as the requesting run lives."""
 
 import asyncio
 import contextlib
@@ -16,37 +16,39 @@ from orchestrator.decisions.demand import Bundle
 
 NAME, NAMESPACE = "nodes", "winnow"
 ON_HEAD = {"node:__internal_head__": 0.001}
-"""Ray's own mark of the head: what is there goes with no node."""
+"""Resource that only the head has; an actor there survives the loss of any other node."""
 REPLY_S = 60.0
 TRIES, RETRY_S = 3, 1.0
 
 
-class Asking:
-    """What one run asks for: there is to be room for it, beside what other runs ask for.
+class NodeRequests:
+    """The node requests of one run, which the autoscaler adds to those of other runs.
 
-    Nodes beyond that go when they have been idle for as long as the cluster's own settings say.
+    The autoscaler removes nodes that no run requests after the cluster's idle timeout.
     """
 
-    def __init__(self, pulse: Any) -> None:
-        self._pulse, self._key = pulse, uuid.uuid4().hex
+    def __init__(self, heartbeat: Any) -> None:
+        self._heartbeat, self._key = heartbeat, uuid.uuid4().hex
 
-    def ask(self, bundles: Sequence[Bundle]) -> None:
-        """Let there be room for these instead of what was asked for before.
+    def request(self, bundles: Sequence[Bundle]) -> None:
+        """Request nodes with room for these bundles, in place of the run's earlier request.
 
-        Raises ClusterError when the cluster does not take the request.
+        Raises:
+            ClusterError: if the cluster does not accept the request.
         """
         for left in reversed(range(TRIES)):
-            desk = _AutoscalerRequests.options(  # type: ignore[attr-defined]  # the decorator is untyped
+            requests = _AutoscalerRequests.options(  # type: ignore[attr-defined]  # the decorator is untyped
                 name=NAME, namespace=NAMESPACE, lifetime="detached", get_if_exists=True
             ).remote()
             try:
-                ray.get(desk.ask.remote(self._key, tuple(bundles), self._pulse), timeout=REPLY_S)
+                update = requests.update.remote(self._key, tuple(bundles), self._heartbeat)
+                ray.get(update, timeout=REPLY_S)
             except ray.exceptions.RayError as error:
-                # the desk ends with the last run that asked, which may have been just now
+                # the actor ends with the last requesting run, which may have ended just now
                 if not left or not isinstance(error, ray.exceptions.ActorDiedError):
                     reason = first_line(error)
                     raise ClusterError(
-                        f"Ray's autoscaler could not be asked for nodes: {reason}"
+                        f"Ray's autoscaler did not accept the node request: {reason}"
                     ) from None
                 time.sleep(RETRY_S)
             else:
@@ -54,53 +56,56 @@ class Asking:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[Asking]:
-    """All that is asked for is let go at the end, even if this process is killed before."""
-    pulse = _Heartbeat.remote()  # type: ignore[attr-defined]  # the decorator is untyped
+def node_requests() -> Iterator[NodeRequests]:
+    """Yield the run's node requests; they end with the block, even if this process is killed."""
+    heartbeat = _Heartbeat.remote()  # type: ignore[attr-defined]  # the decorator is untyped
     try:
-        yield Asking(pulse)
+        yield NodeRequests(heartbeat)
     finally:
         with contextlib.suppress(ray.exceptions.RayError, RuntimeError, ConnectionError):
-            ray.kill(pulse)
+            ray.kill(heartbeat)
 
 
 @ray.remote(num_cpus=0, resources=ON_HEAD)
 class _Heartbeat:
-    """Ends with the driver that began it."""
+    """An actor that Ray ends together with the driver that created it."""
 
-    async def last(self) -> None:
-        """Never returns."""
+    async def wait(self) -> None:
+        """Never return: the call fails when the driver has ended."""
         await asyncio.Event().wait()
 
 
 @ray.remote(num_cpus=0, resources=ON_HEAD)
 class _AutoscalerRequests:
-    """One for a cluster: Ray keeps the last request only, and keeps it for ever."""
+    """Merges the requests of all runs of a cluster, because Ray keeps only the last request.
+
+    It also withdraws the request of a run that ended, which Ray would keep for ever.
+    """
 
     def __init__(self) -> None:
-        self._asked: dict[str, Sequence[Bundle]] = {}
+        self._requests: dict[str, Sequence[Bundle]] = {}
         self._watches = set[asyncio.Task[None]]()
 
-    async def ask(self, key: str, bundles: Sequence[Bundle], pulse: Any) -> None:
-        """Ask for a run's bundles until its pulse ends."""
-        is_new = key not in self._asked
-        self._asked[key] = bundles
-        self._request()
+    async def update(self, key: str, bundles: Sequence[Bundle], heartbeat: Any) -> None:
+        """Request a run's bundles until its heartbeat ends."""
+        is_new = key not in self._requests
+        self._requests[key] = bundles
+        self._send()
         if is_new:
-            watch = asyncio.create_task(self._until_gone(key, pulse))
+            watch = asyncio.create_task(self._withdraw_at_end(key, heartbeat))
             self._watches.add(watch)
             watch.add_done_callback(self._watches.discard)
 
-    async def _until_gone(self, key: str, pulse: Any) -> None:
+    async def _withdraw_at_end(self, key: str, heartbeat: Any) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            await pulse.last.remote()
-        del self._asked[key]
-        self._request()
-        if not self._asked:
+            await heartbeat.wait.remote()
+        del self._requests[key]
+        self._send()
+        if not self._requests:
             ray.kill(ray.get_runtime_context().current_actor)
 
-    def _request(self) -> None:
-        every = [bundle for asked in self._asked.values() for bundle in asked]
+    def _send(self) -> None:
+        every = [bundle for bundles in self._requests.values() for bundle in bundles]
         ray.autoscaler.sdk.request_resources(
             bundles=[dict(bundle.resources) for bundle in every],
             bundle_label_selectors=[dict(bundle.selector) for bundle in every],

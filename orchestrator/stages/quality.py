@@ -1,4 +1,4 @@
-"""The quality stage: trials over the fields that change learning, stopped early by ASHA."""
+"""The quality stage: trials over the fields that affect learning, stopped early by ASHA."""
 
 import json
 import random
@@ -23,20 +23,20 @@ from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.recovery import Cause, may_pass
 from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
-from orchestrator.stages import causes, tuning
+from orchestrator.stages import failures, tuning
 from orchestrator.stages.devices import release
-from orchestrator.stages.group import Patience, Work
+from orchestrator.stages.group import DeviceWait, Work
 from orchestrator.stages.secrets import secrets_of
 
 ROUNDS = 3
-"""How often a trial is begun that a lost worker or node ended."""
+"""Most attempts at a trial that ends because a worker or node is lost."""
 ASHA_REDUCTION = 3
-"""One trial in three goes on at each rung."""
+"""One trial in three continues at each rung of ASHA."""
 
 WORST = {"max": -sys.float_info.max, "min": sys.float_info.max}
-"""What a failed trial reports, by the metric's goal: worse than any value."""
+"""Metric value that a failed trial reports, by the metric's goal: worse than any real value."""
 GRACE_EVALUATIONS = 2
-"""Evaluations that every trial gets: during warm-up of the learning rate all look alike."""
+"""Evaluations before a trial may be stopped: during learning-rate warm-up, trials do not differ."""
 
 
 def run_trials(
@@ -51,13 +51,16 @@ def run_trials(
 ) -> None:
     """Run the trials that are not among `finished` on one candidate's placement.
 
-    Fields given as lists are tried in full when the trials suffice, else Optuna proposes values.
-    What a lost worker or node ended is run again, ROUNDS times in all. Raises TrainingError when no
-    trial came to an end.
+    If all fields are lists and the trials suffice, every combination is tried; otherwise Optuna
+    proposes values. A trial that ends because a worker or node is lost is repeated, up to ROUNDS
+    attempts. `on_trial` gets each result.
+
+    Raises:
+        TrainingError: if no trial has a result.
     """
     done, lost = list(finished), dict[str, TrialResult]()
 
-    def take(trial: TrialResult) -> None:
+    def record(trial: TrialResult) -> None:
         done.append(trial)
         on_trial(trial)
 
@@ -65,15 +68,15 @@ def run_trials(
         missing = _missing(spec, done)
         if not missing:
             return
-        recorder = _Recorder(search.judged_metric(spec), candidate, budget, take)
+        recorder = _Recorder(search.judged_metric(spec), candidate, budget, record)
         _round(spec, candidate, budget, done, missing, recorder, concurrent, storage)
         lost = recorder.lost
         if not lost:
             return
     for trial in lost.values():
-        take(trial)
+        record(trial)
     if all(trial.failure for trial in done):
-        raise TrainingError(next(iter(lost.values())).failure or "no trial came to an end")
+        raise TrainingError(next(iter(lost.values())).failure or "no quality trial has a result")
 
 
 def _round(
@@ -88,7 +91,7 @@ def _round(
 ) -> None:
     driver = ray.tune.with_parameters(
         _drive,
-        work=secrets_of(spec).given_to(train),
+        work=secrets_of(spec).bound_to(train),
         spec=spec,
         candidate=candidate,
         budget=budget,
@@ -110,14 +113,14 @@ def _round(
         run_config=tuning.run_config(f"quality-{time.time_ns():x}", storage, reports),
     )
     tuner.fit()
-    for params, words in reports.crashed:
-        recorder.lose(params["params"], words)
+    for config, message in reports.crashed:
+        recorder.lose(config["params"], message)
     if recorder.failures and not recorder.ended and not recorder.lost:
         raise TrainingError(recorder.failures[0])
 
 
 def _missing(spec: JobSpec, finished: Sequence[TrialResult]) -> list[dict[str, Scalar]] | int:
-    """The points of a full grid that are not done, or how many more Optuna shall propose."""
+    """Returns the grid points that are not done, or the number of trials left for Optuna."""
     trials = spec.sweep.trials if spec.sweep else 1
     grid = search.full_grid(search.quality_space(spec), trials)
     if grid is None:
@@ -129,14 +132,14 @@ def _missing(spec: JobSpec, finished: Sequence[TrialResult]) -> list[dict[str, S
 def _asha(budget: TrialBudget) -> ray.tune.schedulers.ASHAScheduler:
     return ray.tune.schedulers.ASHAScheduler(
         time_attr="step",
-        max_t=budget.steps + 1,  # a trial that runs to its end ends by itself
+        max_t=budget.steps + 1,  # ASHA must not stop a trial at its last step
         grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
         reduction_factor=ASHA_REDUCTION,
     )
 
 
 class _Recorder:
-    """Gathers the reports of each trial into a TrialResult when it ends."""
+    """Collects the reports of each trial and turns them into a TrialResult at its end."""
 
     def __init__(
         self,
@@ -149,20 +152,20 @@ class _Recorder:
         self.failures: list[str] = []
         self.ended = 0
         self.lost: dict[str, TrialResult] = {}
-        """What a lost worker or node ended, by id: to be run again."""
+        """Trials to repeat, by id: a worker or node was lost."""
         self._candidate = candidate
         self._budget = budget
         self._on_trial = on_trial
         self._histories: dict[str, list[tuple[int, float]]] = {}
 
     def report(self, trial: str, report: dict[str, Any]) -> None:
-        """Keep one evaluation."""
+        """Record one evaluation."""
         if "failure" in report:
             return
         self._histories.setdefault(trial, []).append((report["step"], report[self.metric.name]))
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
-        """Hand over a finished or stopped trial, or one that said why it failed."""
+        """Record the end of a trial that finished, was stopped, or reported a failure."""
         for placement_group in last.get("groups", ()):
             release(placement_group)
         params = last["config"]["params"]
@@ -187,10 +190,10 @@ class _Recorder:
         )
         self._on_trial(result)
 
-    def lose(self, params: Params, words: str) -> None:
-        """Note a trial that may come to an end when it is run again."""
+    def lose(self, params: Params, message: str) -> None:
+        """Record a trial that may succeed when it is repeated."""
         name = f"lost-{json.dumps(dict(params), sort_keys=True)}"
-        self.lost[name] = TrialResult(name, self._candidate.id, dict(params), {}, failure=words)
+        self.lost[name] = TrialResult(name, self._candidate.id, dict(params), {}, failure=message)
 
 
 def _drive(
@@ -204,10 +207,12 @@ def _drive(
 ) -> None:
     try:
         _train(work, config["params"], spec, candidate, budget, storage)
-    except Exception as error:  # noqa: BLE001 - told to the sweep, which goes on
+    except Exception as error:  # noqa: BLE001 - reported to the sweep, which continues
         judged = search.judged_metric(spec)
         worst = {"step": budget.steps, judged.name: WORST[judged.goal]}
-        ray.tune.report({**worst, "failure": first_line(error), "cause": causes.of_worker(error)})
+        ray.tune.report(
+            {**worst, "failure": first_line(error), "cause": failures.classify_worker_error(error)}
+        )
 
 
 def _train(
@@ -223,11 +228,11 @@ def _train(
 
     groups: list[str] = []
     began, start_s = time.monotonic(), list[float]()
-    patience = Patience(spec.wait.timeout.total_seconds())
+    device_wait = DeviceWait(spec.wait.timeout.total_seconds())
 
     def report(event: Event) -> None:
         if isinstance(event, WorkersReady) and candidate.placement.workers > 1:
-            start_s.append(time.monotonic() - began - patience.waited_s)
+            start_s.append(time.monotonic() - began - device_wait.waited_s)
         if isinstance(event, Evaluated):
             names = list(event.metrics)
             own = {"step": event.step, "metric_names": names, "groups": list(groups)}
@@ -240,7 +245,7 @@ def _train(
         report,
         name="trial",
         storage=storage,
-        patience=patience,
+        device_wait=device_wait,
         on_group=groups.append,
     )
 
@@ -248,7 +253,7 @@ def _train(
 def _optuna(
     spec: JobSpec, metric: Metric, finished: Sequence[TrialResult]
 ) -> ray.tune.search.optuna.OptunaSearch:
-    """TPE over the space, told of the trials that a run before this one finished."""
+    """Returns a TPE search over the space that knows the finished trials of earlier rounds."""
     known = [trial for trial in finished if not trial.failure]
     distributions = {
         f"params/{name}": _distribution(values)

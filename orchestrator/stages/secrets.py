@@ -1,4 +1,4 @@
-"""What a job's `secrets` name: from the memory of the driver to that of workers, never written."""
+"""Passes the variables in a job's `secrets` from the driver to workers, in memory only."""
 
 import functools
 import os
@@ -12,12 +12,12 @@ from orchestrator.stages.group import Work
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Environment variables of a job; what is printed or logged of them is nothing."""
+    """Secret environment variables of a job; their values are hidden in logs and errors."""
 
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
 
-    def given_to(self, work: Work) -> Work:
-        """The same work in a process that has them among its variables."""
+    def bound_to(self, work: Work) -> Work:
+        """Returns `work` as a function that first sets the variables in its process."""
         return functools.partial(_with, self, work)
 
 
@@ -28,11 +28,15 @@ def _with(secrets: Secrets, work: Work, *arguments: object) -> object:
 
 
 def secrets_of(spec: JobSpec) -> Secrets:
-    """From this process's environment; raises RunError where one is not set."""
+    """Read a job's secrets from this process's environment.
+
+    Raises:
+        RunError: if a variable is not set.
+    """
     missing = [name for name in spec.secrets if not os.environ.get(name)]
     if missing:
         raise RunError(
-            f"secrets names {', '.join(missing)}, not set where this runs; set it in the"
+            f"secrets names {', '.join(missing)}, which is not set; set it in the"
             " environment of `winnow run`, or of the cluster's nodes for `winnow submit`"
         )
     hide(spec.secrets)

@@ -1,4 +1,4 @@
-"""The worker's side of a group: runs the work, and sends what happens to the driver in bundles."""
+"""The worker's side of a group: runs the work and sends its events to the driver in batches."""
 
 import os
 import time
@@ -14,48 +14,49 @@ from cluster import catalogue, labels
 from cluster.placement import Placement
 from jobs.errors import ClusterError, WinnowError, first_line
 from jobs.training.events import Event, Stepped
-from orchestrator.stages import causes
+from orchestrator.stages import failures
 
 NICENESS = 15
-"""Of work: what Ray gives all its workers, but for clusters of ours, where replicas keep 0."""
+"""Niceness of training: Ray's default for workers. On the local cluster other workers keep 0."""
 REPORT_INTERVAL_S = 0.5
-"""Events are sent in bundles, because each message costs about a millisecond."""
+"""How often events are sent; each message costs about a millisecond, so they are batched."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
-    """A worker is up and holds its device."""
+class WorkerStarted:
+    """A worker has started and holds its device."""
 
     placement_group: str
     """Hex id of the Ray placement group."""
     rank: int
     node: str
-    """Its Ray id."""
+    """Ray node id."""
 
 
-Message = list[Event] | causes.Failure | Grouped
+Message = list[Event] | failures.Failure | WorkerStarted
 
 
 def check_node(placement: Placement) -> None:
-    """Raise ClusterError in a worker that is not on a node of its placement.
+    """Refuse to work on a node outside the placement, whose measurements would be wrong.
 
-    A measurement taken on other hardware than it is filed under would be worse than none.
+    Raises:
+        ClusterError: if this process is not on a node of the placement.
     """
     context = ray.get_runtime_context()
     sku = context.get_node_labels().get(labels.SKU, placement.sku)
     if placement.sku == catalogue.CPU:
-        sku = catalogue.CPU  # every node has cores, whatever accelerators it is named for
+        sku = catalogue.CPU  # every node has cores, whatever its SKU label
     if context.get_node_id() not in placement.node_ids or sku != placement.sku:
         raise ClusterError(f"a worker of {placement.name} was started on a node of {sku}")
 
 
 def lower_priority() -> None:
-    """Let endpoints on this machine, and Ray's own processes, have the cores first."""
+    """Lower this process's priority below endpoints on this machine and Ray's own processes."""
     os.nice(max(0, NICENESS - os.nice(0)))
 
 
 def run_worker(config: dict[str, Any]) -> None:
-    """Ray Train's loop of one worker; `config` is what the driver gave it."""
+    """The training function of Ray Train; `config` has work, payload, placement and queues."""
     rank = ray.train.get_context().get_world_rank()
     with _Sender(config["messages"], config["orders"], rank) as sender:
         check_node(config["placement"])
@@ -68,34 +69,35 @@ def run_worker(config: dict[str, Any]) -> None:
 
 
 class _Sender:
-    """Sends a worker's events in bundles, and its failure when it has one."""
+    """Sends a worker's events in batches, and its failure."""
 
     def __init__(
         self, messages: ray.util.queue.Queue, orders: ray.util.queue.Queue | None, rank: int
     ) -> None:
         self._messages, self._orders, self._rank = messages, orders, rank
         self._pending: list[Event] = []
-        self._sent = self._asked = 0.0
+        self._sent = self._checked = 0.0
         self._must_leave = False
 
     def report(self, event: Event) -> None:
-        """Take an event; frequent ones are held back for a moment."""
+        """Send an event; step events are held back for up to REPORT_INTERVAL_S."""
         self._pending.append(event)
         is_due = time.monotonic() - self._sent >= REPORT_INTERVAL_S
         if is_due or not isinstance(event, Stepped):
             self._flush()
 
     def announce(self) -> None:
-        """Say where this worker is and which devices its group holds."""
+        """Send the node of this worker and the id of its placement group."""
         group = ray.util.get_current_placement_group().id.hex()
         node = ray.get_runtime_context().get_node_id()
-        self._messages.put(Grouped(group, self._rank, node))
+        self._messages.put(WorkerStarted(group, self._rank, node))
 
     def must_leave(self) -> bool:
-        """Whether the main worker was asked to save and end; looked up every half second."""
+        """Returns whether rank 0 has the order to save and end; checks at most twice a second."""
         now = time.monotonic()
-        if self._orders is not None and self._rank == 0 and now - self._asked >= REPORT_INTERVAL_S:
-            self._asked = now
+        is_due = now - self._checked >= REPORT_INTERVAL_S
+        if self._orders is not None and self._rank == 0 and is_due:
+            self._checked = now
             self._must_leave = self._must_leave or not self._orders.empty()
         return self._must_leave
 
@@ -105,7 +107,8 @@ class _Sender:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._flush()
         if isinstance(error, Exception):
-            self._messages.put(causes.Failure(_words(error), causes.of_worker(error), self._rank))
+            cause = failures.classify_worker_error(error)
+            self._messages.put(failures.Failure(_message(error), cause, self._rank))
 
     def _flush(self) -> None:
         if self._pending:
@@ -113,8 +116,8 @@ class _Sender:
         self._pending, self._sent = [], time.monotonic()
 
 
-def _words(error: Exception) -> str:
-    """What an error says, with its kind where it is not one of ours."""
+def _message(error: Exception) -> str:
+    """Returns an error's first line, with the exception's type unless it is a WinnowError."""
     if isinstance(error, WinnowError):
         return str(error)
     kind, clause = type(error).__name__, first_line(error)

@@ -25,7 +25,7 @@ class Replica(GrpcSurface):
         self._application = app.guarded(endpoint.application())
         self._supervisor = supervisor.install(self._handler)
         self._sku = discovery.own_sku()
-        telemetry.keep_telling(self._samples)
+        telemetry.publish_regularly(self._samples)
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._application

@@ -47,10 +47,10 @@ def test_unknown_names_suggest_the_nearest(typed: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("A100", "A100 is taken as A100-40GB; write A100-80GB if that is meant"),
-        ("Tesla V100", "Tesla V100 is taken as V100-32GB; write V100-16GB if that is meant"),
-        ("h100", "h100 is taken as H100-SXM; write H100-PCIe if that is meant"),
-        ("H100-80GB", "H100-80GB is taken as H100-SXM; write H100-PCIe if that is meant"),
+        ("A100", "A100 selects A100-40GB; write A100-80GB if you mean another model"),
+        ("Tesla V100", "Tesla V100 selects V100-32GB; write V100-16GB if you mean another model"),
+        ("h100", "h100 selects H100-SXM; write H100-PCIe if you mean another model"),
+        ("H100-80GB", "H100-80GB selects H100-SXM; write H100-PCIe if you mean another model"),
         ("A100-80", None),
         ("H100-SXM", None),
         ("A10", None),

@@ -49,7 +49,7 @@ def test_a_good_node_has_no_findings() -> None:
 @pytest.mark.parametrize(
     ("fields", "severity", "words"),
     [
-        ({"torch_cuda": None}, "error", "2 GPUs idle"),
+        ({"torch_cuda": None}, "error", "2 GPUs stay idle"),
         (
             {"driver_cuda": "12.4", "driver": "550.54"},
             "error",
@@ -58,8 +58,8 @@ def test_a_good_node_has_no_findings() -> None:
         ({"shm_gib": 0.06}, "error", "--shm-size"),
         ({"disk_free_gib": 2.0}, "warning", "2.0 GiB of disk are free"),
         ({"disk_mb_per_s": 20.0}, "warning", "reads 20 MB/s"),
-        ({"busy_cpu_share": 0.8}, "warning", "80% of the processors"),
-        ({"nccl_interface": "ib0"}, "error", "ib0, which is not up; interfaces that are: eth0"),
+        ({"busy_cpu_share": 0.8}, "warning", "80% of the CPUs"),
+        ({"nccl_interface": "ib0"}, "error", "ib0, which is not up; set it to one that is: eth0"),
     ],
 )
 def test_what_is_wrong_with_a_node_is_told_with_a_remedy(
@@ -74,8 +74,8 @@ def test_what_is_wrong_with_a_node_is_told_with_a_remedy(
     ("fields", "words"),
     [
         ({"processes": 2, "used_gib": 20.0}, "2 processes hold 20.0 GiB"),
-        ({"slowdowns": ("heat",)}, "held back by heat"),
-        ({"power_limit_w": 200.0}, "200 W of 350"),
+        ({"slowdowns": ("heat",)}, "clock is reduced by heat"),
+        ({"power_limit_w": 200.0}, "200 W instead of 350"),
         ({"pcie_width": 4}, "4 of 16 PCIe lanes"),
         ({"has_mig": True}, "MIG is on"),
     ],

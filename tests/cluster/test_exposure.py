@@ -47,7 +47,7 @@ def test_open_ports_are_found_and_blamed(listeners: dict[str, int]) -> None:
     assert set(listeners.items()) <= found
     blamed = [finding for finding in exposure.judge(node) if finding.severity == "error"]
     texts = " ".join(finding.message for finding in blamed)
-    assert f"GCS listens on 0.0.0.0:{listeners['0.0.0.0']} and asks for no token" in texts
+    assert f"GCS listens on 0.0.0.0:{listeners['0.0.0.0']} and requires no token" in texts
     assert str(listeners["127.0.0.1"]) not in texts
 
 
@@ -60,10 +60,11 @@ def test_a_cluster_with_tokens_is_told_whom_to_let_in() -> None:
     )
     findings = list(exposure.judge(Exposure("node", (open_gcs, endpoint, *closed), ())))
     assert [(f.severity, f.message) for f in findings] == [
-        ("warning", "GCS listens on :::6379; close it to all but these: nodes of the cluster"),
+        ("warning", "GCS listens on :::6379; close it to all clients but: nodes of the cluster"),
         (
             "warning",
-            "endpoint listens on 0.0.0.0:8000; close it to all but these: clients of the endpoint",
+            "endpoint listens on 0.0.0.0:8000; close it to all clients but: clients of the"
+            " endpoint",
         ),
     ]
 
@@ -85,7 +86,7 @@ def test_holes_of_packages_are_told_or_that_nobody_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (finding,) = exposure.advisories()
-    assert "advisories were not looked up: pip-audit is not installed" in finding.message
+    assert "advisories were not checked: pip-audit is not installed" in finding.message
     answer = (
         '{"dependencies": [{"name": "fine", "version": "1", "vulns": []}, {"name": "bad", '
         '"version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["3"]}]}]}'
@@ -95,9 +96,9 @@ def test_holes_of_packages_are_told_or_that_nobody_looked(
         '{"name": "raywinnow", "skip_reason": "editable"}]}'
     )
     for text, told in (
-        (answer, "bad 2 has CVE-1; it is mended in 3"),
-        (unseen, "advisories of 1 of 2 packages were not found: torch"),
-        ("", "did not reach"),
+        (answer, "bad 2 has CVE-1; fixed in 3"),
+        (unseen, "1 of 2 packages are in no advisory database: torch"),
+        ("", "could not reach"),
     ):
         (tmp_path / "pip_audit.py").write_text(f"print({text!r})", encoding="utf-8")
         monkeypatch.syspath_prepend(str(tmp_path))

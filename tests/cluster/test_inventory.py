@@ -55,4 +55,6 @@ def test_a_file_is_read_with_unknown_models_and_names_that_fit_several(tmp_path:
     inventory = read_inventory(tmp_path / "nodes.json")
     assert [node.sku for node in inventory.nodes] == ["A100-40GB", "T4"]
     assert [node.id for node in inventory.unknown] == ["RTX9999"]
-    assert inventory.remarks == ("A100 is taken as A100-40GB; write A100-80GB if that is meant",)
+    assert inventory.remarks == (
+        "A100 selects A100-40GB; write A100-80GB if you mean another model",
+    )

@@ -65,7 +65,7 @@ def test_memory_before_a_run_is_within_a_tenth_of_what_fits_took(
         tokens=tokens,
         precision=precision,
         device="cuda",
-        spread=memory.Spread(workers=workers),
+        sharding=memory.StateSharding(workers=workers),
     )
     assert found.expected_gib == pytest.approx(measured_gib, rel=0.1)
 
@@ -103,7 +103,7 @@ def test_a_llama_on_two_h200_takes_what_was_measured(
         precision=precision,
         device="cuda",
         eval_batch=16,
-        spread=memory.Spread(workers=2, strategy=strategy),
+        sharding=memory.StateSharding(workers=2, strategy=strategy),
     )
     assert found.expected_gib == pytest.approx(measured_gib, rel=0.2)
     assert found.low_gib <= measured_gib
@@ -121,7 +121,7 @@ def test_an_adapter_shards_and_checkpointing_each_take_less() -> None:
             tokens=128,
             precision="bf16",
             device="cuda",
-            spread=memory.Spread(**fields),
+            sharding=memory.StateSharding(**fields),
         )
         return found.expected_gib
 

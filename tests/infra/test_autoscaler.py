@@ -160,7 +160,7 @@ def test_nodes_come_for_a_job_and_go_after_it(go: Go) -> None:
     """Catches what only Ray's own autoscaler shows: that it acts on what a job asks for."""
     done = go(GO, 0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "Ray's autoscaler was asked for L40S:2" in done.stderr
+    assert "requested L40S:2 from Ray's autoscaler" in done.stderr
     assert "publish ✓" in done.stderr
     assert json.loads(done.stdout) == {"nodes": [["L40S", False]], "actors": []}
 

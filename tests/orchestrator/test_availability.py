@@ -73,7 +73,7 @@ def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_pa
         assert available.first_free([busy, free]) == free
         assert available.busy == set()
         assert available.first_free([busy]) is None
-    assert remarks == ["T4:4 stayed busy for 1s; going on with L40S:2"]
+    assert remarks == ["T4:4 stayed busy for 1s; continuing with L40S:2"]
     assert available.first_free([free]) == free
 
 
@@ -91,7 +91,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
     ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other job lets go once the group has not started for the first time."""
-    from orchestrator.stages import causes, group
+    from orchestrator.stages import failures, group
 
     monkeypatch.setitem(group.SETTINGS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     _, plan, _ = prepared(tmp_path, any_of=LISTED)
@@ -99,21 +99,21 @@ def test_devices_that_another_job_took_since_are_waited_for(
     start = group.Start(report_payload, 1, placement, "fit", tmp_path, delayed=one_more)
     with contextlib.ExitStack() as other:
         other.enter_context(held(plan, placement.name))
-        with pytest.raises(causes.BusyError, match="did not get their devices in time"):
-            list(group.stream(start, group.Patience(0)))
+        with pytest.raises(failures.BusyError, match="did not get their devices in time"):
+            list(group.stream(start, group.DeviceWait(0)))
         told: list[str] = []
 
         def let_go(text: str) -> None:
             told.append(text)
             other.close()
 
-        patience = group.Patience(60, let_go)
-        events = list(group.stream(start, patience))
+        device_wait = group.DeviceWait(60, let_go)
+        events = list(group.stream(start, device_wait))
     assert set(events) == {Interrupted(2)}
     assert told == [
         f"another job or endpoint took the devices of {placement.name}; waiting for them"
     ]
-    assert 2 <= patience.waited_s < 60
+    assert 2 <= device_wait.waited_s < 60
 
 
 def test_a_job_may_fail_instead(ray_cluster: Connection, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_first_in_order_that_is_free_is_taken(ray_cluster: Connection, tmp_p
         chosen = available.preferred()
     assert {p.name for p in chosen.placements} == {"L40S:2"}
     assert remarks[-1] == "L40S:2 is the first in order with free devices"
-    assert all("comes before it" in left.reason for left in chosen.skipped if "T4:4" in left.id)
+    assert all("precedes it" in left.reason for left in chosen.skipped if "T4:4" in left.id)
 
 
 def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(

@@ -26,7 +26,7 @@ def test_an_error_that_an_interruption_became_is_one(
     first: BaseException, error: Exception, link: str, tmp_path: Path
 ) -> None:
     found = after(first, type(error)(*error.args), link)
-    assert interruption.of(found) is type(first)
+    assert interruption.kind_of(found) is type(first)
     assert cli._exit_code(found) == {Terminated: 143, KeyboardInterrupt: 130}[type(first)]
     run = Run("r", open_storage(tmp_path))
     with pytest.raises(type(error)), _journaled(run, Path("job.yaml"), Console(quiet=True)):
@@ -36,7 +36,7 @@ def test_an_error_that_an_interruption_became_is_one(
 
 def test_any_other_error_is_a_failure(tmp_path: Path) -> None:
     found = after(KeyError("x"), RunError("no data"), "__context__")
-    assert interruption.of(found) is None
+    assert interruption.kind_of(found) is None
     assert cli._exit_code(found) == 1
     run = Run("r", open_storage(tmp_path))
     with pytest.raises(RunError), _journaled(run, Path("job.yaml"), Console(quiet=True)):

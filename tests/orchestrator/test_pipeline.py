@@ -165,7 +165,7 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     process.send_signal(signal.SIGTERM)
     code, out, err = finish(process, 120)
     assert code == 128 + signal.SIGTERM, out + err
-    assert "saving before it ends" in err
+    assert "saving a checkpoint before the end" in err
     assert "--resume" in err
     assert "Traceback" not in err
     (run,) = runs.every(storage)

@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.training.events import Evaluated, Started, Stepped
-from orchestrator.decisions.predict import Phases
+from orchestrator.decisions.measurement import Phases
 from orchestrator.notices import Notice, Progress, Remark
 from orchestrator.watch import FitWatch
 from tests.builders import prediction
@@ -36,14 +36,14 @@ def test_the_whole_time_is_looked_at_again_at_three_shares() -> None:
     assert [found.share for found in watch.projections] == [0.05, 0.25, 0.5]
     times = [found.time_s for found in watch.projections]
     assert times == pytest.approx([5 + 100 + 5 * left for left in (0.95, 0.75, 0.5)])
-    assert not any("looks like" in text for text in remarks)
+    assert not any("projected total time" in text for text in remarks)
 
 
 def test_a_fit_that_is_much_slower_is_told_early() -> None:
     watch, remarks = watched(1.5)
-    warned = [text for text in remarks if "looks like" in text]
+    warned = [text for text in remarks if "projected total time" in text]
     assert len(warned) == 3
-    assert "5% done: looks like 2.7 min in all, +45%" in warned[0]
+    assert "5% done: projected total time 2.7 min, +45%" in warned[0]
     assert watch.projections[0].time_s == pytest.approx(5 + 150 + 5 * 0.95)
 
 

@@ -111,6 +111,6 @@ def test_the_command_makes_lists_and_revokes(tmp_path: Path) -> None:
         winnow("add", "alice")
     with pytest.raises(DeployError, match="no name of a token"):
         winnow("add", "a b")
-    assert "refused from now on" in winnow("revoke", "alice")
+    assert "refuses the token of alice from now on" in winnow("revoke", "alice")
     with pytest.raises(DeployError, match="no token named alice"):
         winnow("revoke", "alice")

@@ -16,7 +16,7 @@ from cluster.session import Connection
 from infra.monitoring import make_dashboards
 from jobs.spec.serve import ServeSpec
 from jobs.training.events import Started, Stepped
-from orchestrator.decisions.predict import Interval, Prediction
+from orchestrator.decisions.measurement import Interval, Prediction
 from orchestrator.watch import FitWatch
 from serve.version import ModelVersion
 from tests.builders import eventually
@@ -139,11 +139,11 @@ def test_every_metric_that_is_asked_for_is_scraped() -> None:
     teller, labels = telemetry.GaugePublisher(), {"job": "j", "run": "r"}
 
     def tell(values: Mapping[str, float]) -> None:
-        teller.tell(telemetry.Sample(f"winnow_fit_{n}", v, labels) for n, v in values.items())
+        teller.publish(telemetry.Sample(f"winnow_fit_{n}", v, labels) for n, v in values.items())
 
     fit(tell)
     counts = {"winnow_stage_done": 1.0, "winnow_stage_total": 2.0}
-    teller.tell(telemetry.Sample(n, v, {**labels, "stage": "probe"}) for n, v in counts.items())
+    teller.publish(telemetry.Sample(n, v, {**labels, "stage": "probe"}) for n, v in counts.items())
     recorded = {place for place, _ in expressions()}
     wanted = {name for _, text in expressions() for name in NAMES.findall(text)} - recorded
     source = Path(reporter_agent.__file__).read_text("utf-8")

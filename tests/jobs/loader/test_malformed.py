@@ -137,26 +137,26 @@ FIELDS = [
     ("serve: {route: /a, batching: {max_wait: 5}}", "serve.batching.max_wait: 5 has no clear unit"),
     ("serve: {route: /a, rollout: {gate: [speed]}}", "'speed' is no rule of a gate; write slo"),
     ("serve: {route: /a, engine: tensorrt}", "serve.engine: 'tensorrt' is not one of"),
-    ("serve: {route: /a, precision: fp16}", "fp16 is asked for, which cpu lacks; use fp32, bf16"),
+    ("serve: {route: /a, precision: fp16}", "precision is fp16, which cpu lacks; use fp32, bf16"),
     (
         "serve: {route: /a, fallback: [T4]}",
-        "serve.fallback[0]: cores and accelerators cannot take each other's place; remove it",
+        "serve.fallback[0]: cores and accelerators cannot replace each other; remove this",
     ),
     (
         "serve: {route: /a, accelerators: L40S, fallback: ['T4:2']}",
-        "serve.fallback[0]: a replica has 1 of L40S; use T4:1",
+        "serve.fallback[0]: its count must be that of L40S:1; use T4:1",
     ),
     (
         "serve: {route: /a, accelerators: T4, fallback: [L40S, Tesla T4]}",
-        "serve.fallback[1]: T4 is listed already; remove one",
+        "serve.fallback[1]: T4 is listed twice; remove one",
     ),
     (
         "serve: {route: /a, accelerators: L40S, fallback: [T4], precision: bf16}",
-        "serve.fallback[0]: bf16 is asked for, which T4 lacks",
+        "serve.fallback[0]: precision is bf16, which T4 lacks",
     ),
     (
         "serve: {route: /a, accelerators: L40S, autoscaling: {targets: {T4: 2}}}",
-        "no replica is on it; accelerators and fallback name L40S",
+        "no replica runs on it; use one of accelerators and fallback: L40S",
     ),
     ("sweep: {}", "sweep.search_space: is required"),
     (
@@ -242,7 +242,7 @@ resources:
     )
     found = problems_of(text)
     assert [problem.split(": ")[0] for problem in found] == ["job.yaml:12:22", "job.yaml:13:22"]
-    assert "bf16 is asked for, which T4 lacks; use fp32, fp16" in found[1]
+    assert "precision is bf16, which T4 lacks; use fp32, fp16" in found[1]
 
 
 def test_fields_that_no_stage_honours_yet_are_refused() -> None:

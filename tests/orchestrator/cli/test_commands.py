@@ -88,7 +88,7 @@ def test_a_sku_that_is_not_there_fails_the_plan_in_time_with_the_nearest(folder:
 
 def test_a_name_that_fits_several_accelerators_is_told(folder: Path) -> None:
     settings = ["--set", "resources.any_of=[{accelerators: A100}, {accelerators: T4}]"]
-    sentence = "A100 is taken as A100-40GB; write A100-80GB if that is meant"
+    sentence = "A100 selects A100-40GB; write A100-80GB if you mean another model"
     assert f"note: {sentence}\n" in winnow(folder, "validate", "job.yaml", *settings).stdout
     as_json = winnow(folder, "validate", "job.yaml", *settings, "--json").stdout
     assert json.loads(as_json)["remarks"] == [sentence]
@@ -171,9 +171,9 @@ def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
             "--token-from names NOT_SET, which is not set",
         ),
         (("load", "http://127.0.0.1:9/none", "--texts", "nodes.txt"), "nodes.txt cannot be read"),
-        (("serve", "sentiment", "--gpu"), "--gpu is set, and no driver shows a GPU here"),
+        (("serve", "sentiment", "--gpu"), "--gpu is set, but no driver reports a GPU here"),
         (("models", "show", "sentiment"), "no version of sentiment is published"),
-        (("models", "rollback", "job.yaml"), "no other version of reviews has answered before"),
+        (("models", "rollback", "job.yaml"), "no other version of reviews was deployed before"),
     ],
 )
 def test_serving_commands_say_what_is_missing(

@@ -26,5 +26,5 @@ def test_an_example_becomes_folders_to_apply(tmp_path: Path) -> None:
 def test_a_place_of_this_machine_is_refused_and_nothing_written(tmp_path: Path) -> None:
     done = winnow(tmp_path, "manifests", str(EXAMPLE), *IMAGE)
     assert done.returncode == 1
-    assert "storage ./.winnow is a place of this machine" in done.stderr
+    assert "storage ./.winnow is a path of this machine" in done.stderr
     assert not (tmp_path / "k8s").exists()

@@ -29,8 +29,8 @@ CALM = speed(peak_memory_gib=12.0, mode="captured")
         ({"padding_share": 0.4}, "40% of the tokens are padding"),
         ({"communication_share": 0.3}, "30% of a step on exchanging"),
         ({"mode": "eager: the data do not fit on the device"}, "not captured"),
-        ({"peak_memory_gib": 4.0}, "75% of the memory stays free while a step takes 4 passes"),
-        ({"others_cpu_share": 0.5}, "not quiet"),
+        ({"peak_memory_gib": 4.0}, "75% of the memory stays free while a step has 4 passes"),
+        ({"others_cpu_share": 0.5}, "other load disturbed"),
     ],
 )
 def test_what_stands_out_is_told_with_what_to_do(fields: dict[str, object], words: str) -> None:

@@ -8,7 +8,7 @@ from jobs.errors import InfeasibleError
 from jobs.spec.job import BudgetSpec
 from orchestrator.decisions import budget
 from orchestrator.decisions.budget import Spent
-from orchestrator.decisions.predict import Launch, Phases, Prediction
+from orchestrator.decisions.measurement import Launch, Phases, Prediction
 from tests.builders import any_of, inventory, job, measurement, plan_of, prediction, trial
 
 SPEC = job(

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from jobs.errors import InfeasibleError
-from orchestrator.kubernetes import manifests
+from orchestrator.kubernetes import manifests, objects
 from orchestrator.kubernetes.manifests import Options
 from orchestrator.kubernetes.pods import Document
 from tests.builders import any_of, job
@@ -177,7 +177,7 @@ def test_the_job_in_the_config_map_runs_without_an_endpoint(
 def test_kustomize_builds_every_folder(files: dict[str, list[Document]], tmp_path: Path) -> None:
     for name, documents in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(manifests.to_text(*documents), encoding="utf-8")
+        (tmp_path / name).write_text(objects.to_text(*documents), encoding="utf-8")
     kubectl = Path(sys.executable).with_name("kubectl")
     for folder, count in (("job", 3), ("cluster", 2), ("endpoint", 3)):
         done = subprocess.run(
@@ -203,7 +203,7 @@ def test_nodes_for_fallbacks_come_when_replicas_need_them(files: dict[str, list[
 def test_grpc_is_refused() -> None:
     places = {"data__train": {"path": "s3://team/x.csv"}, "data__eval": {"path": "s3://team/y.csv"}}
     spec = job(storage="s3://team/x", serve={"route": "/x", "grpc": True}, **places)
-    with pytest.raises(InfeasibleError, match="KubeRay opens no port for it"):
+    with pytest.raises(InfeasibleError, match="KubeRay opens no gRPC port"):
         manifests.documents_of(spec, Options(IMAGE))
 
 
@@ -218,7 +218,7 @@ def test_grpc_is_refused() -> None:
 def test_what_pods_do_not_see_is_refused(field: str, value: object) -> None:
     plain = {"storage": "s3://team/x", "data__train": {"path": "s3://team/x.csv"}}
     spec = job(data__eval={"path": "s3://team/y.csv"}, **{**plain, field: value})
-    with pytest.raises(InfeasibleError, match="place of this machine"):
+    with pytest.raises(InfeasibleError, match="path of this machine"):
         manifests.documents_of(spec, Options(IMAGE))
 
 

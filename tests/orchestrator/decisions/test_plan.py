@@ -108,7 +108,7 @@ def test_only_unknown_accelerators_are_an_error_that_names_them() -> None:
 
 def test_a_plan_remarks_on_names_that_fit_several_accelerators() -> None:
     plan = plan_of(job(resources__any_of=any_of("A100:1")), inventory(A100_40GB=1))
-    assert plan.remarks == ("A100 is taken as A100-40GB; write A100-80GB if that is meant",)
+    assert plan.remarks == ("A100 selects A100-40GB; write A100-80GB if you mean another model",)
     assert plan.only(plan.placements[0], "is preferred").remarks == plan.remarks
 
 
@@ -171,6 +171,6 @@ def test_rows_that_are_cut_are_told() -> None:
     whole, cut = (make_plan(spec, inventory(RTX4090=2), BERT_BASE, n) for n in (64, 1200))
     assert whole.remarks == ()
     assert cut.remarks == (
-        "the longest training row has about 1,200 tokens; what is beyond 64 of a row is cut"
+        "the longest training row has about 1,200 tokens; rows are truncated to 64 tokens"
         " (data.max_length)",
     )

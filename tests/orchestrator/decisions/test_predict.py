@@ -7,7 +7,7 @@ import pytest
 from jobs.training.events import OutOfMemory, Probed
 from jobs.training.step_times import StepTimes
 from orchestrator.decisions import predict
-from orchestrator.decisions.predict import Interval, Launch, Measurement, Prediction
+from orchestrator.decisions.measurement import Interval, Launch, Measurement, Prediction, summarise
 from tests.builders import (
     any_of,
     inventory,
@@ -51,7 +51,7 @@ def test_the_run_s_mean_step_comes_from_the_widths_of_the_whole_run() -> None:
         eval_rows=100,
         probe_s=9.0,
     )
-    measured = predict.summarise(event)
+    measured = summarise(event)
     assert measured.steps == 20
     assert measured.step_s is not None
     assert measured.step_s.mean == pytest.approx((5 * 0.2 + 15 * 0.8) / 20)
@@ -107,7 +107,7 @@ def test_groups_started_as_the_fit_is_tell_its_start_better_than_nested_ones() -
 @pytest.mark.parametrize(
     "measured",
     [
-        predict.summarise(OutOfMemory(ID, "tried to allocate")),
+        summarise(OutOfMemory(ID, "tried to allocate")),
         measurement(ID, overheads=None, is_given_up=True),
     ],
 )
@@ -165,5 +165,7 @@ def test_a_disturbed_measurement_says_so() -> None:
     assert len(measurement(ID, speed=busy, is_steady=False).disturbances) == 2
     assert measurement(ID).disturbances == ()
     hot = measurement(ID, speed=speed(throttled_share=0.4)).disturbances
-    assert hot == ("heat or hardware held the GPU's clock back 40% of the time; see winnow doctor",)
+    assert hot == (
+        "heat or hardware limits reduced the GPU's clock 40% of the time; see winnow doctor",
+    )
     assert measurement(ID, speed=speed(throttled_share=0.01)).disturbances == ()

@@ -55,7 +55,7 @@ def test_attempts_are_counted() -> None:
     assert isinstance(decide([WORKER, OTHER, TAKEN], None, can_shrink=True), GiveUp)
     two = RetrySpec(on_events=("node_failure",), max_attempts=1)
     found = decide([WORKER], two, can_shrink=True)
-    assert found == GiveUp("1 attempts failed, train.retry.max_attempts allows no more")
+    assert found == GiveUp("1 attempts failed; train.retry.max_attempts allows no more")
 
 
 def test_a_job_says_what_is_tried_again() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from jobs.spec import JobSpec
 from orchestrator.decisions import predict, select
+from orchestrator.decisions.measurement import Interval, Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from orchestrator.decisions.predict import Interval, Launch, Measurement, Prediction
 from tests.builders import inventory, job, overheads, plan_of, sweep
 
 SKUS = ("T4", "V100-16GB", "L4", "L40S", "A100-40GB", "H100-SXM")

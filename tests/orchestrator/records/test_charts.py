@@ -1,6 +1,6 @@
 """What a report draws: shares, gaps and orders that follow from the measurements."""
 
-from orchestrator.decisions.predict import Phases
+from orchestrator.decisions.measurement import Phases
 from orchestrator.records import charts
 from tests.builders import any_of, inventory, job, measurement, plan_of, prediction, sweep
 

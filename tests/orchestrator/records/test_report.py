@@ -9,7 +9,7 @@ import pytest
 
 from jobs.training.events import CheckpointRef
 from orchestrator.decisions import select
-from orchestrator.records import receipt, report
+from orchestrator.records import receipt, receipt_text, report
 from orchestrator.records.accuracy import accuracy
 from tests.builders import (
     any_of,
@@ -61,7 +61,7 @@ def test_a_run_that_its_budget_stopped_is_not_compared() -> None:
 def test_a_receipt_tells_what_disturbed_the_fit() -> None:
     busy = dataclasses.replace(fit(110.0), speed=speed(others_cpu_share=0.5))
     found = receipt.write_receipt("run", WINNER, busy, 30)
-    assert found.disturbances == ("other processes kept 50% of the processors busy",)
+    assert found.disturbances == ("other processes used 50% of the CPUs",)
 
 
 def test_accuracy_is_of_comparable_receipts_by_accelerator() -> None:
@@ -80,12 +80,13 @@ def test_nothing_to_compare_is_no_accuracy() -> None:
 
 
 def test_a_receipt_reads_as_predicted_against_actual() -> None:
-    lines = report.receipt_text(receipt.write_receipt("run-1", WINNER, fit(110.0), 30)).splitlines()
+    written = receipt.write_receipt("run-1", WINNER, fit(110.0), 30)
+    lines = receipt_text.receipt_text(written).splitlines()
     assert lines[0] == "receipt of run-1"
     assert lines[3].split() == ["time", "100.0", "s", "[100.0", "s,", "100.0", "s]", "110.0", "s"]
     assert lines[5].strip() == "+10.0% off, outside the predicted interval"
     resumed = receipt.write_receipt("run-1", WINNER, fit(10.0, resumed_from=15), 30)
-    assert "training was resumed" in report.receipt_text(resumed)
+    assert "training was resumed" in receipt_text.receipt_text(resumed)
 
 
 class Page(html.parser.HTMLParser):
@@ -158,7 +159,7 @@ def test_receipt_and_report_show_values_of_any_size_in_few_characters() -> None:
         for index, tried in enumerate(TRIALS)
     )
     found = receipt.write_receipt("run", WINNER, huge, 30)
-    assert report.receipt_text(found).endswith("quality   perplexity 1.000e+304")
+    assert receipt_text.receipt_text(found).endswith("quality   perplexity 1.000e+304")
     page = render(trials=trials, fit=huge, receipt=found)
     assert "1.000e+304" in page.text
     assert not re.search(r"\d{12}", page.text)
@@ -174,11 +175,11 @@ def test_a_report_before_training_leaves_those_parts_out() -> None:
     ("seconds", "text"), [(3.21, "3.2 s"), (600, "10.0 min"), (9000, "2.50 h"), (None, "–")]
 )
 def test_times_are_shown_as_people_read_them(seconds: float | None, text: str) -> None:
-    assert report.show_time(seconds) == text
+    assert receipt_text.show_time(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("usd", "text"), [(12.345, "$12.35"), (0.00127, "$0.00127"), (None, "no price")]
 )
 def test_costs_keep_enough_digits(usd: float | None, text: str) -> None:
-    assert report.show_cost(usd) == text
+    assert receipt_text.show_cost(usd) == text

@@ -10,7 +10,7 @@ from jobs.loader import loads
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from orchestrator.decisions import select
-from orchestrator.decisions.predict import Measurement
+from orchestrator.decisions.measurement import Measurement
 from orchestrator.decisions.search import TrialResult
 from orchestrator.records import registry, runs
 from tests.builders import any_of, inventory, job, measurement, plan_of, sweep
@@ -50,7 +50,7 @@ def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> No
     spec = job()
     run = runs.create(open_storage(tmp_path), spec, NOW)
     assert runs.resume(open_storage(tmp_path), spec) == run
-    with pytest.raises(RunError, match="a changed job is a new one"):
+    with pytest.raises(RunError, match="a changed job is a new job"):
         runs.resume(open_storage(tmp_path), job(seed=1))
 
 
@@ -64,7 +64,7 @@ def test_an_altered_record_is_refused(tmp_path: Path) -> None:
     run = runs.create(open_storage(tmp_path), job(), NOW)
     run.write("measurement", MEASURED)
     (run.folder / "measurement.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(RunError, match="was altered"):
+    with pytest.raises(RunError, match="is damaged"):
         run.read("measurement", Measurement)
 
 

@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from jobs.storage.storage import open_storage
+from orchestrator.decisions.measurement import Launch
 from orchestrator.decisions.plan import Candidate
-from orchestrator.decisions.predict import Launch
-from orchestrator.records.store import Store, is_same_ground
+from orchestrator.records.store import Store, is_same_environment
 from tests.builders import any_of, inventory, job, measurement, plan_of, speed, training_config
 
 PLAN = plan_of(
     job(train__micro_batch_size=16, resources__any_of=any_of("cpu:1", "cpu:2")), inventory(cpu=4)
 )
 ON_ONE, ON_TWO = PLAN.candidates
-GROUND = {"torch": "2.13.0", "processor": "one of many"}
-MEASURED = measurement(ON_ONE.id, environment=GROUND)
+ENVIRONMENT = {"torch": "2.13.0", "processor": "one of many"}
+MEASURED = measurement(ON_ONE.id, environment=ENVIRONMENT)
 LAUNCH = Launch("cpu:1", 9.0, 1.0)
 
 
@@ -31,7 +31,7 @@ def keep(folder: Path, candidate: Candidate = ON_ONE, **fields: object) -> Store
     """A store that was given the measurement."""
     store = Store(open_storage(folder))
     config = training_config(folder, "base")
-    measured = measurement(candidate.id, environment=GROUND, **fields)
+    measured = measurement(candidate.id, environment=ENVIRONMENT, **fields)
     store.keep(candidate, config, measured, LAUNCH)
     return store
 
@@ -41,14 +41,14 @@ def test_the_same_work_is_found_with_its_launch(folder: Path) -> None:
     assert found is not None
     assert found.measurement == MEASURED
     assert found.launch == LAUNCH
-    assert is_same_ground(found, GROUND)
+    assert is_same_environment(found, ENVIRONMENT)
 
 
-@pytest.mark.parametrize("changed", [{**GROUND, "torch": "2.14.0"}, {"torch": "2.13.0"}, {}])
+@pytest.mark.parametrize("changed", [{**ENVIRONMENT, "torch": "2.14.0"}, {"torch": "2.13.0"}, {}])
 def test_another_ground_is_not_the_same(folder: Path, changed: dict[str, str]) -> None:
     found = keep(folder).find(ON_ONE, training_config(folder, "base"))
     assert found is not None
-    assert not is_same_ground(found, changed)
+    assert not is_same_environment(found, changed)
 
 
 def test_other_work_is_not_found(folder: Path) -> None:

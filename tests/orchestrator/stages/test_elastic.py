@@ -53,7 +53,7 @@ def test_a_lost_device_is_done_without_until_it_is_back(
             for worker in training_workers()[-1:]:
                 worker.kill()
         has_gone_on = isinstance(event, Stepped) and event.step >= HIT + WITH_FEWER
-        if said == ["going on with 1 of 2 workers"] and has_gone_on:
+        if said == ["continuing with 1 of 2 workers"] and has_gone_on:
             ray.util.remove_placement_group(held[0])
 
     def fail(failed: Failed, _: object) -> None:  # somebody else takes one of the devices
@@ -70,7 +70,7 @@ def test_a_lost_device_is_done_without_until_it_is_back(
         said.append,
     )
     assert [failed.cause for failed in failures] == [Cause.LOST_WORKER]
-    assert said == ["going on with 1 of 2 workers", "going on with 2 of 2 workers"]
+    assert said == ["continuing with 1 of 2 workers", "continuing with 2 of 2 workers"]
     firsts = [event.first_step for event in events if isinstance(event, Started)]
     assert firsts[0] == 0 < firsts[1] <= HIT + 50 < HIT + WITH_FEWER <= firsts[2] < STEPS
     assert result.steps == result.checkpoint.step == STEPS

@@ -17,8 +17,8 @@ from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
 from orchestrator.decisions import predict, search, select
+from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.plan import make_plan
-from orchestrator.decisions.predict import Launch, Measurement
 from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
 from tests.builders import any_of, eventually, job, ray_processes, sweep, training_config
@@ -240,7 +240,7 @@ def test_a_worker_that_answers_ray_and_never_moves_is_taken_to_hang(
     ray_cluster: Connection, tmp_path: Path
 ) -> None:
     from cluster.discovery import discover
-    from orchestrator.stages.causes import GroupError
+    from orchestrator.stages.failures import GroupError
     from orchestrator.stages.group import Start, stream
 
     def stand_still(*_: object) -> None:
@@ -261,7 +261,7 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
 ) -> None:
     """Also that work leaves the cores to endpoints: these keep a niceness of 0."""
     from cluster.discovery import discover
-    from orchestrator.stages.causes import GroupError
+    from orchestrator.stages.failures import GroupError
     from orchestrator.stages.group import Start, stream
     from orchestrator.stages.secrets import secrets_of
 
@@ -269,7 +269,7 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
     expected = hashlib.sha256(phrase.encode()).hexdigest()
     spec = job(secrets=["LAB_PHRASE"])
     monkeypatch.delenv("LAB_PHRASE", raising=False)
-    with pytest.raises(RunError, match="secrets names LAB_PHRASE, not set where this runs"):
+    with pytest.raises(RunError, match="secrets names LAB_PHRASE, which is not set"):
         secrets_of(spec)
     monkeypatch.setenv("LAB_PHRASE", phrase)
     secrets = secrets_of(spec)
@@ -282,7 +282,7 @@ def test_what_a_job_keeps_secret_reaches_its_workers_and_not_their_words(
 
     placement = place(AcceleratorRequest("cpu", 1), discover(), {})
     with pytest.raises(GroupError, match=rf"niceness 15, {expected} is of \*\*\*$"):
-        list(stream(Start(secrets.given_to(blurt), None, placement, "x", tmp_path)))
+        list(stream(Start(secrets.bound_to(blurt), None, placement, "x", tmp_path)))
 
 
 def test_a_sku_that_is_not_there_fails_when_planning(

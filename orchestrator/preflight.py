@@ -1,7 +1,7 @@
-"""What a job needs from elsewhere, looked at while planning and before any device is taken.
+"""Checks what a job needs beyond this machine, before any device is reserved.
 
-`winnow validate` checks what is on this machine; here are data and models in S3 and on the hub,
-folders of `datasets`, the tracking server, the storage, and packages that only some jobs need.
+Checks data and models in S3 and on the Hugging Face hub, folders of `datasets`, the tracking
+server, the storage, and optional packages. `winnow validate` checks the files of this machine.
 """
 
 import functools
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from jobs.training.data.table import Table
 
 TIMEOUT_S = 5.0
-"""How long the tracking server and the hub may take to answer. Workers may reach a hub that this
-process does not, so one that does not answer is no fault of the job."""
+"""How long the tracking server and the hub may take to answer. A hub that does not answer is no
+error, because workers may have access to it."""
 
 
 def _names(engine: EngineName, spec: JobSpec) -> bool:
@@ -47,23 +47,26 @@ PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
         for package in needed
     ),
 )
-"""Field, the package that it needs, the extra of ours with it, and whether a job uses it."""
+"""Field, package that it needs, Winnow's extra with the package, and whether a job uses it."""
 
 
 def check(spec: JobSpec, *, is_trained: bool = False) -> None:
-    """Raise JobFileError with everything that the job needs and that is not there.
+    """Check everything that the job needs.
 
-    A run that is trained needs neither rows nor base any more. Raises StorageError where S3 may
-    answer later.
+    A run that `is_trained` needs no rows, base model or tracking server.
+
+    Raises:
+        JobFileError: with everything that is missing.
+        StorageError: if S3 does not answer but may later.
     """
     rules = (_packages, _storage) if is_trained else (_packages, _storage, _tracking, _base, _rows)
-    found = [
+    problems = [
         Problem(f"job {spec.name}", 0, 0, ".".join(map(str, violation.path)), violation.message)
         for rule in rules
         for violation in rule(spec)
     ]
-    if found:
-        raise JobFileError(found)
+    if problems:
+        raise JobFileError(problems)
 
 
 def remarks(spec: JobSpec) -> tuple[str, ...]:
@@ -79,7 +82,11 @@ def remarks(spec: JobSpec) -> tuple[str, ...]:
 
 
 def check_base(spec: JobSpec) -> None:
-    """Raise ModelError where the base cannot be used for the task; takes seconds, for torch."""
+    """Check that the base model suits the task; takes seconds, because it imports torch.
+
+    Raises:
+        ModelError: if the base model cannot be used for the task.
+    """
     from jobs.training.model import base
 
     place = location.locate(spec.model.base, has_weights=False)
@@ -99,10 +106,10 @@ def _tracking(spec: JobSpec) -> Iterator[Violation]:
     if not uri.startswith(("http://", "https://")):
         return
     try:
-        # MLflow itself knows which certificate it trusts
+        # only reachability matters here; MLflow checks the certificate itself
         httpx.get(uri, timeout=TIMEOUT_S, verify=False)
     except httpx.ReadTimeout:
-        return  # it is there, and just waking up
+        return  # the server accepted the connection and is slow
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         message = f"no server answers at {uri}: {error or type(error).__name__}"
         yield Violation(("tracking", "mlflow", "uri"), message)
@@ -119,7 +126,7 @@ def _storage(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _base(spec: JobSpec) -> Iterator[Violation]:
-    """Whether it is there, with a tokenizer; of a model on the hub the files are listed."""
+    """Check that the base model exists with a tokenizer; on the hub, that it has a config.json."""
     base = spec.model.base
     try:
         place = location.locate(base, has_weights=False)
@@ -131,29 +138,32 @@ def _base(spec: JobSpec) -> Iterator[Violation]:
         return
     names = _files_on_hub(place, "model")
     if names is not None and "config.json" not in names:
-        where = "has no config.json" if names else "is not on the hub, or not for you"
+        where = "has no config.json" if names else "is not on the hub, or you have no access"
         message = f"{place} {where}; name a model of transformers, or a folder such as ./{place}"
         yield Violation(("model", "base"), message)
 
 
 def _files_on_hub(name: str, kind: Literal["model", "dataset"]) -> set[str] | None:
-    """Of a repository; empty where there is none, None where the hub does not answer."""
-    import huggingface_hub  # half a second that local models need not pay
+    """Returns the files of a hub repository.
+
+    Returns an empty set if it does not exist, and None if the hub does not answer.
+    """
+    import huggingface_hub  # takes half a second, which local models need not wait for
     import huggingface_hub.errors
 
     try:
-        found = huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=TIMEOUT_S)
+        repository = huggingface_hub.HfApi().repo_info(name, repo_type=kind, timeout=TIMEOUT_S)
     except huggingface_hub.errors.RepositoryNotFoundError:
         return set()
-    except Exception:  # noqa: BLE001 - a hub out of reach is told in many ways; workers may reach it
+    except Exception:  # noqa: BLE001 - an unreachable hub raises many types
         return None
-    return {file.rfilename for file in found.siblings or ()}
+    return {file.rfilename for file in repository.siblings or ()}
 
 
 def _rows(spec: JobSpec) -> Iterator[Violation]:
-    """Columns, texts and labels of splits that are not both in files of this machine.
+    """Check columns, texts and labels of the splits, unless both are in files of this machine.
 
-    Of data sets on the hub nothing is read: they are there, or not.
+    The rows of data sets on the hub are not read, only their existence is checked.
     """
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
         if (
@@ -161,19 +171,24 @@ def _rows(spec: JobSpec) -> Iterator[Violation]:
             and not source.is_file
             and _files_on_hub(source.shown, "dataset") == set()
         ):
-            message = f"{source.shown} is not on the hub, or not for you"
+            message = f"{source.shown} is not on the hub, or you have no access"
             yield Violation(("data", split, "path"), message)
     if not all(source.is_local and source.is_file for source in (spec.data.train, spec.data.eval)):
         yield from rows.violations(spec, _read)
 
 
 def _read(source: SourceSpec) -> "Table | None":
-    """Rows of a split; None where they are too many, or on the hub. Raises DataError."""
+    """Read the rows of a split; returns None if they are too many or on the hub.
+
+    Raises:
+        DataError: if the rows cannot be read.
+        StorageError: if S3 does not answer but may later.
+    """
     if source.is_local and source.is_file:
         return rows.read_here(source)
     if not source.is_local and not source.is_file:
         return None
-    from jobs.training.data import sources  # seconds that files of this machine need not pay
+    from jobs.training.data import sources  # takes seconds, which local files need not wait for
 
     try:
         is_large = sum(map(_size, source.paths)) > rows.LARGEST_FILES
@@ -185,7 +200,11 @@ def _read(source: SourceSpec) -> "Table | None":
 
 
 def _size(path: str) -> int:
-    """Bytes of an object in S3, or of what is here. Raises StorageError."""
+    """Returns the bytes of an object in S3 or of local files.
+
+    Raises:
+        StorageError: if S3 does not answer.
+    """
     if not path.startswith(S3_SCHEME):
         return sum(map(files.size_of, files.matching(path)))
     place, _, key = path.removeprefix(S3_SCHEME).partition("/")

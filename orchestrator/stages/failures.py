@@ -1,4 +1,4 @@
-"""What a failure of a worker or of its group was, told from the exceptions of torch and Ray."""
+"""Classifies failures of workers and worker groups by the exceptions of torch and Ray."""
 
 import errno
 import functools
@@ -15,11 +15,11 @@ from jobs.training.memory import is_out_of_memory
 from orchestrator.decisions.recovery import Cause, Failed
 
 LOST_KINDS = ("WorkerHealthCheckFailedError", "WorkerGroupStartupFailedError")
-"""Exceptions of Ray Train, which does not export them."""
+"""Names of Ray Train's exceptions for a lost worker; Ray does not export the classes."""
 BUSY_KIND = "WorkerGroupStartupTimeoutError"
-"""What it raises when it cannot reserve the devices of a group in time; not exported either."""
+"""Name of Ray Train's exception for devices that it could not reserve in time."""
 NOTICE_TIMEOUT_S = 5.0
-"""How long the question which nodes leave may take."""
+"""How long the head may take to list the draining nodes."""
 LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -28,15 +28,15 @@ LOST_PEER = (
     "remote process exited",
     "socket timeout",
 )
-"""What torch says in a worker whose neighbour is gone."""
+"""Texts in torch's errors when another worker of the group is gone."""
 STUCK = ("timed out waiting", "timeout(ms)", "watchdog", "collective operation timeout")
-"""What it says when a collective does not end."""
+"""Texts in torch's errors when a collective operation does not end."""
 BROKEN = ("cuda error", "uncorrectable", "ecc error", "gpu is lost", "xid")
-"""What it says of a device that does not work."""
+"""Texts in torch's errors when a device is broken."""
 
 
-def of_worker(error: Exception) -> Cause:
-    """Of an exception in a worker."""
+def classify_worker_error(error: Exception) -> Cause:
+    """Returns the cause of an exception that was raised in a worker."""
     if isinstance(error, GroupError):
         return error.failed.cause
     if isinstance(error, StorageError):
@@ -58,8 +58,8 @@ def of_worker(error: Exception) -> Cause:
     return Cause.UNKNOWN
 
 
-def of_group(error: BaseException) -> Cause:
-    """Of an exception that Ray raises for a worker or for the whole group."""
+def classify_ray_error(error: BaseException) -> Cause:
+    """Returns the cause of an exception that Ray raises for a worker or for the whole group."""
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return Cause.OUT_OF_MEMORY
     if isinstance(error, ray.exceptions.NodeDiedError):
@@ -77,16 +77,16 @@ def of_group(error: BaseException) -> Cause:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a worker gave up."""
+    """The failure that a worker reports before it ends."""
 
     message: str
-    """In words for the user."""
+    """Sentence for the user."""
     cause: Cause
     rank: int
 
 
 class GroupError(TrainingError):
-    """A group that ended early, with what is known of why."""
+    """A worker group ended early."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -94,51 +94,55 @@ class GroupError(TrainingError):
 
 
 class BusyError(ClusterError):
-    """A group that did not start, because its devices were not free in time."""
+    """A worker group did not start, because its devices were not free in time."""
 
 
-def of_end(
+def group_error(
     failure: Failure | None,
     outcome: BaseException | None,
     placement: Placement,
     nodes: Mapping[int, str],
 ) -> GroupError | ClusterError:
-    """What to raise for what a worker said and what Ray says; `nodes` of the workers by rank."""
-    outcome = getattr(outcome, "controller_failure", outcome)  # what it wraps
+    """Returns the error to raise for a group that ended early.
+
+    `failure`: what a worker reported; `outcome`: the exception of Ray Train; `nodes`: Ray node ids
+    by rank.
+    """
+    outcome = getattr(outcome, "controller_failure", outcome)  # Ray may wrap the exception
     name, failures = placement.name, getattr(outcome, "worker_failures", None) or {}
-    lost = {rank: of_group(error) for rank, error in failures.items()}
-    gone = {rank: cause for rank, cause in lost.items() if cause is not Cause.UNKNOWN}
+    causes = {rank: classify_ray_error(error) for rank, error in failures.items()}
+    gone = {rank: cause for rank, cause in causes.items() if cause is not Cause.UNKNOWN}
     if gone:
         rank, cause = next(iter(gone.items()))
-        there = frozenset(nodes[rank] for rank in gone if rank in nodes)
-        if cause is Cause.LOST_WORKER and not is_alive(there):
+        blamed = frozenset(nodes[rank] for rank in gone if rank in nodes)
+        if cause is Cause.LOST_WORKER and not are_alive(blamed):
             cause = Cause.LOST_NODE
-        words = first_line(failures[rank])
-        return GroupError(Failed(cause, f"training on {name} failed: {cause} ({words})", there))
+        reason = first_line(failures[rank])
+        return GroupError(Failed(cause, f"training on {name} failed: {cause} ({reason})", blamed))
     if failure:
-        at = nodes.get(failure.rank)
-        # who lost its neighbour is not who failed
-        is_its_own = failure.cause is not Cause.LOST_WORKER
-        there = frozenset({at} if at and is_its_own else ())
-        return GroupError(Failed(failure.cause, failure.message, there))
+        node = nodes.get(failure.rank)
+        # a worker that lost its connection to another one is not the worker that failed
+        is_own_fault = failure.cause is not Cause.LOST_WORKER
+        blamed = frozenset({node} if node and is_own_fault else ())
+        return GroupError(Failed(failure.cause, failure.message, blamed))
     assert outcome is not None
-    kind, text = of_group(outcome), first_line(next(iter(failures.values()), outcome))
-    text = text if kind is Cause.UNKNOWN else f"{kind} ({text})"
+    kind, reason = classify_ray_error(outcome), first_line(next(iter(failures.values()), outcome))
+    reason = reason if kind is Cause.UNKNOWN else f"{kind} ({reason})"
     if type(outcome).__name__ == BUSY_KIND:
         return BusyError(
             f"the workers of {name} did not get their devices in time; another job or endpoint"
             " holds them (`winnow status`)"
         )
-    return GroupError(Failed(kind, f"training on {name} failed: {text}"))
+    return GroupError(Failed(kind, f"training on {name} failed: {reason}"))
 
 
-def leaving_nodes() -> frozenset[str]:
-    """Ids of the nodes that are about to be taken away, as a cloud or an autoscaler announced."""
+def draining_nodes() -> frozenset[str]:
+    """Returns the ids of the nodes that a cloud or an autoscaler announced to remove."""
     try:
         client = _client(ray.get_runtime_context().gcs_address)
         return frozenset(client.get_draining_nodes(timeout=NOTICE_TIMEOUT_S))
     except ray.exceptions.RayError:
-        return frozenset()  # a head that does not answer is noticed elsewhere
+        return frozenset()  # other calls report a head that does not answer
 
 
 @functools.cache
@@ -146,7 +150,7 @@ def _client(address: str) -> Any:
     return ray._raylet.GcsClient(address=address)
 
 
-def is_alive(nodes: Iterable[str]) -> bool:
-    """Whether Ray knows all these nodes to be up."""
+def are_alive(nodes: Iterable[str]) -> bool:
+    """Returns whether Ray reports all these nodes as up."""
     alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return alive.issuperset(nodes)

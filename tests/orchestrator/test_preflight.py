@@ -15,7 +15,7 @@ import pytest
 
 from jobs.errors import JobFileError
 from jobs.storage.bucket import BucketObjects
-from orchestrator import foresight
+from orchestrator import preflight
 from tests.builders import MINILM, job
 
 
@@ -55,7 +55,7 @@ def hub() -> Iterator[str]:
 def problems(**fields: Any) -> list[str]:
     """What is missing for a job on MiniLM whose rows are said to be somewhere else."""
     try:
-        foresight.check(job(**{"model__base": MINILM, **fields}))
+        preflight.check(job(**{"model__base": MINILM, **fields}))
     except JobFileError as error:
         return [f"{found.path}: {found.message}" for found in error.problems]
     return []
@@ -70,7 +70,7 @@ def test_servers_that_do_not_answer_and_packages_that_are_missing_are_named(
 ) -> None:
     uri = "http://127.0.0.1:9"
     monkeypatch.setattr(
-        foresight,
+        preflight,
         "PACKAGES",
         (("serve.grpc", "no_such_package", "grpc", lambda spec: bool(spec.serve)),),
     )
@@ -88,9 +88,9 @@ def test_models_and_data_that_are_not_on_the_hub_are_named(monkeypatch: pytest.M
     with hub() as url:
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
         assert problems(model__base="nobody/bert", **rows) == [
-            "model.base: nobody/bert is not on the hub, or not for you; name a model of"
+            "model.base: nobody/bert is not on the hub, or you have no access; name a model of"
             " transformers, or a folder such as ./nobody/bert",
-            "data.train.path: nobody/rows is not on the hub, or not for you",
+            "data.train.path: nobody/rows is not on the hub, or you have no access",
         ]
         (found,) = problems(model__base="some/weights")
         assert found.startswith("model.base: some/weights has no config.json; ")
@@ -99,7 +99,7 @@ def test_models_and_data_that_are_not_on_the_hub_are_named(monkeypatch: pytest.M
 
 
 def test_a_base_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    shutil.copy(Path(foresight.location.locate(MINILM)) / "config.json", tmp_path)
+    shutil.copy(Path(preflight.location.locate(MINILM)) / "config.json", tmp_path)
     (found,) = problems(model__base=str(tmp_path))
     assert found.startswith("model.base: ")
     assert "tokenizer" in found
