@@ -32,8 +32,8 @@ def install() -> list[starlette.middleware.Middleware]:
         default_impl.add_grpc_address = _here(_add_address)
         replica.add_port_to_grpc_server = _here(_add_port)
     # Ray Serve leaves it to uvicorn what a connection is
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = connections(app.find)  # type: ignore[assignment]
-    return [starlette.middleware.Middleware(RequestGuard, find=app.find)]
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = connections(app.current_handler)  # type: ignore[assignment]
+    return [starlette.middleware.Middleware(RequestGuard, find_handler=app.current_handler)]
 
 
 def _here(listen: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:

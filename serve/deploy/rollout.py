@@ -81,7 +81,7 @@ def _latency(rule: GateRule, old: Traffic, new: Traffic) -> Iterator[str]:
 
 
 def _quality(rule: GateRule, comparison: Comparison | None) -> Iterator[str]:
-    """Of a rule that a task's comparison of two versions has a finding for."""
-    found = comparison.findings.get(rule.name) if comparison else None
-    if found and rule.bound and not rule.bound.holds(found.value) and not found.is_chance:
-        yield f"{found.sentence}, which is not {rule.bound}"
+    """Evaluates a rule with the metric of the same name in the task's comparison."""
+    metric = comparison.metrics.get(rule.name) if comparison else None
+    if metric and rule.bound and not rule.bound.holds(metric.value) and not metric.is_chance:
+        yield f"{metric.sentence}, which is not {rule.bound}"

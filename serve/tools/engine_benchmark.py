@@ -65,9 +65,11 @@ def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeS
 def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
     version = fetched(config.version)
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    maker = EngineFactory(
+    factory = EngineFactory(
         Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
     )
-    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
-    found = selection.curves(maker, engines_for(config), gate, SIZES)
+    sample = selection.read_eval_sample(
+        Path(version.path), task_registry.find(version.task).activation
+    )
+    found = selection.curves(factory, engines_for(config), sample, SIZES)
     return [replace(curve, accelerators=place) for curve in found]

@@ -53,8 +53,8 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
         raise DeployError(f"{folder} holds something already; export into a new folder")
     with tempfile.TemporaryDirectory() as work:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
-        maker = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
-        choice = _measured(version, maker)
+        factory = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
+        choice = _measured(version, factory)
         rows = max(1, min(batch_rows, choice.batch_tokens // version.max_length))
         place = folder if form == "onnx" else folder / version.name
         graph = place if form == "onnx" else place / "1"
@@ -98,12 +98,18 @@ parameters {{ key: "max_length" value: {{ string_value: "{version.max_length}" }
 """
 
 
-def _measured(version: ModelVersion, maker: EngineFactory) -> Choice:
-    """How the graph does, once it passed the gate that an endpoint's engines pass."""
-    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
-    if not gate.rows:
+def _measured(version: ModelVersion, factory: EngineFactory) -> Choice:
+    """Runs the acceptance check on the ONNX graph and measures its throughput.
+
+    Raises:
+        DeployError: if the version has no evaluation sample or the graph fails the check.
+    """
+    sample = selection.read_eval_sample(
+        Path(version.path), task_registry.find(version.task).activation
+    )
+    if not sample.rows:
         raise DeployError(f"{version.name} {version.id} has no evaluation rows to compare it by")
-    choice = selection.choose(maker, ("onnx-fp32",), gate)
+    choice = selection.choose(factory, ("onnx-fp32",), sample)
     refusal = choice.trials[0].refusal
     if refusal:
         raise DeployError(f"the graph of {version.name} does not answer as the model: {refusal}")

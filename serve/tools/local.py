@@ -37,7 +37,7 @@ def run(config: ReplicaConfig, host: str, port: int, tell: Callable[[str], None]
         "access_log": False,
         "timeout_graceful_shutdown": DRAIN_S,
         "server_header": False,
-        "http": connections(app.find),
+        "http": connections(app.current_handler),
     }
     application = app.guarded(endpoint.application())
     if supervisor is None:

@@ -36,7 +36,7 @@ def client(server: ClassificationHandler) -> Iterator[socket.socket]:
     """A connection to it."""
     app.install(server)
     with (
-        on_socket(app.guarded(routes.api), connections(app.find)) as url,
+        on_socket(app.guarded(routes.api), connections(app.current_handler)) as url,
         contextlib.closing(socket.create_connection(address(url), timeout=10)) as made,
     ):
         yield made

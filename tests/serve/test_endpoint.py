@@ -241,7 +241,7 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
         deploy(slow, slo={"p95_latency": "20ms"})
     url = deploy(version, slo={"p95_latency": "2s", "error_rate": "<1%"})
     with asked(url, 2) as results:
-        with pytest.raises(DeployError, match=r"its accuracy is -0\.1"):
+        with pytest.raises(DeployError, match=r"its accuracy changes by -0\.1"):
             deploy(worse, rollout=rollout)
         with pytest.raises(DeployError, match="its p95 latency is"):
             deploy(slow, rollout={**rollout, "gate": ["latency<=1.5"]})

@@ -81,7 +81,7 @@ def test_what_cannot_be_exported_is_refused(
             """Turned around."""
             return -super().run(rows)
 
-    def make(self, name, gate):  # type: ignore[no-untyped-def]
+    def make(self, name, sample):  # type: ignore[no-untyped-def]
         kind = Astray if name == "onnx-fp32" else TorchEngine
         return kind(self.model, self.tokenizer, "fp32", "cpu", 1)
 

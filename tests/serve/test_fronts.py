@@ -190,7 +190,7 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
         nonlocal before, since
         if total() != before:
             before, since = total(), time.monotonic()
-        return time.monotonic() - since > 2 * worker.COUNT_S
+        return time.monotonic() - since > 2 * worker.REPORT_S
 
     assert eventually(is_quiet)
     for _ in range(10):

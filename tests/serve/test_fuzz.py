@@ -51,7 +51,7 @@ class Made:
 def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
     statuses.clear()
-    http = connections(app.find) if request.param == "connection" else "auto"
+    http = connections(app.current_handler) if request.param == "connection" else "auto"
     server = load(ReplicaConfig(version, engine="torch-fp32", timeout_s=10))
     app.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -110,7 +110,7 @@ def test_each_kind_of_model_is_asked_as_it_wants(
 
 def test_a_language_model_is_not_asked_with_lists(url: str, app: Stalling) -> None:
     app.model = {"task": "causal-lm"}
-    with pytest.raises(DeployError, match="one conversation a request"):
+    with pytest.raises(DeployError, match="one conversation per request"):
         asyncio.run(load_generator.run(Plan(url, 0.1, texts_per_request=2), ["a"]))
 
 

@@ -1,11 +1,18 @@
-"""The application of a classifier behind the guard: health, protocol v2, playground."""
+"""The FastAPI application of a classifier: predictions, health, Open Inference Protocol, page."""
 
 from typing import Any, cast
 
 import fastapi
 import fastapi.responses
 
-from serve.http.app import ERRORS, framework, page, ready, response, timeout
+from serve.http.app import (
+    ERRORS,
+    create_application,
+    fastapi_response,
+    page,
+    require_handler,
+    timeout,
+)
 from serve.http.errors import ErrorBody, HttpError
 from serve.tasks.text_classification.handler import ClassificationHandler
 from serve.tasks.text_classification.schemas import (
@@ -23,12 +30,12 @@ from serve.tasks.text_classification.schemas import (
 )
 
 DESCRIPTION = "Text classification served by Winnow. POST texts to `predict`."
-api = framework(DESCRIPTION, SENTENCES)
+api = create_application(DESCRIPTION, SENTENCES)
 
 
 def classifier() -> ClassificationHandler:
-    """The classifier of this process; HttpError until it is there."""
-    return cast("ClassificationHandler", ready())
+    """Returns the classifier of this process; raises HttpError 503 until it is ready."""
+    return cast("ClassificationHandler", require_handler())
 
 
 @api.post(
@@ -37,24 +44,23 @@ def classifier() -> ClassificationHandler:
     responses=ERRORS,
 )
 async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
-    """Label one text, a pair of texts, or each of a list.
+    """Labels one text, one pair of texts, or each item of a list.
 
-    The headers of the answer say which model version gave it, how long it waited and in company of
-    how many texts.
+    The response's headers give the model version, the time in the queue, and the rows of the batch.
     """
-    # in the OpenAPI document by this, answered by the guard before it
-    return response(await classifier().predict(await request.body(), timeout(request)))
+    # this route is for the OpenAPI document: the request guard answers the requests themselves
+    return fastapi_response(await classifier().predict(await request.body(), timeout(request)))
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})
 async def health() -> ModelInfo:
-    """Say which model answers."""
+    """Describes the model that this endpoint serves."""
     return classifier().info
 
 
 @api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
 async def playground() -> fastapi.responses.HTMLResponse:
-    """A page for people."""
+    """A page to try the model in a browser."""
     return page(__package__)
 
 
@@ -66,7 +72,7 @@ async def server_metadata() -> dict[str, Any]:
 
 @api.get("/v2/models/{name}", responses={404: {"model": ErrorBody}})
 async def model_metadata(name: str) -> ModelMetadata:
-    """Open Inference Protocol: what the model takes and gives."""
+    """Open Inference Protocol: the model's input and output tensors."""
     handler = named(name)
     version = handler.config.version
     inputs = ("text", "text_pair") if version.is_pair else ("text",)
@@ -74,7 +80,7 @@ async def model_metadata(name: str) -> ModelMetadata:
         name=version.name,
         versions=[version.id],
         platform=f"winnow_{handler.choice.engine}",
-        inputs=[TensorInfo(name=found, datatype="BYTES", shape=[-1]) for found in inputs],
+        inputs=[TensorInfo(name=name, datatype="BYTES", shape=[-1]) for name in inputs],
         outputs=[
             TensorInfo(name="label", datatype="BYTES", shape=[-1]),
             TensorInfo(name="score", datatype="FP32", shape=[-1]),
@@ -85,26 +91,26 @@ async def model_metadata(name: str) -> ModelMetadata:
 
 @api.get("/v2/models/{name}/ready", responses={404: {"model": ErrorBody}})
 async def model_ready(name: str) -> dict[str, Any]:
-    """Open Inference Protocol: whether this model answers."""
+    """Open Inference Protocol: the model is ready; 404 for the name of another model."""
     return {"name": named(name).config.version.name, "ready": True}
 
 
 @api.post("/v2/models/{name}/infer", responses={**ERRORS, 404: {"model": ErrorBody}})
 async def infer(name: str, body: InferRequest, request: fastapi.Request) -> InferResponse:
-    """Open Inference Protocol: label the texts of the tensor `text`."""
-    return await inferred(named(name), body, timeout(request))
+    """Open Inference Protocol: labels the texts of the tensor `text`."""
+    return await infer_texts(named(name), body, timeout(request))
 
 
-async def inferred(
+async def infer_texts(
     handler: ClassificationHandler, body: InferRequest, timeout_s: float
 ) -> InferResponse:
-    """Labels and scores of a protocol request's texts; HttpError."""
+    """Returns labels and scores of the texts of an inference request; raises HttpError."""
     version = handler.config.version
     texts = texts_of(body, is_pair=version.is_pair)
-    found = (await handler.score(texts, timeout_s)).scores
-    scores = [max(row) for row in found]
-    labels = [version.labels[row.index(score)] for row, score in zip(found, scores, strict=True)]
-    every = [score for row in found for score in row]
+    rows = (await handler.score(texts, timeout_s)).scores
+    scores = [max(row) for row in rows]
+    labels = [version.labels[row.index(score)] for row, score in zip(rows, scores, strict=True)]
+    every = [score for row in rows for score in row]
     count = len(texts)
     return InferResponse(
         id=body.id,
@@ -119,8 +125,8 @@ async def inferred(
 
 
 def named(name: str) -> ClassificationHandler:
-    """The handler, when it is the model that is asked for."""
+    """Returns the handler of the model with this name; raises HttpError 404 for another name."""
     handler = classifier()
     if name != handler.config.version.name:
-        raise HttpError(404, "not_found", "no such model answers here")
+        raise HttpError(404, "not_found", f"this endpoint serves {handler.config.version.name}")
     return handler

@@ -1,4 +1,4 @@
-"""Messages of a text classifier's endpoint: requests, responses, and what makes one valid."""
+"""Messages of a text classifier's endpoint, and their validation."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,21 +8,21 @@ from serve.batching.rows import Text
 from serve.http.errors import HttpError, describe
 
 PATH = "/predict"
-"""Where predictions are requested, below the endpoint's route."""
+"""Path of predictions, below the endpoint's route."""
 MAX_TEXTS = 1024
 """Most texts in one request."""
 MAX_CHARACTERS = 8192
-"""Longest text: tokenising more costs seconds even though it is cut afterwards."""
+"""Longest text in characters. A longer one takes seconds to tokenise and is cut afterwards."""
 SENTENCES = {
     "inputs": "inputs must be a string, a pair of texts, or a list of them that is not empty"
 }
-"""What fields of several types must be."""
+"""Messages of validation errors of fields that accept several types."""
 
 TextField = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
 class Pair(BaseModel):
-    """Two texts that are judged together."""
+    """Two texts that are classified together."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,9 +52,9 @@ class PredictRequest(BaseModel):
     )
     """A text, a pair of texts, or a list of them."""
     top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
-    """So many labels for each input, best first, as a list; left out, the best label alone."""
+    """Number of labels for each input, as a list, best first; by default the best label alone."""
     truncate: Annotated[bool, Field(strict=True)] = True
-    """Whether inputs longer than the model takes are cut; if not, they are refused."""
+    """Cut inputs that are longer than the model's limit; if false, the request is refused (422)."""
 
 
 class LabelScore(BaseModel):
@@ -65,7 +65,7 @@ class LabelScore(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """Which model answers."""
+    """The model that this endpoint serves."""
 
     task: Literal["text-classification"] = "text-classification"
     name: str
@@ -118,7 +118,7 @@ class InferResponse(BaseModel):
 
 
 class TensorInfo(BaseModel):
-    """A tensor without its data; -1 is any size."""
+    """Name, type and shape of a tensor; -1 stands for any size."""
 
     name: str
     datatype: Literal["BYTES", "FP32"]
@@ -126,7 +126,7 @@ class TensorInfo(BaseModel):
 
 
 class ModelMetadata(BaseModel):
-    """What a model takes and gives."""
+    """Input and output tensors of a model."""
 
     name: str
     versions: list[str]
@@ -136,7 +136,11 @@ class ModelMetadata(BaseModel):
 
 
 def parse(body: bytes) -> PredictRequest:
-    """A predict request; HttpError when it is no JSON (400) or no request (422)."""
+    """Parses the body of a predict request.
+
+    Raises:
+        HttpError: 400 if the body is not JSON, 422 if a field is invalid.
+    """
     try:
         return PredictRequest.model_validate_json(body)
     except ValidationError as error:
@@ -147,7 +151,11 @@ def parse(body: bytes) -> PredictRequest:
 
 
 def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:
-    """Inputs as tuples for the engine; HttpError for a pair instead of a text or the like."""
+    """Converts the inputs of a request into tuples of one text, or of two for a model of pairs.
+
+    Raises:
+        HttpError: 422 for a pair if the model takes single texts, and the reverse.
+    """
     items = inputs if isinstance(inputs, list) else [inputs]
     texts: list[Text] = [(i.text, i.text_pair) if isinstance(i, Pair) else (i,) for i in items]
     wanted = 2 if is_pair else 1
@@ -160,11 +168,15 @@ def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:
 
 
 def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
-    """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs."""
+    """Returns the texts in the tensor `text`, and in `text_pair` for a model of pairs.
+
+    Raises:
+        HttpError: 422 if a tensor is missing or has another type or shape.
+    """
     named = {tensor.name: tensor for tensor in request.inputs}
     wanted = ("text", "text_pair") if is_pair else ("text",)
     if sorted(tensor.name for tensor in request.inputs) != sorted(wanted):
-        message = f"the model takes the inputs {', '.join(wanted)}"
+        message = f"the inputs must be named {', '.join(wanted)}"
         raise HttpError(422, "invalid_request", message)
     columns = [_strings(named[name]) for name in wanted]
     if len({len(column) for column in columns}) > 1:
