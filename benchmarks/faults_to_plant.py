@@ -378,7 +378,7 @@ FAULTS = [
     Fault(
         name="serve-replaced-haproxy-keeps-old-routes",
         path="serve/deploy/haproxy_client.py",
-        old="            if not any(_is_replaced(known, at.parent) for at, known in told.items()):\n                return",
+        old="            if not any(_is_replaced(pid, path.parent) for path, pid in updated.items()):\n                return",
         new="            return",
         wrong="A HAProxy that read the routes just before they changed takes over with the old ones, and sends requests to a version that is gone.",
         past=True,
@@ -411,7 +411,7 @@ FAULTS = [
     Fault(
         name="serve-replicas-listen-on-every-network",
         path="serve/deploy/ray_serve_patches.py",
-        old="        replica.add_port_to_grpc_server = _here(_add_port)\n",
+        old="        replica.add_port_to_grpc_server = _on_loopback(_add_port)\n",
         new="",
         wrong="Replicas of a local cluster take Ray Serve's calls between replicas from every network instead of from this machine alone.",
         past=True,

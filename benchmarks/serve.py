@@ -304,7 +304,7 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandle
             spec,
             discovery.discover(),
             port=cluster.serve_port,
-            find=lambda *_: version,
+            find_version=lambda *_: version,
         )
         running = local.running()
         assert running is not None

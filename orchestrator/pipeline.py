@@ -103,7 +103,7 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
 
     if spec.serve:
         deployment.serving_nodes(spec.serve, inventory)
-        deployment.tell_moves(spec.name, spec.serve, context.serve_port, remark)
+        deployment.log_moved_routes(spec.name, spec.serve, context.serve_port, remark)
     context.run.write("inventory", inventory)
     context.run.write("plan", plan)
     text = (
@@ -172,8 +172,8 @@ def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) ->
         context.spec.serve,
         inventory,
         port=context.serve_port,
-        find=functools.partial(registry.read, context.storage),
-        tell=lambda text: context.notify(Remark(text)),
+        find_version=functools.partial(registry.read, context.storage),
+        log=lambda text: context.notify(Remark(text)),
     )
     context.run.write("endpoint", endpoint)
     registry.note_deployed(context.storage, model)

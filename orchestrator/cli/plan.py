@@ -81,7 +81,7 @@ def live_inventory(
         if spec and spec.serve:
             from serve.deploy import deployment  # a second that other jobs need not pay
 
-            deployment.tell_moves(spec.name, spec.serve, cluster.serve_port, tell)
+            deployment.log_moved_routes(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()
 
 

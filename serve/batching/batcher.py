@@ -237,10 +237,13 @@ class Batcher(InferenceClient):
         self._deliver()
 
     def _with_company(self, pending: list[_Item], *, is_idle: bool) -> list[_Item]:
-        """What is pending, with more where that pays: those who were just answered, or a burst."""
+        """Returns the pending rows, and waits for further ones if that is faster overall.
+
+        It waits for clients that were just answered, or for the rest of a burst.
+        """
         if not pending or self._saving is NOTHING:
             return pending
-        # an idle engine has told of its last batch: what is pending came after that
+        # an idle engine has delivered its last batch; the pending rows arrived after that
         away = (
             _lengths(self._undelivered[0])
             if self._undelivered
@@ -250,7 +253,7 @@ class Batcher(InferenceClient):
         saved_s = self._saving.of(sum(lengths))
         if self._returning.pays(saved_s) and fits_one_batch(lengths, self.limits):
             self._deliver()
-            # woken once: to tokenise each as it comes would keep the interpreter from the loop
+            # wakes up once; tokenising each arrival by itself would take the GIL from the loop
             while left_s := self._returning.left_s(time.monotonic(), saved_s):
                 if self._is_closed:
                     break
@@ -411,7 +414,7 @@ class _Done:
 def _answer(items: Sequence[tuple[int, _Item]], done: _Done) -> None:
     """Stores the scores of one batch in its requests, and answers the complete ones.
 
-    Runs on the requests' event loop, once for each batch. An item comes with its row in the batch.
+    Runs on the requests' event loop, once for each batch. Each item has its row number in front.
     """
     for number, item in items:
         request = item.request

@@ -1,4 +1,4 @@
-"""Tokens: hashed at rest, followed without a restart, and never an open door by mistake."""
+"""Tokens are stored as hashes, change without a restart, and a broken file admits nobody."""
 
 import logging
 import stat
@@ -17,7 +17,7 @@ from serve.http.auth import Authenticator, add_token, digest, read_tokens, revok
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas look at their file at every request."""
+    """Replicas check their tokens file at every request."""
     monkeypatch.setattr(auth, "RECHECK_S", -1.0)
 
 

@@ -1,4 +1,4 @@
-"""Batches: formed when the engine is free, the oldest always in, nothing lost."""
+"""The batcher forms a batch when the engine is free, with the oldest row, and loses none."""
 
 import asyncio
 import random
@@ -39,14 +39,14 @@ class Words:
     """A tokenizer of one token for each word; `!` cannot be tokenised."""
 
     def rows(self, texts: Sequence[Text]) -> list[Row]:
-        """Lengths of the words as ids."""
+        """Returns rows whose ids are the lengths of the words."""
         if any("!" in part for text in texts for part in text):
             raise ValueError("no such word")
         return [Row([len(word) for word in text[0].split()], []) for text in texts]
 
 
 class Summing:
-    """An engine whose score is the sum of a row's ids; slow, and watched."""
+    """A slow engine whose score is the sum of a row's ids; records its batches."""
 
     name: EngineName = "torch-fp32"
 
@@ -57,7 +57,7 @@ class Summing:
         self.gate.set()
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Sums as [rows, 1]."""
+        """Returns the sums, [rows, 1]."""
         self.begun += 1
         self.gate.wait(10)
         time.sleep(self.seconds)
@@ -66,17 +66,17 @@ class Summing:
 
 
 class Failing(Summing):
-    """Raises, or gives what is no number."""
+    """Raises an error or returns NaN."""
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """By the first row."""
+        """Raises if the first row has the id 1, and returns NaN otherwise."""
         if rows[0].ids[0] == 1:
             raise RuntimeError("out of order")
         return np.full((len(rows), 1), np.nan, dtype=np.float32)
 
 
 class Launching(Summing):
-    """Runs on a thread of its own, one batch after the other, as a GPU does."""
+    """Runs batches on its own thread, one after the other, as a GPU does."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -84,7 +84,7 @@ class Launching(Summing):
         self.most, self.under_way = 0, 0
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Queue a batch."""
+        """Queues a batch."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         future = self.device.submit(self.run, rows)
@@ -430,7 +430,7 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
 def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
     row_s: float, busy: float
 ) -> None:
-    """Texts that come at random; batches are all that came in the time of the one before."""
+    """Texts arrive at random; a batch has all that arrived during the batch before."""
     draw, rate, saved_s = random.Random(1), busy / row_s, 0.01
     returning, begin, rows, paid = Returning(), 0.0, 1, 0
     for _ in range(5000):
@@ -547,7 +547,7 @@ def test_failures_reach_those_who_asked_and_the_engine_goes_on(
 
 
 def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
-    """Short texts keep coming; a long one among them still gets its turn at once."""
+    """Short texts arrive without a pause; a long one among them is in the next block."""
     clients, rows, long = 32, 4, 40
 
     async def ask() -> int:

@@ -1,4 +1,4 @@
-"""The load generator tells the truth about a server, also about one that stalls."""
+"""The load generator measures a server correctly, even one that stalls."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.builders import eventually
 
 
 class Stalling:
-    """Answers at once, but for one second in which everything waits."""
+    """Answers at once, except during one second in which all requests wait."""
 
     def __init__(self) -> None:
         self.began: float | None = None
@@ -28,7 +28,7 @@ class Stalling:
         self.asked: tuple[str, Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Answers one request."""
         body = (await receive())["body"]
         status = 200
         if scope["method"] == "POST":

@@ -1,4 +1,4 @@
-"""The committed page of paths and messages is the one that the code makes."""
+"""The committed page of paths and messages is the one that the code generates."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A worse or slower version is stopped, a good one is not, and chance decides nothing."""
+"""The gate stops a worse or slower version, and ignores differences that may be chance."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ GOOD = Traffic(1000, 0, 10.0)
 
 
 def against(counts: Comparison | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
-    """Reasons against a version beside a good one."""
+    """Reasons against a new version, compared with a good one."""
     promise = SloSpec.model_validate(slo) if slo else None
     return reasons_against(GATE, promise, counts, GOOD, new)
 
@@ -82,7 +82,7 @@ def test_slow_and_failing_versions_are_stopped(
 
 def test_routes_become_maps_and_back() -> None:
     second = Route("two", rate=7, model="films")
-    routes = {"/a": Route("one"), "/b/c": routing.tried(second, "three", 25)}
+    routes = {"/a": Route("one"), "/b/c": routing.with_canary(second, "three", 25)}
     stable, canary, weights, rates, models = routing.maps(routes)
     assert stable == {"/a/": "/_v/one", "/b/c/": "/_v/two"}
     assert (canary, weights) == ({"/b/c/": "/_v/three"}, {"/b/c/": "25"})
@@ -90,4 +90,4 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "", "", "") == {}
-    assert routing.rolled_back(routes["/b/c"]) == second
+    assert routing.without_canary(routes["/b/c"]) == second

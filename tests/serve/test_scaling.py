@@ -1,4 +1,4 @@
-"""Replicas follow the demand, wherever it is seen."""
+"""The number of replicas follows the demand, whoever counts it."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from serve.deploy.scaling import ON, Policy
 
 
 def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
-    """What Ray Serve hands over."""
+    """The context that Ray Serve passes to a policy."""
     kinds = {f"{ON}{name}": replicas for name, replicas in on.items()}
     return SimpleNamespace(
         total_num_requests=seen,

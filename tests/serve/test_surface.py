@@ -45,7 +45,7 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
 
 @pytest.fixture(params=["connection", "application"])
 def ask(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[Ask]:
-    """Sends a request through the whole application, on a socket with the hot path or without."""
+    """Sends a request through the whole application, on a socket with the fast path or without."""
     app.install(server)
     if request.param == "application":
         yield _asker()
@@ -170,7 +170,7 @@ def test_hostile_bodies_end_in_one_shape_without_the_input(
 
 
 def worse() -> Iterator[tuple[str, bytes]]:
-    """Paths and bodies that nobody should send."""
+    """Hostile paths and bodies."""
     valid = b'{"inputs": ["a", "b"], "top_k": 2, "truncate": true}'
     for cut in range(len(valid)):
         yield "/predict", valid[:cut]
@@ -327,7 +327,7 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
 
 @pytest.fixture(params=["connection", "auto"])
 def live(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The application on a real socket, with the hot path or without."""
+    """The application on a real socket, with the fast path or without."""
     app.install(server)
     http = connections(app.current_handler) if request.param == "connection" else request.param
     with on_socket(app.guarded(routes.api), http) as url:
@@ -404,7 +404,7 @@ def test_the_playground_answers_in_a_real_browser(live: str) -> None:
 def test_links_name_the_public_route_and_not_the_path_of_the_version(
     server: ClassificationHandler,
 ) -> None:
-    """What a client follows, or is generated from, lasts longer than a version."""
+    """Redirects and the OpenAPI document name the public route, not a version's path."""
     below = "/_v/0123456789ab/a/reviews"
     app.install(server)
     transport = httpx.ASGITransport(app.guarded(routes.api), root_path=below)

@@ -1,4 +1,4 @@
-"""Batches on a GPU: every one within the limits has a shape that was captured beforehand."""
+"""On a GPU every batch within the limits has a shape that was captured at the start."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Engines answer to the scores of training, whatever the architecture; else nothing is served."""
+"""Only engines that reproduce training's scores serve, for every architecture."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Publish = Callable[[str], EngineFactory]
 
 @pytest.fixture(scope="module")
 def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Trains a tiny model of an architecture; what makes its engines."""
+    """Trains a tiny model of an architecture and returns the factory of its engines."""
     known: dict[str, EngineFactory] = {}
 
     def make(kind: str) -> EngineFactory:
@@ -99,7 +99,7 @@ def exchanged(factory: EngineFactory, folder: Path) -> EngineFactory:
 def test_a_version_that_no_engine_scores_as_training_did_is_not_served(
     name: EngineName, published: Publish, tmp_path: Path
 ) -> None:
-    """A planted fault: the classes are exchanged. Also where one engine alone is asked for."""
+    """A planted fault exchanges the classes. The check also runs if one engine is configured."""
     factory = exchanged(published("roberta"), tmp_path)
     with pytest.raises(DeployError, match="no engine reproduces training's scores"):
         selection.choose(

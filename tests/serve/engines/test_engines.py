@@ -1,4 +1,4 @@
-"""Every engine gives what transformers gives, whatever stands beside a text in its batch."""
+"""Every engine gives transformers' scores, whatever the other texts of the batch are."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ BOUNDS: dict[EngineName, float] = {
     "openvino-bf16": 0.02,
     "openvino-int8": 0.05,
 }
-"""Most that a probability may differ from transformers' in fp32."""
+"""Largest difference of a probability from transformers' in fp32."""
 
 
 @pytest.fixture(scope="module")
@@ -390,7 +390,7 @@ class Fake:
         self._wrong, self._drift = wrong, drift
 
     def run(self, rows: list[Row]) -> Logits:
-        """The label is the first id, but for rows whose second id is below `wrong`."""
+        """Gives the first id as the label, except for rows whose second id is below `wrong`."""
         signs = [
             (1 if row.ids[0] else -1) * (-1 if row.ids[1] < self._wrong else 1) for row in rows
         ]
@@ -426,7 +426,7 @@ def test_budgets_are_timed_but_for_an_engine_that_packs(
     *, is_packed: bool, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Costly(Fake):
-        """A batch takes as long whatever is in it: the largest budget is the fastest."""
+        """Every batch takes the same time, so that the largest budget is the fastest."""
 
         def run(self, rows: list[Row]) -> Logits:
             time.sleep(2e-3)
@@ -474,7 +474,7 @@ class Drifting(EngineFactory):
     """Makes engines whose scores change with the rows of a batch."""
 
     def make(self, name: EngineName, sample: EvalSample) -> Engine:
-        """The same for every name."""
+        """Returns the same engine for every name."""
         return Fake(drift=0.05)
 
 
