@@ -15,8 +15,8 @@ Each architecture is built with two small layers, random weights and a tokenizer
 - **engines** of a CPU that answer alone and in lists as training did.
 
 A cell is `yes`, the sentence that a user reads, or **wrong**; what cannot be made small is listed
-by itself. Writes `benchmarks/results/architectures.json` and `docs/reference/architectures.md`; `--rest`
-judges what that file lacks and keeps its other rows.
+by itself. Writes `benchmarks/results/architectures.json` and `docs/reference/architectures.md`;
+`--rest` judges what that file lacks and keeps its other rows.
 """
 
 import argparse

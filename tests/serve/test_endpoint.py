@@ -374,14 +374,14 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray_serve_patches, "_start", start)
     monkeypatch.setattr(replica, "start_asgi_http_server", start)
-    ray_serve_patches._share(Recording())
+    ray_serve_patches._share_port(Recording())
     with bound("127.0.0.1", 0, is_shared=True) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         options = ray.serve.config.HTTPOptions(host="127.0.0.1", port=port)
-        with pytest.raises(RuntimeError, match="is taken"):
+        with pytest.raises(RuntimeError, match="is in use"):
             asyncio.run(replica.start_asgi_http_server(None, options))
-    ray_serve_patches._share(Recording())
+    ray_serve_patches._share_port(Recording())
     assert asyncio.run(replica.start_asgi_http_server(None, options)) == "server"
     assert opened == [("127.0.0.1", port, f"http://127.0.0.1:{begun[0]}")]
     assert len(begun) == 1

@@ -54,6 +54,6 @@ def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
     words = "Error: ray::ServeReplica\n  File x\njobs.errors.DeployError: tiny is not served\nmore"
     replica = SimpleNamespace(message=words)
     found = SimpleNamespace(message="Failed to update", deployments={"Replica": replica})
-    assert deployment._why(found) == "tiny is not served"
+    assert deployment._failure_reason(found) == "tiny is not served"
     replica.message = "the node is gone"
-    assert deployment._why(found) == "Failed to update"
+    assert deployment._failure_reason(found) == "Failed to update"
