@@ -342,19 +342,20 @@ def proof(model: Path, name: str) -> float:
 
 
 def engines(model: Path, exports: Path, max_length: int) -> str:
-    """Engines that answer as training did, alone and in lists; others are refused by the gate."""
+    """Engines that pass the acceptance check and answer as training did, alone and in lists."""
     maker = EngineFactory(model, exports, Tokenizer(model, max_length), "cpu", 1)
-    gate = selection.read_gate(model, "softmax")
-    assert gate.scores is not None
+    sample = selection.read_eval_sample(model, "softmax")
+    assert sample.scores is not None
     try:
-        choice = selection.choose(maker, ENGINES, gate, is_timed=False)
+        choice = selection.choose(maker, ENGINES, sample, is_timed=False)
     except WinnowError as error:
         return str(error)
     allowed = [trial.engine for trial in choice.trials if not trial.refusal]
     for name in allowed:
-        engine = maker.make(name, gate)
-        for batch in (1, 7, len(gate.rows)):
-            if abs(selection.scores(engine, gate.rows, batch) - gate.scores).max() > SCORE_BOUND:
+        engine = maker.make(name, sample)
+        for batch in (1, 7, len(sample.rows)):
+            scores = selection.scores(engine, sample.rows, batch)
+            if abs(scores - sample.scores).max() > SCORE_BOUND:
                 return f"{name} {WRONG}"
     return ", ".join(name.partition("-")[0] for name in allowed) or "torch, one by one"
 

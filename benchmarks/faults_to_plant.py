@@ -347,8 +347,8 @@ FAULTS = [
     Fault(
         name="serve-batches-under-way-lost-at-close",
         path="serve/batching/batcher.py",
-        old="        while self._flights:\n            self._land(self._flights.popleft())\n        self._tell()",
-        new="        self._tell()",
+        old="        while self._in_flight:\n            self._finish(self._in_flight.popleft())\n        self._deliver()",
+        new="        self._deliver()",
         wrong="A replica that ends never answers the batch that its GPU has begun with: those requests are lost.",
         past=True,
         tests=("tests/serve/test_batcher.py::test_batches_under_way_are_answered_when_it_closes",),
@@ -378,7 +378,7 @@ FAULTS = [
     Fault(
         name="serve-replaced-haproxy-keeps-old-routes",
         path="serve/deploy/haproxy_client.py",
-        old="            if not any(_is_replaced(known, at.parent) for at, known in told.items()):\n                return",
+        old="            if not any(_is_replaced(pid, path.parent) for path, pid in updated.items()):\n                return",
         new="            return",
         wrong="A HAProxy that read the routes just before they changed takes over with the old ones, and sends requests to a version that is gone.",
         past=True,
@@ -388,9 +388,9 @@ FAULTS = [
     ),
     Fault(
         name="serve-gate-compares-versions-the-wrong-way-round",
-        path="serve/deploy/release.py",
-        old="    return compare(answers[0], answers[1], right), texts",
-        new="    return compare(answers[1], answers[0], right), texts",
+        path="serve/tasks/text_classification/endpoint.py",
+        old="        return compare(answers[0], answers[1], right), texts",
+        new="        return compare(answers[1], answers[0], right), texts",
         wrong="A rollout lets a version with a tenth of its labels wrong take over, and stops one that is better.",
         past=False,
         tests=(
@@ -411,7 +411,7 @@ FAULTS = [
     Fault(
         name="serve-replicas-listen-on-every-network",
         path="serve/deploy/ray_serve_patches.py",
-        old="        replica.add_port_to_grpc_server = _here(_add_port)\n",
+        old="        replica.add_port_to_grpc_server = _on_loopback(_add_port)\n",
         new="",
         wrong="Replicas of a local cluster take Ray Serve's calls between replicas from every network instead of from this machine alone.",
         past=True,
@@ -420,8 +420,8 @@ FAULTS = [
     Fault(
         name="serve-revoked-tokens-stay-accepted",
         path="serve/http/auth.py",
-        old="            self._seen, self._known = mark, {**known, **self._fixed}",
-        new="            self._seen, self._known = mark, {**self._known, **known}",
+        old="            self._file_state, self._known = state, {**known, **self._fixed}",
+        new="            self._file_state, self._known = state, {**self._known, **known}",
         wrong="A token that was revoked in the tokens file is accepted until the replica is started anew.",
         past=False,
         tests=("tests/serve/test_access.py::test_tokens_change_without_a_restart",),
@@ -429,8 +429,8 @@ FAULTS = [
     Fault(
         name="serve-more-short-texts-than-a-graph-takes",
         path="serve/engines/packing.py",
-        old="        return shape in self.made and inputs <= room(shape)",
-        new="        return shape in self.made",
+        old="        return shape in self.static_shapes and inputs <= capacity(shape)",
+        new="        return shape in self.static_shapes",
         wrong="Several texts of a word each that come at once end in a 500 for all of their batch.",
         past=True,
         tests=(

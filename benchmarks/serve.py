@@ -304,7 +304,7 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandle
             spec,
             discovery.discover(),
             port=cluster.serve_port,
-            find=lambda *_: version,
+            find_version=lambda *_: version,
         )
         running = local.running()
         assert running is not None
@@ -408,7 +408,7 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
         "from serve.batching.rows import Tokenizer;"
         "from serve.tools.load_generator import sentences;"
         f"p, l, d = Path({version.path!r}), {version.max_length}, {device!r}; t = Tokenizer(p, l);"
-        "g = selection.read_gate(p, 'softmax');"
+        "g = selection.read_eval_sample(p, 'softmax');"
         f"m = selection.EngineFactory(p, Path({version.exports!r}), t, d, 1).make({engine!r}, g);"
         "d == 'cpu' and warm_up(m, Limits(batch_tokens=selection.PACKED_TOKENS), g, l);"
         f"many = {4 if device == 'cpu' else 16};"

@@ -95,7 +95,7 @@ def served(version: ModelVersion, engine: Any, texts: Sequence[str]) -> Any:
     app.install(server)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        as_served = connections(app.find)
+        as_served = connections(app.current_handler)
         web = uvicorn.Server(
             uvicorn.Config(app.guarded(routes.api), http=as_served, log_level="error")
         )

@@ -126,8 +126,8 @@ def disturb(
             ServeSpec.model_validate(values),
             discovery.discover(),
             port=port,
-            find=lambda _, identity: found[identity],
-            tell=say,
+            find_version=lambda _, identity: found[identity],
+            log=say,
         )
 
     rollout = {"steps": [20, 100], "hold": "5s", "gate": ["agreement>=0"]}

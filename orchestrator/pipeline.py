@@ -103,14 +103,14 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
 
     if spec.serve:
         deployment.serving_nodes(spec.serve, inventory)
-        deployment.tell_moves(spec.name, spec.serve, context.serve_port, remark)
+        deployment.log_moved_routes(spec.name, spec.serve, context.serve_port, remark)
     context.run.write("inventory", inventory)
     context.run.write("plan", plan)
     text = (
         f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
     )
     context.notify(StageFinished("plan", text))
-    for each in (*plan.remarks, *foresight.remarks(spec)):
+    for each in (*plan.remarks, *preflight.remarks(spec)):
         remark(each)
     if any(node.simulated for node in inventory.nodes):
         context.notify(Remark("simulated accelerators: all times and prices below are simulated"))
@@ -172,8 +172,8 @@ def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) ->
         context.spec.serve,
         inventory,
         port=context.serve_port,
-        find=functools.partial(registry.read, context.storage),
-        tell=lambda text: context.notify(Remark(text)),
+        find_version=functools.partial(registry.read, context.storage),
+        log=lambda text: context.notify(Remark(text)),
     )
     context.run.write("endpoint", endpoint)
     registry.note_deployed(context.storage, model)

@@ -1,1 +1,1 @@
-"""From a published model version to an endpoint on Ray Serve."""
+"""Serves a published model version as an endpoint on Ray Serve."""

@@ -1,4 +1,4 @@
-"""What a replica is made of: a model version, and how its job serves it."""
+"""The configuration of a replica: a model version and the `serve` settings of its job."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,49 +13,52 @@ from serve.batching.policy import BLOCK_BATCHES, Limits
 from serve.version import ModelVersion
 
 ADJUSTABLE = ("batch_rows", "queue_tokens", "idle_wait_s", "timeout_s")
-"""Fields of a configuration that may change while a replica answers."""
+"""Fields that a running replica changes without a restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """What a replica is made of."""
+    """The configuration of one replica."""
 
     version: ModelVersion
     route: str = ""
-    """Path prefix under which requests come."""
+    """Path prefix of the requests that the replica receives."""
     device: Device = "cpu"
     threads: int = 1
     engine: EngineName | None = None
-    """None to choose the fastest that passes the gate."""
+    """None to select the fastest engine that passes the acceptance check."""
     precision: Precision | None = None
-    """What engines compute in; None for any that passes the gate."""
+    """Precision of the engine; None for any that passes the acceptance check."""
     batch_rows: int = 64
     queue_tokens: int = Limits().queue_tokens
     idle_wait_s: float = 0.0
     timeout_s: float = 30.0
-    """Longest that a request may take; clients may ask for less."""
+    """Longest time for one request; a client may set a shorter one in its header."""
     fronts: int | None = 0
-    """Processes that take requests for this one; None for as many as suit the device."""
+    """Number of frontend workers; None for a number that suits the device."""
     token_hashes: tuple[str, ...] = ()
     """SHA-256 of accepted bearer tokens, in hex."""
     tokens_file: str = ""
-    """File of more of them; without either the endpoint is open."""
+    """File with further token hashes; an endpoint with neither needs no token."""
 
     @property
     def adjustable(self) -> dict[str, float]:
-        """What `adjust` of a server takes."""
+        """The fields in `ADJUSTABLE`, as `Handler.adjust` takes them."""
         return {name: getattr(self, name) for name in ADJUSTABLE}
 
     @property
     def fingerprint(self) -> str:
-        """The same for configurations that a running replica can be adjusted to."""
-        same = replace(self.version, path="", url="", metrics={})  # wherever it was read
-        kept = {k: v for k, v in asdict(self).items() if k not in ADJUSTABLE}
-        kept["version"] = asdict(same)
-        return hashlib.sha256(pydantic_core.to_json(kept)).hexdigest()
+        """SHA-256 in hex, equal for configurations that differ in `ADJUSTABLE` fields only.
+
+        A replica with the same fingerprint is adjusted; one with another is replaced.
+        """
+        same = replace(self.version, path="", url="", metrics={})  # differ between machines
+        fixed = {k: v for k, v in asdict(self).items() if k not in ADJUSTABLE}
+        fixed["version"] = asdict(same)
+        return hashlib.sha256(pydantic_core.to_json(fixed)).hexdigest()
 
     def limits(self, batch_tokens: int, *, is_packed: bool) -> Limits:
-        """Of a batcher whose batches hold so many tokens."""
+        """Limits of a batcher whose batches hold up to `batch_tokens` tokens."""
         return Limits(
             batch_tokens=batch_tokens,
             batch_rows=self.batch_rows,
@@ -74,7 +77,15 @@ def configure(
     is_gpu: bool,
     token_hashes: Sequence[str] = (),
 ) -> ReplicaConfig:
-    """The configuration of a replica on a route, with the hashes of the tokens it accepts."""
+    """Builds a replica's configuration from the `serve` section of a job.
+
+    Args:
+        version: The model version to serve.
+        spec: The job's `serve` section.
+        route: Path prefix of the requests that the replica receives.
+        is_gpu: True if the replica has a GPU.
+        token_hashes: SHA-256 of the accepted bearer tokens, in hex.
+    """
     return ReplicaConfig(
         version=version,
         route=route,

@@ -8,7 +8,7 @@ from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 
 CHOICE_FILE = "choice.json"
-"""Among a version's exports: the engine that was chosen for it, and why."""
+"""File in a version's `exports` folder with the selected engine and every engine's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,28 +19,30 @@ class ModelVersion:
     id: str
     """The first 12 digits of the SHA-256 over the hashes of all files."""
     path: str
-    """Folder on the machine that read it."""
+    """Folder with the files on the machine that read the version."""
     labels: tuple[str, ...]
     is_pair: bool
-    """Whether an input is a pair of texts."""
+    """True if an input is a pair of texts."""
     max_length: int
     """Longest input in tokens."""
     task: str = DEFAULT_TASK
     metrics: dict[str, float] = field(default_factory=dict)
-    """What the model scored on the evaluation rows when it was trained."""
+    """The training run's metrics on the evaluation rows."""
     url: str = ""
-    """Where it is kept: what another machine reads it from."""
+    """Storage URL from which another machine reads the version; empty for a local one."""
 
     @property
     def exports(self) -> str:
-        """Folder beside the version for what engines make of it."""
+        """Folder beside the version for graphs and timings that engines derive from it."""
         return str(Path(self.path).parent / ".exports" / self.id)
 
 
 def fetched(version: ModelVersion) -> ModelVersion:
-    """The version with its files on this machine, their hashes checked.
+    """Copies the version's files to this machine, verifies their hashes, returns the local version.
 
-    Raises CheckpointError when one is missing or was altered, StorageError.
+    Raises:
+        CheckpointError: if a file is missing or was altered.
+        StorageError: if the storage cannot be read.
     """
     folder = Path(version.path)
     if folder.is_dir() or not version.url:

@@ -7,7 +7,7 @@ from typing import Any
 from serve.batching.policy import Limits
 from serve.batching.rows import Tokenizer
 from serve.engines.engine import softmax
-from serve.engines.selection import PACKED_TOKENS, EngineFactory, read_gate
+from serve.engines.selection import PACKED_TOKENS, EngineFactory, read_eval_sample
 from serve.engines.startup import warm_up
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])
@@ -21,10 +21,10 @@ class Peer:
         device, longest = os.environ["PEER_DEVICE"], int(os.environ["PEER_MAX_LENGTH"])
         self.tokenizer = Tokenizer(MODEL, longest)
         maker = EngineFactory(MODEL, EXPORTS, self.tokenizer, device, 1)  # type: ignore[arg-type]
-        gate = read_gate(MODEL)
-        self.engine = maker.make(os.environ["PEER_ENGINE"], gate)  # type: ignore[arg-type]
+        sample = read_eval_sample(MODEL)
+        self.engine = maker.make(os.environ["PEER_ENGINE"], sample)  # type: ignore[arg-type]
         if device == "cpu":  # as our endpoint does; shapes of a GPU are captured as they come
-            warm_up(self.engine, Limits(batch_tokens=PACKED_TOKENS), gate, longest)
+            warm_up(self.engine, Limits(batch_tokens=PACKED_TOKENS), sample, longest)
 
     def answer(self, texts: list[str]) -> list[dict[str, Any]]:
         """A label and its score for each text."""

@@ -44,8 +44,8 @@ def deploy(
             serving,
             nodes,
             port=cluster.serve_port,
-            find=functools.partial(registry.read, storage_of(spec)),
-            tell=lambda text: out().print(text, markup=False),
+            find_version=functools.partial(registry.read, storage_of(spec)),
+            log=lambda text: out().print(text, markup=False),
         )
         registry.note_deployed(storage_of(spec), model)
     if as_json:

@@ -54,7 +54,7 @@ def planned(spec: JobSpec, inventory: Path | None, address: str | None) -> tuple
     nodes = read_inventory(inventory) if inventory else live_inventory(address, spec, moves.append)
     shape, longest = shape_of(spec.model.base, spec.task), longest_row(spec)
     found = make_plan(spec, nodes, shape, longest, read_book())
-    return replace(found, remarks=(*found.remarks, *foresight.remarks(spec), *moves)), nodes
+    return replace(found, remarks=(*found.remarks, *preflight.remarks(spec), *moves)), nodes
 
 
 def known_inventory(path: Path | None) -> Inventory | None:
@@ -81,7 +81,7 @@ def live_inventory(
         if spec and spec.serve:
             from serve.deploy import deployment  # a second that other jobs need not pay
 
-            deployment.tell_moves(spec.name, spec.serve, cluster.serve_port, tell)
+            deployment.log_moved_routes(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()
 
 

@@ -1,4 +1,4 @@
-"""Getting scores of texts, from an engine in this process or another: what is asked and told."""
+"""The interface through which a handler gets scores of texts from an engine."""
 
 import abc
 import asyncio
@@ -11,7 +11,7 @@ from serve.batching.rows import Text
 
 
 class QueueFullError(Exception):
-    """More waits than may; `retry_after_s` is the backlog."""
+    """The queue is full; `retry_after_s` is the expected time until it is empty."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(retry_after_s)
@@ -19,93 +19,106 @@ class QueueFullError(Exception):
 
 
 class DeadlineError(Exception):
-    """The answer would come too late, so the engine was not asked."""
+    """The request was not answered within its timeout."""
 
 
 class NonFiniteScoresError(Exception):
-    """The model's scores are not numbers."""
+    """The model's scores contain NaN or infinity."""
 
 
 class InternalError(Exception):
-    """Something failed that must not, and is in the log of the process where it did."""
+    """The engine or the tokenizer failed; the log of its process has the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Scores of a request's texts, and how they came about."""
+    """The scores of a request's texts, with the times of their last batch."""
 
     scores: list[list[float]]
-    """Of each text, one for each label."""
+    """One list for each text, with one score for each label."""
     is_cut: bool
-    """Whether some text was longer than the model takes."""
+    """True if a text was longer than the model's limit and was cut."""
     batch_rows: int
-    """Rows of the last batch that it was part of."""
+    """Rows of the last batch with a text of the request."""
     queue_s: float
-    """From asking to the start of the last batch."""
+    """Time from the request's arrival to the start of its last batch."""
     infer_s: float
-    """Of that batch."""
+    """Duration of the last batch."""
 
 
 Callback = Callable[[Answer | Exception], None]
+"""Called with a request's answer, or with the error that takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What waits now, and how fast it goes."""
+    """The queued requests, and the rate at which they are answered."""
 
     requests: int
     tokens: float
+    """Tokens of the queued requests, estimated from their characters."""
     tokens_per_s: float | None
-    """None before the first batch."""
+    """Moving average over the last batches; None before the first batch."""
 
     @property
     def backlog_s(self) -> float:
-        """Seconds until all that waits is answered; 0 before anything is known."""
+        """Expected seconds until all queued requests are answered; 0 before the first batch."""
         return self.tokens / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
 class InferenceClient(abc.ABC):
-    """Gets scores from an engine, in this process or another."""
+    """Gets scores of texts from an engine, in this process or in the replica's."""
 
     @property
     @abc.abstractmethod
     def load(self) -> Load:
-        """What waits now."""
+        """The requests that wait now."""
 
     @abc.abstractmethod
-    def start(self, inputs: Sequence[Text], timeout_s: float, reply: Callback) -> Any:
-        """Ask for scores of some texts; `reply` is called on this event loop, once or more often.
+    def start(self, inputs: Sequence[Text], timeout_s: float, on_answered: Callback) -> Any:
+        """Queues texts and returns a ticket, which the caller must pass to `cancel` at the end.
 
-        It is given the answer, DeadlineError after `timeout_s`, or why there is none. Raises
-        QueueFullError. What is returned is to be given to `leave`.
+        Args:
+            inputs: Texts, or pairs of texts.
+            timeout_s: Time after which `on_answered` receives DeadlineError.
+            on_answered: Called on this event loop with the answer or an error, once or more often;
+                only the first call counts.
+
+        Raises:
+            QueueFullError: if the queued tokens exceed the limit.
         """
 
     @abc.abstractmethod
-    def leave(self, asked: Any) -> None:
-        """Nobody waits for what was started any more."""
+    def cancel(self, ticket: Any) -> None:
+        """Ends a request: its texts that were not scored yet leave the queue."""
 
-    async def ask(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
-        """Scores of some texts.
+    async def score(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
+        """Returns the scores of texts.
 
-        Raises QueueFullError, DeadlineError after `timeout_s`, NonFiniteScoresError or
-        InternalError. When the caller is cancelled, its texts leave the queue.
+        If the calling task is cancelled, the texts leave the queue.
+
+        Raises:
+            QueueFullError: if the queued tokens exceed the limit.
+            DeadlineError: after `timeout_s`.
+            NonFiniteScoresError: if the scores contain NaN or infinity.
+            InternalError: if the engine or the tokenizer fails.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        asked = self.start(inputs, timeout_s, functools.partial(settle, future))
+        ticket = self.start(inputs, timeout_s, functools.partial(settle, future))
         try:
             return await future
         finally:
-            self.leave(asked)
+            self.cancel(ticket)
 
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def settle(future: "asyncio.Future[Found]", found: Found | Exception) -> None:
-    """Hand over what was found, unless that was done before."""
+def settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+    """Sets a future's result or exception, unless it has one."""
     if future.done():
         return
-    if isinstance(found, Exception):
-        future.set_exception(found)
+    if isinstance(result, Exception):
+        future.set_exception(result)
     else:
-        future.set_result(found)
+        future.set_result(result)

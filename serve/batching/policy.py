@@ -1,4 +1,4 @@
-"""Which waiting texts are answered together: blocks of the oldest, by length. Pure."""
+"""Forms batches from the lengths of waiting rows. Pure functions."""
 
 import bisect
 import itertools
@@ -8,45 +8,50 @@ from dataclasses import dataclass
 from jobs.training.config import Device
 
 BLOCK_BATCHES: dict[Device, float] = {"cpu": 2.5, "cuda": 8.0}
-"""Tokens of a block in full batches: how long who comes later waits, and how alike in length the
-texts of a batch are. On a CPU a batch takes tens of milliseconds."""
+"""Largest block, in full batches. A block is the part of the queue that is sorted by length at
+once: in a larger one the rows of a batch are more alike in length, but later requests wait longer.
+It is smaller on a CPU, where a batch takes tens of milliseconds."""
 LEFTOVER = 1.25
-"""A packed batch may have so many times its tokens when nothing is left waiting then: a few texts
-left over would wait for a whole batch more."""
+"""A packed batch may exceed its tokens by this factor if that empties the queue: a few remaining
+rows would wait for a further batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one batch and the queue hold."""
+    """Limits of a batch and of the queue."""
 
     batch_tokens: int = 512
-    """Padded tokens of a batch; a row that alone has more is a batch of its own."""
+    """Most padded tokens of a batch; a longer row is a batch of its own."""
     batch_rows: int = 64
     queue_tokens: int = 262_144
-    """Tokens that may wait."""
+    """Most tokens in the queue."""
     idle_wait_s: float = 0.0
-    """How long an idle engine waits for company of a lone text."""
+    """Time that an idle engine waits for further requests before it starts a batch."""
     block_batches: float = BLOCK_BATCHES["cuda"]
-    """Tokens of what is sorted by length at once, in full batches."""
+    """Largest block, in full batches; see `BLOCK_BATCHES`."""
     is_packed: bool = False
-    """Whether the engine spends nothing on padding: then nothing is sorted."""
+    """True if the engine computes no padding; its rows are then not sorted by length."""
 
 
-def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
-    """The next batches, as positions in the queue, from row lengths in order of arrival.
+def form_batches(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
+    """Returns the next batches, as positions in the queue.
 
-    They are all that waits, or the oldest of a long queue: who comes meanwhile is in the next
-    block, so that nobody is passed over twice. Neighbours in length are in one batch, few rows are
-    split evenly, and the batch with the oldest goes first. For an engine that packs, it is one
-    batch of the oldest, or of all when few would be left. Measured in benchmarks/HISTORY.md.
+    The batches cover the oldest rows up to one block. Rows that arrive later are in the next block,
+    so a row waits for at most one block. Within a block, rows are sorted by length, distributed
+    over as few batches as possible, and the batch with the oldest row is first. For an engine
+    that packs rows there is one batch with the oldest rows. Measured in benchmarks/HISTORY.md.
+
+    Args:
+        lengths: Tokens of each row, in order of arrival.
+        limits: Limits of a batch.
     """
     if limits.is_packed:
         is_all = sum(lengths) <= LEFTOVER * limits.batch_tokens
-        fitting = len(lengths) if is_all else _count(lengths, limits.batch_tokens)
+        fitting = len(lengths) if is_all else _count_within(lengths, limits.batch_tokens)
         return [list(range(min(fitting, limits.batch_rows)))]
     most = limits.block_batches * limits.batch_tokens
-    order = sorted(range(_count(lengths, most)), key=lengths.__getitem__)
-    tokens = _least_tokens([lengths[index] for index in order], limits)
+    order = sorted(range(_count_within(lengths, most)), key=lengths.__getitem__)
+    tokens = _smallest_budget([lengths[index] for index in order], limits)
     batches: list[list[int]] = []
     for index in order:
         # in ascending order the newest row is the widest
@@ -58,38 +63,42 @@ def block(lengths: Sequence[int], limits: Limits) -> list[list[int]]:
     return sorted(batches, key=min)
 
 
-def is_one(lengths: Sequence[int], limits: Limits) -> bool:
-    """Whether one batch takes all of these rows."""
-    batches = block(lengths, limits)
+def fits_one_batch(lengths: Sequence[int], limits: Limits) -> bool:
+    """Returns True if all rows fit into one batch."""
+    batches = form_batches(lengths, limits)
     return len(batches) == 1 and len(batches[0]) == len(lengths)
 
 
-def is_full(lengths: Sequence[int], limits: Limits) -> bool:
-    """Whether a batch of these rows has no room for another of their mean length."""
+def is_batch_full(lengths: Sequence[int], limits: Limits) -> bool:
+    """Returns True if a batch of these rows has no room for a further row of mean length."""
     more = len(lengths) + 1
     return more > limits.batch_rows or sum(lengths) * more > limits.batch_tokens * len(lengths)
 
 
-def _count(lengths: Sequence[int], most: float) -> int:
-    """How many of the first have no more tokens than that; at least one."""
-    found = bisect.bisect_right(list(itertools.accumulate(lengths)), most)
-    return max(1, found)
+def _count_within(lengths: Sequence[int], most: float) -> int:
+    """Returns how many of the first rows have at most `most` tokens together; at least one."""
+    count = bisect.bisect_right(list(itertools.accumulate(lengths)), most)
+    return max(1, count)
 
 
-def _least_tokens(ascending: Sequence[int], limits: Limits) -> int:
-    """The smallest batches in padded tokens that are no more in number than the largest."""
-    wanted = _number(ascending, limits.batch_tokens, limits.batch_rows)
+def _smallest_budget(ascending: Sequence[int], limits: Limits) -> int:
+    """Returns the smallest budget of padded tokens that needs no more batches than the largest.
+
+    A smaller budget distributes the rows evenly over the batches.
+    """
+    wanted = _batch_count(ascending, limits.batch_tokens, limits.batch_rows)
     low, high = 1, limits.batch_tokens
     while wanted > 1 and low < high:
         middle = (low + high) // 2
-        if _number(ascending, middle, limits.batch_rows) <= wanted:
+        if _batch_count(ascending, middle, limits.batch_rows) <= wanted:
             high = middle
         else:
             low = middle + 1
     return high
 
 
-def _number(ascending: Sequence[int], tokens: int, most_rows: int) -> int:
+def _batch_count(ascending: Sequence[int], tokens: int, most_rows: int) -> int:
+    """Returns how many batches the rows need, from their lengths in ascending order."""
     number = rows = 0
     for length in ascending:
         rows += 1

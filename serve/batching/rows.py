@@ -1,4 +1,4 @@
-"""Tokenised rows, and the arrays that engines take and return."""
+"""Tokenised rows, and the arrays between them and engines."""
 
 import copy
 import itertools
@@ -14,35 +14,41 @@ import numpy.typing as npt
 Text = tuple[str, ...]
 """One text, or a pair."""
 SPREAD_TEXTS = 64
-"""So many are worth waking other cores for; fewer took longer with them."""
+"""Fewest texts that are tokenised on all cores; fewer are faster on one."""
 Matrix = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 PendingBatch = Callable[[], Logits]
-"""Returns the logits of a launched batch; on a CPU they are computed then."""
+"""Waits for a launched batch and returns its logits; a CPU engine computes them in this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One input as token ids."""
+    """The token ids of one input."""
 
     ids: Sequence[int]
     types: Sequence[int]
-    """0 in the first text, 1 in the second; empty where a lone text has only 0."""
+    """Token type ids: 0 in the first text, 1 in the second; empty if all are 0."""
     is_cut: bool = False
-    """Whether the input was longer than the model takes."""
+    """True if the input was longer than the model's limit and was cut."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 class Tokenizer:
-    """The model's fast tokenizer, without its Python layer: it lets go of the interpreter lock."""
+    """The model's fast tokenizer without transformers' Python layer; it releases the GIL."""
 
     def __init__(self, folder: Path, max_length: int, *, is_spread: bool = False) -> None:
-        """With `is_spread` many texts are tokenised on all cores."""
+        """Reads the tokenizer.
+
+        Args:
+            folder: Folder of the model.
+            max_length: Longest row in tokens; longer inputs are cut.
+            is_spread: Tokenise `SPREAD_TEXTS` texts or more on all cores.
+        """
         self._is_spread = is_spread
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the cores are the engine's
-        import transformers  # fronts get their tokenizer from elsewhere, and are light without
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the engine needs the cores
+        import transformers  # here, because frontend workers receive a tokenizer and need it not
 
         loaded = transformers.AutoTokenizer.from_pretrained(folder)
         self.pad_id = int(loaded.pad_token_id or 0)
@@ -55,50 +61,53 @@ class Tokenizer:
         self._plain = Plain.of(self._fast)
 
     def on_one_core(self) -> "Tokenizer":
-        """The same for a process that has company."""
-        found = copy.copy(self)
-        found._is_spread = False
-        return found
+        """Returns a copy that uses one core, for one of several processes on a machine."""
+        copied = copy.copy(self)
+        copied._is_spread = False
+        return copied
 
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        """What rows of token ids read as, without special tokens."""
+        """Decodes rows of token ids, without special tokens."""
         return list(self._fast.decode_batch([list(row) for row in rows]))
 
     def rows(self, texts: Sequence[Text]) -> list[Row]:
-        """Each text or pair as a row, cut to the model's length."""
+        """Tokenises each text or pair, cut to the model's limit."""
         fast = self._fast
         if self._plain and (simple := self._plain.texts(texts)):
             fast, texts = self._plain.fast, simple
         inputs = [text[0] if len(text) == 1 else text for text in texts]
         if self._is_spread and len(texts) >= SPREAD_TEXTS:
-            from jobs.training.data.encoding import parallel_tokenizers  # loads torch
+            from jobs.training.data.encoding import parallel_tokenizers  # imports torch
 
             with parallel_tokenizers():
-                found = fast.encode_batch_fast(inputs)
+                encoded = fast.encode_batch_fast(inputs)
         else:
-            found = fast.encode_batch_fast(inputs)
+            encoded = fast.encode_batch_fast(inputs)
         has_types = self._has_lone_types or any(len(text) > 1 for text in texts)
         return [
-            Row(row.ids, row.type_ids if has_types else (), bool(row.overflowing)) for row in found
+            Row(row.ids, row.type_ids if has_types else (), bool(row.overflowing))
+            for row in encoded
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A way around BERT's normaliser, which takes a third of the time and leaves ASCII as it is.
+    """Skips BERT's normaliser for printable ASCII texts.
 
-    But for control characters, which are not taken, and capital letters.
+    The normaliser takes a third of the tokenizer's time, and its only effect on such texts is to
+    lower their case.
     """
 
     fast: Any
-    """The same tokenizer without it."""
+    """The tokenizer without its normaliser."""
     is_lower: bool
+    """True if the normaliser lowers the case."""
     added: tuple[str, ...]
-    """Tokens that are looked for in a text as a whole, such as [SEP]."""
+    """Added tokens such as [SEP]; a text that contains one keeps the normaliser."""
 
     @classmethod
     def of(cls, fast: Any) -> "Plain | None":
-        """None where a tokenizer has another normaliser."""
+        """Returns None if the tokenizer's normaliser is not BERT's."""
         from tokenizers.normalizers import BertNormalizer
         from tokenizers.normalizers import Sequence as Steps
 
@@ -110,8 +119,8 @@ class Plain:
         return cls(without, fast.normalizer.lowercase, added)
 
     def texts(self, texts: Sequence[Text]) -> list[Text] | None:
-        """What `fast` makes the same tokens of; None where some text is not plain."""
-        found: list[Text] = []
+        """Returns the texts as `fast` must receive them; None if any text needs the normaliser."""
+        normalised: list[Text] = []
         for text in texts:
             lowered = tuple(map(str.lower, text))
             for part in lowered:
@@ -119,36 +128,37 @@ class Plain:
                     return None
                 if any(token in part for token in self.added):
                     return None
-            found.append(lowered if self.is_lower else text)
-        return found
+            normalised.append(lowered if self.is_lower else text)
+        return normalised
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """How rows are made equally long."""
+    """Pads the rows of a batch to one width."""
 
     pad_id: int
     multiple: int = 1
-    """Widths are multiples of it."""
+    """Every width is a multiple of this number of tokens."""
     on_left: bool = False
-    """Whether padding stands before a row."""
+    """True to pad before a row's tokens instead of after them."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, multiple: int = 1) -> "Padding":
-        """As the model was trained with."""
+        """Returns the padding with which the model was trained."""
         return cls(tokenizer.pad_id, multiple, tokenizer.pads_left)
 
     def apply(self, rows: Sequence[Row]) -> tuple[Matrix, Matrix, Matrix]:
-        """Ids, attention mask and token types as [rows, width]."""
+        """Returns token ids, attention mask and token types, [rows, width] each."""
         width = -(-max(map(len, rows)) // self.multiple) * self.multiple
         filled = np.empty((3, len(rows), width), dtype=np.int64)
         self.fill(rows, filled)
         return filled[0], filled[1], filled[2]
 
     def fill(self, rows: Sequence[Row], target: npt.NDArray[np.int64]) -> None:
-        """Write ids, attention mask and token types into [3, rows, width].
+        """Writes token ids, attention mask and token types into `target`, [3, rows, width].
 
-        Rows beyond those given attend to one token of padding, so that their scores are numbers.
+        If `target` has more rows, these attend to one padding token, so that their scores are
+        finite.
         """
         ids, mask, types = target
         ids[:], types[:] = self.pad_id, 0

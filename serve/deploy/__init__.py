@@ -1,1 +1,1 @@
-"""Model versions as endpoints of Ray Serve: deployed, rolled out, routed and scaled."""
+"""Deploys model versions as endpoints of Ray Serve: rollout, routes, replicas."""

@@ -1,4 +1,4 @@
-"""The Ray Serve deployment: a server in a replica."""
+"""The Ray Serve deployment whose replicas serve one model version."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ from serve.tasks.registry import endpoint_of
 @ray.serve.deployment
 @ray.serve.ingress()
 class Replica(GrpcSurface):
-    """One copy of a model. Healthy once every width of text was run."""
+    """One replica of a model version. Becomes ready after each input width has been run once."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         endpoint = endpoint_of(config.version.task)
@@ -31,25 +31,28 @@ class Replica(GrpcSurface):
         return self._application
 
     def reconfigure(self, changes: dict[str, Any]) -> None:
-        """Ray Serve calls this with a new replica, and when `user_config` changed."""
+        """Applies `user_config`; Ray Serve calls it at the start and after each change."""
         self._handler.adjust(changes)
         if self._supervisor:
             self._supervisor.adjust(changes)
 
     async def __del__(self) -> None:
-        """Ray Serve awaits this once a replica that ends has answered what it had."""
+        """Ends the frontend workers; Ray Serve awaits it after the last request of a replica."""
         if self._supervisor:
             await self._supervisor.close()
 
     def _samples(self) -> Iterator[telemetry.Sample]:
-        """What this replica counts, with whose counts they are."""
+        """Yields the replica's metrics, labelled with its model, version and id."""
         version, replica = self._handler.config.version, ray.serve.get_replica_context().replica_id
-        own = {"model": version.name, "version": version.id, "replica": replica.unique_id}
+        origin = {"model": version.name, "version": version.id, "replica": replica.unique_id}
         for name, value, labels in self._handler.metrics.samples(self._handler.load):
-            yield telemetry.Sample(name, value, {**labels, **own})
+            yield telemetry.Sample(name, value, {**labels, **origin})
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What waits here, and on what; Ray Serve does not see requests that the door answers."""
+        """Returns the queue and the accelerator of this replica for `scaling.Policy`.
+
+        Ray Serve does not count requests that the fast path and the request guard answer.
+        """
         load = self._handler.load
-        own = {"requests": float(load.requests), "backlog_s": load.backlog_s}
-        return {**own, f"{scaling.ON}{self._sku}": 1.0}
+        queue = {"requests": float(load.requests), "backlog_s": load.backlog_s}
+        return {**queue, f"{scaling.ON}{self._sku}": 1.0}

@@ -1,8 +1,8 @@
-"""Putting a model version behind an endpoint on Ray Serve, and taking it away.
+"""Deploys a model version to its endpoint on Ray Serve.
 
-Where HAProxy stands in front, each version is an application with a path of its own, and a route
-is a weight between them. Elsewhere the version replaces the one before it in the same application,
-new replicas first.
+With HAProxy, each version is an application with its own path, and HAProxy distributes a route's
+requests between versions. Without HAProxy, all versions of a model share one application, in which
+Ray Serve replaces the old version's replicas.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from serve.config import configure
 from serve.deploy import endpoints, haproxy_client, release
 from serve.deploy.application import Replica
 from serve.deploy.endpoints import HOST
-from serve.deploy.release import Side
+from serve.deploy.release import DeployedVersion
 from serve.deploy.routing import application_of, version_of
 from serve.deploy.scaling import Policy
 from serve.frontends import grpc_api
@@ -37,38 +37,39 @@ from serve.http.paths import version_path
 from serve.version import ModelVersion
 
 OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
-"""One of our errors in the words of Ray, which shows where it was raised before."""
+"""Matches the message of a Winnow error at the end of Ray's text, which begins with a traceback."""
 HEALTHY_TIMEOUT_S = 300.0
-"""How long an application may take to choose its engine, load its model and answer."""
+"""Longest time for an application to select its engine, start its model and answer."""
 POLL_S = 0.3
 GRPC_ABOVE = 1000
-"""How far above the port of HTTP that of gRPC is."""
+"""The gRPC port is the HTTP port plus this number."""
 GRPC_TIMEOUT_S = 30.0
-"""How long the proxy of a Ray Serve that just began may take until it answers gRPC."""
+"""Longest time until a new proxy of Ray Serve answers gRPC."""
 MAX_ONGOING = 4096
-"""Requests in one replica that Ray Serve lets through; the replica bounds its queue in tokens."""
+"""Ray Serve's limit of requests in a replica; the replica has its own limit, in tokens."""
 METRICS_INTERVAL_S = 2.0
-"""How often replicas tell what waits."""
+"""Time between two statistics of a replica for autoscaling."""
 LOOK_BACK_S = 30.0
-"""Longest time over which demand is averaged."""
+"""Longest period over which demand is averaged."""
 DRAIN_S = 3.0
-"""How long the old version stays after the last request was sent to it."""
+"""Time between the last request to the old version and its removal."""
 
 FindVersion = Callable[[str, str], ModelVersion]
-"""A published version by name and id."""
+"""Returns a published version by its model's name and its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A healthy application."""
+    """A route that answers with a model version."""
 
     application: str
+    """Name of the model, which without HAProxy is also its Ray Serve application's."""
     url: str
-    """Of the route; predictions are at `<url>/predict`."""
+    """URL of the route; the task's path, such as `/predict`, follows it."""
     version: str
-    """Id of the model version that answers."""
+    """Id of the model version."""
     grpc: str | None = None
-    """Address of gRPC, where it answers that too."""
+    """Address for gRPC, `host:port`; None without `serve.grpc`."""
 
 
 def deploy(
@@ -77,14 +78,25 @@ def deploy(
     inventory: Inventory,
     *,
     port: int,
-    find: FindVersion,
-    tell: Callable[[str], None] = lambda _: None,
+    find_version: FindVersion,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Endpoint:
-    """Deploy or update the version's endpoint and wait until it answers with this version.
+    """Deploys or updates the endpoint of a model, and returns once it answers with this version.
 
-    Raises InfeasibleError when the cluster lacks the devices, DeployError when it stays unhealthy,
-    breaks the slo, or the gate of a rollout stops it; the version before it then still answers, but
-    not where the same version moves to another route.
+    After an error the old version still answers, unless the same version moves to another route.
+
+    Args:
+        version: The version to deploy.
+        spec: The job's `serve` section.
+        inventory: Nodes and devices of the cluster.
+        port: Port of Ray Serve's HTTP proxy.
+        find_version: Reads the old version for the comparison of a rollout.
+        log: Receives lines for the user.
+
+    Raises:
+        InfeasibleError: if no node has the devices for a replica.
+        DeployError: if the version does not become healthy, breaks the slo, or is stopped by the
+            gate of the rollout; or if the route belongs to another model.
     """
     nodes = serving_nodes(spec, inventory)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -92,17 +104,17 @@ def deploy(
     base = f"http://{HOST}:{port}"
     grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else None
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
-    left = moved_routes(version.name, spec, port)
+    abandoned = moved_routes(version.name, spec, port)
     if haproxy_client.read() is None:
-        _tell_what_is_not_kept(version, spec, tell)
+        _log_ignored_settings(version, spec, log)
         _run(version.name, version, spec, nodes, spec.route)
         _wait_until_answering(version.name, endpoint.url, version.id)
     else:
-        _take_over(version, spec, nodes, endpoint, base, find, tell)
-        endpoints.drop(left)
+        _take_over(version, spec, nodes, endpoint, base, find_version, log)
+        endpoints.drop(abandoned)
         _remove_others(version.name, keep=version.id)
-    for route in left:
-        tell(f"{route} answers no more: {version.name} is at {spec.route} now")
+    for route in abandoned:
+        log(f"{route} no longer answers: {version.name} has moved to {spec.route}")
     return endpoint
 
 
@@ -112,33 +124,37 @@ def _take_over(
     nodes: Sequence[Sequence[Node]],
     endpoint: Endpoint,
     base: str,
-    find: FindVersion,
-    tell: Callable[[str], None],
+    find_version: FindVersion,
+    log: Callable[[str], None],
 ) -> None:
-    """Start the version beside the one before it, and give it the route in HAProxy's maps."""
-    routes, side = haproxy_client.read() or {}, _side(version, spec.route, base)
+    """Starts the version while the old one answers, and then moves the route in HAProxy's maps.
+
+    If the version fails, its application is deleted, unless a route already has it.
+    """
+    routes, new = haproxy_client.read() or {}, _deployed(version, spec.route, base)
     old = routes.get(spec.route)
     is_new = old is None or old.stable != version.id
     has_route = any(route.stable == version.id for route in routes.values())
-    _run(side.application, version, spec, nodes, version_path(version.id) + spec.route)
+    _run(new.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        _wait_until_answering(side.application, side.url, version.id, endpoint.grpc)
+        _wait_until_answering(new.application, new.url, version.id, endpoint.grpc)
         if old and is_new and spec.rollout:
-            before = _side(find(version.name, old.stable), spec.route, base)
-            release.release(spec, spec.rollout, before, side, tell)
+            before = _deployed(find_version(version.name, old.stable), spec.route, base)
+            release.roll_out(spec, spec.rollout, before, new, log)
         else:
-            release.at_once(spec, side, is_new=is_new)
+            release.switch(spec, new, is_new=is_new)
     except BaseException:
         if not has_route:
-            ray.serve.delete(side.application)
+            ray.serve.delete(new.application)
         raise
-    _wait_until_answering(side.application, endpoint.url, version.id)
+    _wait_until_answering(new.application, endpoint.url, version.id)
 
 
 def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
-    """Routes where the model answers now, and will not once it is deployed to that of the spec.
+    """Returns the routes that the model leaves when it is deployed to the spec's route.
 
-    Raises DeployError where the spec's route is another model's.
+    Raises:
+        DeployError: if the spec's route belongs to another model.
     """
     owners = endpoints.models_by_route(port)
     owner = owners.get(spec.route, model)
@@ -150,55 +166,60 @@ def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
     return [route for route, owner in owners.items() if owner == model and route != spec.route]
 
 
-def tell_moves(model: str, spec: ServeSpec, port: int, tell: Callable[[str], None]) -> None:
-    """Say which routes the model will leave. Raises DeployError as `moved_routes`."""
+def log_moved_routes(model: str, spec: ServeSpec, port: int, log: Callable[[str], None]) -> None:
+    """Logs the routes that the model leaves; raises DeployError as `moved_routes` does."""
     for route in moved_routes(model, spec, port):
-        tell(f"{route} will answer no more once {model} is deployed to {spec.route}")
+        log(f"{route} will no longer answer once {model} is deployed to {spec.route}")
 
 
-def _tell_what_is_not_kept(
-    version: ModelVersion, spec: ServeSpec, tell: Callable[[str], None]
+def _log_ignored_settings(
+    version: ModelVersion, spec: ServeSpec, log: Callable[[str], None]
 ) -> None:
-    """Without HAProxy nothing stands between two versions, or before them."""
-    wanted = {
+    """Logs the settings that have no effect without HAProxy."""
+    settings = {
         "serve.rollout": spec.rollout,
         "serve.slo": spec.slo,
         "serve.limits.requests_per_second": spec.limits.requests_per_second,
     }
-    if names := [name for name, value in wanted.items() if value]:
-        tell(
-            f"{version.id} takes over at once, without {', '.join(names)}: these are kept by"
-            " HAProxy, which this cluster was started without; `winnow up` starts one with it"
+    if names := [name for name, value in settings.items() if value]:
+        log(
+            f"{version.id} takes over at once, without {', '.join(names)}: this needs HAProxy,"
+            " which this cluster does not have; `winnow up` starts a cluster with it"
         )
 
 
 def grpc_port(port: int) -> int:
-    """Where endpoints answer gRPC, from where they answer HTTP."""
+    """Returns the port for gRPC that belongs to a port for HTTP."""
     return port + GRPC_ABOVE
 
 
 def _start(spec: ServeSpec, port: int) -> None:
-    """Ray Serve, unless it runs; DeployError when it runs without the gRPC that is wanted."""
+    """Starts Ray Serve if it is not running.
+
+    Raises:
+        DeployError: if `serve.grpc` is set and Ray Serve is running without gRPC.
+    """
     options: dict[str, Any] = {}
     if spec.grpc:
         grpc_api.messages()
         options["grpc_options"] = ray.serve.config.gRPCOptions(
             port=grpc_port(port), grpc_servicer_functions=[grpc_api.ADD]
         )
-    # a proxy that is not up in time, on a busy machine, is waited for when it is asked
+    # on a busy machine the proxy may start late; `_wait_until_answering` waits for it
     with contextlib.suppress(TimeoutError):
         ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
     if spec.grpc and not grpc_api.answers(f"{HOST}:{grpc_port(port)}", GRPC_TIMEOUT_S):
         raise DeployError(
             f"serve.grpc is set, but nothing answers gRPC at {HOST}:{grpc_port(port)}: Ray Serve"
-            " runs without it; start the cluster anew, and deploy again"
+            " was started without it; restart the cluster and deploy again"
         )
 
 
 def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ...], ...]:
-    """Nodes that can hold a replica, of each kind, the preferred first.
+    """Returns the nodes that can hold a replica, grouped by accelerator, the preferred one first.
 
-    Raises InfeasibleError when there is none.
+    Raises:
+        InfeasibleError: if there is none.
     """
     count = spec.accelerators.count
     kinds = [
@@ -211,13 +232,13 @@ def serving_nodes(spec: ServeSpec, inventory: Inventory) -> tuple[tuple[Node, ..
     return tuple(nodes for nodes in kinds if nodes)
 
 
-def _side(version: ModelVersion, route: str, base: str) -> Side:
+def _deployed(version: ModelVersion, route: str, base: str) -> DeployedVersion:
     application = application_of(version.name, version.id)
-    return Side(version, application, f"{base}{version_path(version.id)}{route}")
+    return DeployedVersion(version, application, f"{base}{version_path(version.id)}{route}")
 
 
 def _remove_others(name: str, *, keep: str) -> None:
-    others = [found for found in endpoints.applications_of(name) if version_of(found) != keep]
+    others = [each for each in endpoints.applications_of(name) if version_of(each) != keep]
     if others:
         time.sleep(DRAIN_S)
     for application in others:
@@ -253,10 +274,16 @@ def bind(
     is_gpu: bool,
     renewal: str = "",
 ) -> ray.serve.Application:
-    """A version's application below a path.
+    """Returns the Ray Serve application of a version.
 
-    Each replica is on a node with the labels of the first of `places` that has room. Those that run
-    are adjusted if they can be; with another `renewal` they never are.
+    Args:
+        version: The model version.
+        spec: The job's `serve` section.
+        prefix: Path of the application.
+        places: Label selectors in order of preference; a replica starts on the first one with room.
+        is_gpu: True if replicas use real GPUs.
+        renewal: Changes the deployment's version, so that existing replicas are replaced even if
+            they could be adjusted.
     """
     is_cpu = catalogue.find(spec.accelerators.name).name == catalogue.CPU
     count = spec.accelerators.count
@@ -271,10 +298,10 @@ def bind(
     deployment = Replica.options(  # type: ignore[attr-defined]  # the decorator is untyped
         ray_actor_options=options,
         user_config=config.adjustable,
-        version=config.fingerprint + renewal,  # or replicas would restart each time
-        _internal=True,  # Ray Serve takes no `version` without
+        version=config.fingerprint + renewal,  # without it replicas restart at each deployment
+        _internal=True,  # Ray Serve accepts `version` only with this
         max_ongoing_requests=MAX_ONGOING,
-        max_surge_percent=100,  # new replicas before old ones leave, or requests are lost
+        max_surge_percent=100,  # new replicas start before old ones end, so no request is lost
         graceful_shutdown_timeout_s=spec.limits.timeout.total_seconds(),
         autoscaling_config=_autoscaling(spec),
     )
@@ -288,7 +315,7 @@ def _autoscaling(spec: ServeSpec) -> ray.serve.config.AutoscalingConfig:
     return ray.serve.config.AutoscalingConfig(
         min_replicas=replicas.min,
         max_replicas=replicas.max,
-        initial_replicas=max(1, replicas.min),  # it is shown to answer before it sleeps
+        initial_replicas=max(1, replicas.min),  # the deployment waits for an answer of one replica
         target_ongoing_requests=scaling.target_ongoing_requests,
         upscale_delay_s=upscale_s,
         downscale_delay_s=scaling.downscale_delay.total_seconds(),
@@ -300,23 +327,27 @@ def _autoscaling(spec: ServeSpec) -> ray.serve.config.AutoscalingConfig:
     )
 
 
-def _why(found: Any) -> str:
-    """The sentence of ours among what Ray Serve says of its replicas, else Ray Serve's own."""
-    texts = "\n".join(str(each.message) for each in found.deployments.values())
+def _failure_reason(application: Any) -> str:
+    """Returns the Winnow error in Ray Serve's status of an application, or Ray Serve's message."""
+    texts = "\n".join(str(each.message) for each in application.deployments.values())
     ours = OUR_ERROR.findall(texts)
-    return ours[-1] if ours else first_line(found.message)
+    return ours[-1] if ours else first_line(application.message)
 
 
 def _wait_until_answering(
     application: str, url: str, version: str, grpc_at: str | None = None
 ) -> None:
-    """Over HTTP, and at an address of gRPC where one is given."""
+    """Waits until the version answers over HTTP, and over gRPC if an address is given.
+
+    Raises:
+        DeployError: if the application fails to start or does not answer within HEALTHY_TIMEOUT_S.
+    """
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
     while time.monotonic() < deadline:
-        found = ray.serve.status().applications.get(application)
-        if found and found.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{application} did not start: {_why(found)}")
-        is_running = found is not None and found.status.value == "RUNNING"
+        state = ray.serve.status().applications.get(application)
+        if state and state.status.value == "DEPLOY_FAILED":
+            raise DeployError(f"{application} did not start: {_failure_reason(state)}")
+        is_running = state is not None and state.status.value == "RUNNING"
         is_up = is_running and _answering_version(url) == version
         if is_up and (not grpc_at or grpc_api.is_ready(grpc_at, application)):
             return

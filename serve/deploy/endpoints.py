@@ -1,4 +1,4 @@
-"""The endpoints that are up: whose versions answer on which routes, and taking one away."""
+"""Lists and removes the endpoints of a cluster."""
 
 from collections.abc import Sequence
 
@@ -10,47 +10,48 @@ from serve.deploy import haproxy_client
 from serve.deploy.routing import Routes, model_of, version_of
 
 HOST = "127.0.0.1"
-"""Where the proxy listens: the endpoint is not for the network yet."""
+"""Address of the proxy, which accepts requests of this machine only."""
 ROUTES_TIMEOUT_S = 10.0
-"""How long Ray Serve's proxy may take to say its routes."""
+"""Timeout of a request for the routes of Ray Serve's proxy."""
 
 
 def states() -> dict[str, str]:
-    """Status of every model's endpoint by name."""
-    found: dict[str, str] = {}
+    """Returns Ray Serve's status of every model's applications, by the model's name."""
+    by_model: dict[str, str] = {}
     for name, application in ray.serve.status().applications.items():
         model, state = model_of(name), application.status.value
-        found[model] = state if found.get(model, state) == state else f"{found[model]}, {state}"
-    return found
+        is_same = by_model.get(model, state) == state
+        by_model[model] = state if is_same else f"{by_model[model]}, {state}"
+    return by_model
 
 
 def applications_of(model: str) -> list[str]:
-    """Names of the applications of a model's versions."""
+    """Returns the names of a model's applications."""
     return [name for name in ray.serve.status().applications if model_of(name) == model]
 
 
 def models_by_route(port: int) -> dict[str, str]:
-    """Which model answers on each public route; those whose application is gone are left out."""
+    """Returns the model of each public route; routes without a running application are omitted."""
     routes = haproxy_client.read()
     if routes is not None:
         return _owners(routes)
     known = ray.serve.status().applications
-    told = _told_by_proxy(port) if known else {}
-    return {route: model_of(name) for route, name in told.items() if name in known}
+    by_route = _proxy_routes(port) if known else {}
+    return {route: model_of(name) for route, name in by_route.items() if name in known}
 
 
 def remove(model: str) -> bool:
-    """Take a model's endpoint away and leave Ray Serve up; False when there was none."""
-    found = applications_of(model)
+    """Removes a model's endpoint; returns False if it has none. Ray Serve keeps running."""
+    applications = applications_of(model)
     owners = _owners(haproxy_client.read() or {})
     drop([route for route, owner in owners.items() if owner == model])
-    for application in found:
+    for application in applications:
         ray.serve.delete(application)
-    return bool(found)
+    return bool(applications)
 
 
 def drop(routes: Sequence[str]) -> None:
-    """Take routes out of HAProxy's maps."""
+    """Removes routes from HAProxy's maps."""
     if routes:
         haproxy_client.write(dict.fromkeys(routes))
 
@@ -64,8 +65,8 @@ def _owners(routes: Routes) -> dict[str, str]:
     }
 
 
-def _told_by_proxy(port: int) -> dict[str, str]:
-    """Routes and their applications as Ray Serve's own proxy has them; none when it is not up."""
+def _proxy_routes(port: int) -> dict[str, str]:
+    """Returns the applications by route of Ray Serve's proxy; empty if it does not answer."""
     try:
         answer = httpx.get(f"http://{HOST}:{port}/-/routes", timeout=ROUTES_TIMEOUT_S)
         return TypeAdapter(dict[str, str]).validate_json(answer.raise_for_status().content)

@@ -1,4 +1,4 @@
-"""Tells every node's HAProxy which version answers on which route. Thin shell over Ray."""
+"""Reads and writes the routes in every node's HAProxy. Thin shell over Ray."""
 
 import contextlib
 import csv
@@ -20,28 +20,35 @@ from serve.deploy import routing
 from serve.deploy.routing import Route
 
 TIMEOUT_S = 30.0
-"""How long a node may take to change its maps."""
+"""Longest time for a node to change its maps."""
 SOCKET_TIMEOUT_S = 5.0
 ATTEMPTS, PAUSE_S = 20, 0.5
-"""How often a running HAProxy is told, and how long between."""
+"""Most attempts to update the running HAProxy, and the pause between them."""
 MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS, ingress.RATES, ingress.MODELS)
 
 
 def read() -> dict[str, Route] | None:
-    """The routes as the head's HAProxy has them; None where there is none with our rules."""
+    """Returns the routes of the head node's HAProxy; None if it has no HAProxy with our rules."""
     texts = _on_nodes(_read, head_only=True)[0]
     return None if texts is None else routing.parse(*texts)
 
 
 def write(changes: Mapping[str, Route | None]) -> None:
-    """Change routes on every node, on disk and in the running HAProxy; None takes one away."""
-    found = {**(read() or {}), **changes}
-    kept = {name: route for name, route in found.items() if route}
-    _on_nodes(_write, [routing.text_of(table) for table in routing.maps(kept)])
+    """Changes routes on every node, in the map files and in the running HAProxy.
+
+    Args:
+        changes: New routes by their public path; None removes a route.
+
+    Raises:
+        DeployError: if a node's HAProxy does not respond.
+    """
+    merged = {**(read() or {}), **changes}
+    routes = {name: route for name, route in merged.items() if route}
+    _on_nodes(_write, [routing.text_of(table) for table in routing.maps(routes)])
 
 
 def counts(application: str) -> tuple[int, int]:
-    """Requests of an application that the head's HAProxy passed on, and those that failed (5xx)."""
+    """Returns an application's answers and its errors (5xx), as the head node's HAProxy counts."""
     requests, failed = _on_nodes(_counts, application, head_only=True)[0]
     return requests, failed
 
@@ -51,15 +58,15 @@ def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list
     if head_only:
         nodes = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
     task = ray.remote(num_cpus=0)(work)
-    asked = [
+    results = [
         task.options(label_selector={labels.NODE_ID: node["NodeID"]}).remote(*arguments)
         for node in nodes
     ]
     try:
-        return list(ray.get(asked, timeout=TIMEOUT_S))
+        return list(ray.get(results, timeout=TIMEOUT_S))
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise DeployError(f"a node's HAProxy does not answer about its routes: {reason}") from None
+        raise DeployError(f"the routes in a node's HAProxy are unavailable: {reason}") from None
 
 
 def _folder() -> str:
@@ -74,38 +81,38 @@ def _read() -> tuple[str, ...] | None:
 
 
 def _write(tables: list[str]) -> None:
-    """Files first, which the next HAProxy reads; then the running one, each map at once."""
+    """Writes the map files, which the next HAProxy reads, and then updates the running HAProxy."""
     folder = Path(_folder())
     for name, text in zip(MAPS, tables, strict=True):
         partial = folder / f"{name}.{os.getpid()}.new"  # nodes of one machine share the folder
         partial.write_text(text, encoding="utf-8")
         partial.replace(folder / name)
-    problem = OSError(f"the HAProxy that replaces another does not answer in {folder}")
+    problem = OSError(f"the new HAProxy process does not answer in {folder}")
     for _ in range(ATTEMPTS):
         try:
-            told = {listening: _process_id(listening) for listening in _sockets(folder)}
-            for listening in told:
-                _commit(listening, folder, tables)
-            # one that is about to answer may have read the files before they changed
-            if not any(_is_replaced(known, at.parent) for at, known in told.items()):
+            updated = {path: _process_id(path) for path in _sockets(folder)}
+            for path in updated:
+                _commit(path, folder, tables)
+            # a HAProxy that is starting may have read the files before they changed
+            if not any(_is_replaced(pid, path.parent) for path, pid in updated.items()):
                 return
-        except OSError as error:  # Ray Serve is just replacing it by a new one
+        except OSError as error:  # Ray Serve is replacing HAProxy at this moment
             problem = error
         time.sleep(PAUSE_S)
     raise problem
 
 
-def _process_id(listening: Path) -> int:
-    found = re.search(r"^Pid: (\d+)$", _say(listening, "show info"), re.MULTILINE)
-    if not found:
-        raise OSError(f"no HAProxy answers at {listening}")
-    return int(found[1])
+def _process_id(socket_path: Path) -> int:
+    match = re.search(r"^Pid: (\d+)$", _command(socket_path, "show info"), re.MULTILINE)
+    if not match:
+        raise OSError(f"no HAProxy answers at {socket_path}")
+    return int(match[1])
 
 
-def _is_replaced(told: int, folder: Path) -> bool:
-    """Whether a HAProxy with its files in a folder was started after the one that was told."""
+def _is_replaced(pid: int, folder: Path) -> bool:
+    """Returns True if a HAProxy that is newer than process `pid` has started with its files."""
     try:
-        begin = psutil.Process(told).create_time()
+        begin = psutil.Process(pid).create_time()
     except psutil.NoSuchProcess:
         return True
     configuration = str(folder / ingress.CONFIGURATION)
@@ -116,35 +123,36 @@ def _is_replaced(told: int, folder: Path) -> bool:
     )
 
 
-def _commit(listening: Path, folder: Path, tables: list[str]) -> None:
-    # a canary's path is there before its weight, and its weight is gone before its path
+def _commit(socket_path: Path, folder: Path, tables: list[str]) -> None:
+    """Replaces the running HAProxy's maps, each one atomically."""
+    # a weight must never exist without its canary's path: added after it, removed before it
     order = (3, 0, 4, 1, 2) if tables[2] else (3, 2, 1, 0, 4)
     for index in order:
         path = folder / MAPS[index]
-        version = _say(listening, f"prepare map {path}").rsplit(":", 1)[-1].strip()
+        version = _command(socket_path, f"prepare map {path}").rsplit(":", 1)[-1].strip()
         if not version.isdigit() and MAPS[index] == ingress.MODELS:
-            continue  # read by the rules for gRPC alone, which is not always there
+            continue  # this map exists only with the rules for gRPC
         if not version.isdigit():
-            raise OSError(f"HAProxy did not take a new version of {path.name}: {version}")
+            raise OSError(f"HAProxy refused a new version of {path.name}: {version}")
         if tables[index]:
-            _say(listening, f"add map @{version} {path} <<\n{tables[index]}\n")
-        _say(listening, f"commit map @{version} {path}")
+            _command(socket_path, f"add map @{version} {path} <<\n{tables[index]}\n")
+        _command(socket_path, f"commit map @{version} {path}")
 
 
 def _sockets(folder: Path) -> list[Path]:
-    """Of the HAProxys that run on this machine; Ray Serve gives each node's a folder of its own."""
-    found = []
+    """Returns the sockets of all running HAProxys; Ray Serve gives each node its own folder."""
+    running = []
     for path in folder.rglob(ingress.SOCKET):
-        with contextlib.suppress(OSError):  # one that is gone leaves its socket behind
-            _say(path, "show version")
-            found.append(path)
-    return found
+        with contextlib.suppress(OSError):  # an ended HAProxy leaves its socket file
+            _command(path, "show version")
+            running.append(path)
+    return running
 
 
 def _counts(application: str) -> tuple[int, int]:
     requests = failed = 0
-    for listening in _sockets(Path(_folder())):
-        lines = _say(listening, "show stat").removeprefix("# ").splitlines()
+    for socket_path in _sockets(Path(_folder())):
+        lines = _command(socket_path, "show stat").removeprefix("# ").splitlines()
         for row in csv.DictReader(lines):
             if row["svname"] == "BACKEND" and application in row["pxname"]:
                 classes = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in range(1, 6)]
@@ -152,13 +160,14 @@ def _counts(application: str) -> tuple[int, int]:
     return requests, failed
 
 
-def _say(listening: Path, command: str) -> str:
-    with socket.socket(socket.AF_UNIX) as talk:
-        talk.settimeout(SOCKET_TIMEOUT_S)
-        talk.connect(str(listening))
-        talk.sendall(f"{command}\n".encode())
-        talk.shutdown(socket.SHUT_WR)
+def _command(socket_path: Path, command: str) -> str:
+    """Sends a command to a HAProxy and returns its answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SOCKET_TIMEOUT_S)
+        connection.connect(str(socket_path))
+        connection.sendall(f"{command}\n".encode())
+        connection.shutdown(socket.SHUT_WR)
         answer = b""
-        while piece := talk.recv(65536):
+        while piece := connection.recv(65536):
             answer += piece
     return answer.decode()

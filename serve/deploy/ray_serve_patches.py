@@ -1,6 +1,7 @@
-"""Puts the hot path and the door ahead of Ray Serve's own wrapper, in replicas that take requests.
+"""Patches Ray Serve in replicas: installs the fast path, the request guard and frontend workers.
 
-Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. In processes without a server it lets all pass.
+Ray Serve calls `install` because RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names it. In a process
+without a handler the request guard passes every request on.
 """
 
 import os
@@ -25,44 +26,46 @@ _add_port, _add_address = replica.add_port_to_grpc_server, default_impl.add_grpc
 
 
 def install() -> list[starlette.middleware.Middleware]:
-    """The middleware that Ray Serve asks for, just before a replica opens its port."""
-    if found := supervisor.current():
-        _share(found)
-    if ingress.FOLDER in os.environ:  # the cluster is of this machine alone
-        default_impl.add_grpc_address = _here(_add_address)
-        replica.add_port_to_grpc_server = _here(_add_port)
-    # Ray Serve leaves it to uvicorn what a connection is
-    uvicorn.config.HTTP_PROTOCOLS["auto"] = connections(app.find)  # type: ignore[assignment]
-    return [starlette.middleware.Middleware(RequestGuard, find=app.find)]
+    """Applies the patches and returns the middleware; called before a replica opens its port."""
+    if frontends := supervisor.current():
+        _share_port(frontends)
+    if ingress.FOLDER in os.environ:  # a local cluster
+        default_impl.add_grpc_address = _on_loopback(_add_address)
+        replica.add_port_to_grpc_server = _on_loopback(_add_port)
+    # Ray Serve's uvicorn uses the connection class "auto"
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = connections(app.current_handler)  # type: ignore[assignment]
+    return [starlette.middleware.Middleware(RequestGuard, find_handler=app.current_handler)]
 
 
-def _here(listen: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
-    """The same on loopback: of gRPC Ray Serve listens at every address, and cannot be told not to.
+def _on_loopback(listen: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Wraps a function of Ray Serve that opens a gRPC port, to open it on loopback only.
 
-    That is what clients ask, and what replicas ask each other, in every replica.
+    Ray Serve opens gRPC ports, for clients and between replicas, on every address and has no option
+    for it.
     """
 
-    def listen_here(server: Any, address: str) -> Any:
+    def listen_on_loopback(server: Any, address: str) -> Any:
         return listen(server, address.replace("[::]", LOOPBACK))
 
-    return listen_here
+    return listen_on_loopback
 
 
-def _share(frontends: FrontendSupervisor) -> None:
-    """Let fronts have the replica's port. Ray Serve's own server gets one that they pass on to."""
+def _share_port(frontends: FrontendSupervisor) -> None:
+    """Gives the replica's port to the frontend workers, and another port to Ray Serve's server."""
 
-    async def sharing(app: Any, http_options: Any, **options: Any) -> Any:
+    async def start_with_frontends(app: Any, http_options: Any, **options: Any) -> Any:
         host, port = http_options.host, http_options.port
         try:
-            bound(host, port, is_shared=False).close()  # a stranger's shared port is not ours
+            # fails if another process has the port, even as a shared one
+            bound(host, port, is_shared=False).close()
         except OSError as error:
-            raise RuntimeError(f"{host}:{port} is taken") from error  # Ray Serve tries the next
+            raise RuntimeError(f"{host}:{port} is in use") from error  # Ray Serve tries the next
         with bound(LOOPBACK, 0, is_shared=False) as free:
-            own = free.getsockname()[1]
-        begun = await _start(
-            app, http_options.model_copy(update={"host": LOOPBACK, "port": own}), **options
+            replica_port = free.getsockname()[1]
+        server = await _start(
+            app, http_options.model_copy(update={"host": LOOPBACK, "port": replica_port}), **options
         )
-        await frontends.open(host, port, f"http://{LOOPBACK}:{own}")
-        return begun
+        await frontends.open(host, port, f"http://{LOOPBACK}:{replica_port}")
+        return server
 
-    replica.start_asgi_http_server = sharing
+    replica.start_asgi_http_server = start_with_frontends

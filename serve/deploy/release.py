@@ -1,4 +1,4 @@
-"""A new version takes over step by step, watched; or the old one stays."""
+"""Rolls out a new version: shifts requests to it in steps while the gate checks it."""
 
 import asyncio
 import time
@@ -20,37 +20,41 @@ from serve.tools import load_generator
 from serve.version import ModelVersion
 
 ROUND_S = 5.0
-"""How long both versions are asked by turns before they are compared."""
-ASK_TIMEOUT_S = 60.0
+"""Duration of the gate's requests to both versions before each evaluation."""
+REQUEST_TIMEOUT_S = 60.0
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
+"""Receives a line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """One of the two versions."""
+class DeployedVersion:
+    """A version that is running, with its own URL."""
 
     version: ModelVersion
     application: str
     url: str
-    """Of the version itself, whatever the public route answers with."""
+    """URL of this version, which does not change with the public route."""
 
 
-def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: Tell) -> None:
-    """Shift the route from the old version to the new one.
+def roll_out(
+    spec: ServeSpec, rollout: RolloutSpec, old: DeployedVersion, new: DeployedVersion, log: Log
+) -> None:
+    """Shifts the route from the old version to the new one in the steps of the rollout.
 
-    Raises DeployError with the reasons when the gate stops it; the old version answers everything
-    again by then.
+    Raises:
+        DeployError: with the reasons, if the gate stops the new version. The old version then
+            answers all requests of the route.
     """
     headers, hold_s = _authorization(spec), rollout.hold.total_seconds()
-    quality, samples = _judge(old, new, headers)
+    quality, samples = _compare(old, new, headers)
     texts = samples or load_generator.sentences()
-    told = (
+    compared = (
         quality.summary
         if quality
         else "not compared on evaluation rows: there are none, or labels differ"
     )
-    _watch(
+    _check_gate(
         spec,
         rollout,
         (old, new),
@@ -59,98 +63,112 @@ def release(spec: ServeSpec, rollout: RolloutSpec, old: Side, new: Side, tell: T
         headers,
         min(ROUND_S, hold_s),
     )
-    tell(f"{new.version.id} passes the gate beside {old.version.id}, {told}")
+    log(f"{new.version.id} passes the gate against {old.version.id}, {compared}")
     rate = spec.limits.requests_per_second
     route = Route(old.version.id, rate=rate, model=old.version.name)
     try:
         for weight in rollout.steps:
-            haproxy_client.write({spec.route: routing.tried(route, new.version.id, weight)})
-            tell(f"{new.version.id} answers {weight}% of {spec.route}")
+            haproxy_client.write({spec.route: routing.with_canary(route, new.version.id, weight)})
+            log(f"{new.version.id} answers {weight}% of {spec.route}")
             if weight < 100 or len(rollout.steps) == 1:
-                _watch(
+                _check_gate(
                     spec, rollout, (old, new), quality, texts, headers, rollout.hold.total_seconds()
                 )
     except BaseException:
-        haproxy_client.write({spec.route: routing.rolled_back(route)})
-        tell(f"rolled back: {old.version.id} answers all of {spec.route}")
+        haproxy_client.write({spec.route: routing.without_canary(route)})
+        log(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
     haproxy_client.write({spec.route: replace(route, stable=new.version.id)})
 
 
-def at_once(spec: ServeSpec, side: Side, *, is_new: bool) -> None:
-    """Let a version answer all of the route, compared with none.
+def switch(spec: ServeSpec, deployed: DeployedVersion, *, is_new: bool) -> None:
+    """Sends all requests of the route to a version at once, without a comparison.
 
-    Raises DeployError when it is new there and does not keep the slo, before anybody else asks it.
+    Args:
+        spec: The job's `serve` section.
+        deployed: The version.
+        is_new: True if the route does not have this version yet; it is then checked against the slo
+            before it receives requests of clients.
+
+    Raises:
+        DeployError: if a new version breaks the slo.
     """
     if is_new and spec.slo:
-        _hold_to_slo(spec, side)
-    rate, version = spec.limits.requests_per_second, side.version
+        _check_slo(spec, deployed)
+    rate, version = spec.limits.requests_per_second, deployed.version
     haproxy_client.write({spec.route: Route(version.id, rate=rate, model=version.name)})
 
 
-def _hold_to_slo(spec: ServeSpec, new: Side) -> None:
+def _check_slo(spec: ServeSpec, new: DeployedVersion) -> None:
     texts = endpoint_of(new.version.task).evaluation_texts(new.version)
-    span = _ask_for(new.url, ROUND_S, texts or load_generator.sentences(), _authorization(spec))
-    seen = Traffic(span.requests, span.failed, span.latency_ms.get("p95"))
-    reasons = reasons_against([GateRule("slo")], spec.slo, None, seen, seen)
+    texts = texts or load_generator.sentences()
+    load = _send_load(new.url, ROUND_S, texts, _authorization(spec))
+    traffic = Traffic(load.requests, load.failed, load.latency_ms.get("p95"))
+    reasons = reasons_against([GateRule("slo")], spec.slo, None, traffic, traffic)
     if reasons:
         raise DeployError(
             f"version {new.version.id} is not deployed: {'; '.join(reasons)}; it stays published:"
-            " allow more in serve.slo and `winnow deploy` it, or see `winnow tune-serve`"
+            " relax serve.slo and `winnow deploy` it again, or see `winnow tune-serve`"
         )
 
 
-def _watch(
+def _check_gate(
     spec: ServeSpec,
     rollout: RolloutSpec,
-    sides: tuple[Side, Side],
+    versions: tuple[DeployedVersion, DeployedVersion],
     quality: Comparison | None,
     texts: Sequence[str],
     headers: dict[str, str],
     seconds: float,
 ) -> None:
-    """Ask both versions by turns for so long, and count what everybody else asked."""
-    old, new = sides
-    begin, before = time.monotonic(), [haproxy_client.counts(side.application) for side in sides]
+    """Evaluates the gate for `seconds`: sends requests to both versions in turn.
+
+    HAProxy's counters add the requests of clients.
+
+    Raises:
+        DeployError: as soon as the new version breaks a rule.
+    """
+    old, new = versions
+    begin, before = time.monotonic(), [haproxy_client.counts(v.application) for v in versions]
     while True:
-        spans = [_ask_for(side.url, ROUND_S / 2, texts, headers) for side in sides]
-        after = [haproxy_client.counts(side.application) for side in sides]
-        seen = [
-            Traffic(now[0] - then[0], now[1] - then[1], span.latency_ms.get("p95"))
-            for now, then, span in zip(after, before, spans, strict=True)
+        loads = [_send_load(v.url, ROUND_S / 2, texts, headers) for v in versions]
+        after = [haproxy_client.counts(v.application) for v in versions]
+        traffic = [
+            Traffic(now[0] - then[0], now[1] - then[1], load.latency_ms.get("p95"))
+            for now, then, load in zip(after, before, loads, strict=True)
         ]
-        reasons = reasons_against(rollout.gate, spec.slo, quality, seen[0], seen[1])
+        reasons = reasons_against(rollout.gate, spec.slo, quality, traffic[0], traffic[1])
         if reasons:
             raise DeployError(
                 f"version {new.version.id} does not take over from {old.version.id}:"
                 f" {'; '.join(reasons)}"
             )
-        left_s = seconds - (time.monotonic() - begin)
-        if left_s <= 0:
+        remaining_s = seconds - (time.monotonic() - begin)
+        if remaining_s <= 0:
             return
-        time.sleep(min(left_s, ROUND_S))
+        time.sleep(min(remaining_s, ROUND_S))
 
 
-def _ask_for(
+def _send_load(
     url: str, seconds: float, texts: Sequence[str], headers: dict[str, str]
 ) -> load_generator.LoadResult:
     plan = load_generator.Plan(
-        url, seconds, concurrency=1, headers=headers, timeout_s=ASK_TIMEOUT_S
+        url, seconds, concurrency=1, headers=headers, timeout_s=REQUEST_TIMEOUT_S
     )
     return asyncio.run(load_generator.run(plan, texts))
 
 
-def _judge(
-    old: Side, new: Side, headers: dict[str, str]
+def _compare(
+    old: DeployedVersion, new: DeployedVersion, headers: dict[str, str]
 ) -> tuple[Comparison | None, Sequence[str]]:
-    """Both versions on evaluation rows as their task compares them, and texts of these."""
-    endpoint, urls = endpoint_of(old.version.task), {s.version.id: s.url for s in (old, new)}
+    """Returns the task's comparison of both versions on evaluation rows, and the rows' texts."""
+    endpoint, urls = endpoint_of(old.version.task), {v.version.id: v.url for v in (old, new)}
 
-    def ask(version: ModelVersion, body: Any) -> Any:
+    def send(version: ModelVersion, body: Any) -> Any:
         url = urls[version.id]
         try:
             answer = httpx.post(
-                f"{url}{endpoint.path}", json=body, headers=headers, timeout=ASK_TIMEOUT_S
+                f"{url}{endpoint.path}", json=body, headers=headers, timeout=REQUEST_TIMEOUT_S
             )
         except httpx.HTTPError as error:
             raise DeployError(
@@ -160,14 +178,14 @@ def _judge(
             raise DeployError(f"{url} answers evaluation rows with status {answer.status_code}")
         return answer.json()
 
-    return endpoint.compare(old.version, new.version, ask)
+    return endpoint.compare(old.version, new.version, send)
 
 
 def _authorization(spec: ServeSpec) -> dict[str, str]:
     tokens = accepted_tokens(spec)
     if spec.auth and not tokens:
         raise DeployError(
-            "a gate asks the endpoint, and serve.auth.tokens_file has only hashes; name a variable"
-            " with an accepted token in serve.auth.tokens_from too"
+            "the gate sends requests to the endpoint, but serve.auth.tokens_file has only hashes of"
+            " tokens; set serve.auth.tokens_from to a variable with an accepted token"
         )
     return {"Authorization": f"Bearer {tokens[0]}"} if tokens else {}

@@ -1,4 +1,4 @@
-"""Whether a new version may take over: from what was seen to reasons against it."""
+"""Evaluates the gate of a rollout: returns the rules that the new version breaks. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,25 +7,26 @@ from jobs.spec.serve import GateRule, SloSpec
 from serve.tasks.comparison import Comparison
 
 FEWEST = 20
-"""Requests below which a share of failures says nothing."""
+"""Fewest requests for which the error rate is evaluated."""
 FAILURES = 0.01
-"""Share of failures above the old version's that is too much where no slo says otherwise."""
+"""Largest accepted increase of the error rate over the old version's, if no slo has a limit."""
 SLACK_MS = 2.0
-"""Difference in latency that is never too much: timers and schedulers make as much."""
+"""Increase of the p95 latency that is always accepted, because timers and schedulers cause it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What happened to requests of one version for some time."""
+    """Counts of one version's requests during a period."""
 
     requests: int
+    """Requests of clients and of the gate."""
     failed: int
     p95_ms: float | None
-    """Of those that the gate sent; None where none of them was answered."""
+    """95th percentile of the latency of the gate's requests; None if none was answered."""
 
     @property
     def error_rate(self) -> float:
-        """Share of requests that failed."""
+        """Share of failed requests."""
         return self.failed / self.requests if self.requests else 0.0
 
 
@@ -36,17 +37,27 @@ def reasons_against(
     old: Traffic,
     new: Traffic,
 ) -> tuple[str, ...]:
-    """Why the new version may not go on, in words; none when it may."""
-    found = [*_failures(slo, old, new)]
+    """Returns a sentence for each rule that the new version breaks; empty if it passes.
+
+    The error rate is checked always, even if no rule of the gate names it.
+
+    Args:
+        gate: Rules of `serve.rollout.gate`.
+        slo: The endpoint's `serve.slo`.
+        quality: Comparison of both versions on evaluation rows; None if there is none.
+        old: Traffic of the old version.
+        new: Traffic of the new version.
+    """
+    reasons = [*_failures(slo, old, new)]
     for rule in gate:
         match rule.name:
             case "slo":
-                found += _slo(slo, new)
+                reasons += _slo(slo, new)
             case "latency":
-                found += _latency(rule, old, new)
+                reasons += _latency(rule, old, new)
             case _:
-                found += _quality(rule, quality)
-    return tuple(found)
+                reasons += _quality(rule, quality)
+    return tuple(reasons)
 
 
 def _failures(slo: SloSpec | None, old: Traffic, new: Traffic) -> Iterator[str]:
@@ -81,7 +92,7 @@ def _latency(rule: GateRule, old: Traffic, new: Traffic) -> Iterator[str]:
 
 
 def _quality(rule: GateRule, comparison: Comparison | None) -> Iterator[str]:
-    """Of a rule that a task's comparison of two versions has a finding for."""
-    found = comparison.findings.get(rule.name) if comparison else None
-    if found and rule.bound and not rule.bound.holds(found.value) and not found.is_chance:
-        yield f"{found.sentence}, which is not {rule.bound}"
+    """Evaluates a rule with the metric of the same name in the task's comparison."""
+    metric = comparison.metrics.get(rule.name) if comparison else None
+    if metric and rule.bound and not rule.bound.holds(metric.value) and not metric.is_chance:
+        yield f"{metric.sentence}, which is not {rule.bound}"

@@ -1,4 +1,4 @@
-"""Which version answers on which route, and which is on trial: values, and HAProxy's maps."""
+"""Routes and their versions as values, and as the text of HAProxy's maps."""
 
 import re
 from collections.abc import Mapping
@@ -7,70 +7,73 @@ from dataclasses import dataclass, replace
 from serve.http.paths import PREFIX, version_path
 
 OF_VERSION = re.compile(r"(?P<model>.+)--(?P<version>[0-9a-f]{12})")
-"""Name of an application of one version; the model's own name may have two hyphens, too."""
+"""Name of a version's application; the model's name may contain two hyphens itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Versions behind one public route, by their ids."""
+    """The versions behind one public route."""
 
     stable: str
+    """Id of the version that answers all requests but the canary's."""
     canary: str | None = None
+    """Id of the new version during a rollout."""
     weight: int = 0
-    """Percent of the requests that the canary answers."""
+    """Percentage of requests that the canary answers."""
     rate: int = 0
-    """Requests that one client may send in a second; 0 for any number."""
+    """Most requests per second of one client; 0 for no limit."""
     model: str = ""
-    """Whose versions they are."""
+    """Name of the model that both versions belong to."""
 
 
 Routes = Mapping[str, Route]
-"""By public route, such as `/reviews`."""
+"""Routes by their public path, such as `/reviews`."""
 
 
 def application_of(model: str, version: str) -> str:
-    """Name of a version's application where each version has one."""
+    """Returns the name of a version's own application."""
     return f"{model}--{version}"
 
 
 def model_of(application: str) -> str:
-    """The model of an application, which is named for it alone or for one of its versions."""
-    found = OF_VERSION.fullmatch(application)
-    return found["model"] if found else application
+    """Returns the model of an application, whose name is the model's or includes a version."""
+    match = OF_VERSION.fullmatch(application)
+    return match["model"] if match else application
 
 
 def version_of(application: str) -> str | None:
-    """Id of the version that an application is named for."""
-    found = OF_VERSION.fullmatch(application)
-    return found["version"] if found else None
+    """Returns the version id in an application's name; None if it has none."""
+    match = OF_VERSION.fullmatch(application)
+    return match["version"] if match else None
 
 
-def rolled_back(route: Route) -> Route:
-    """The stable version answers everything."""
+def without_canary(route: Route) -> Route:
+    """Returns the route with all requests for the stable version."""
     return replace(route, canary=None, weight=0)
 
 
-def tried(route: Route, canary: str, weight: int) -> Route:
-    """A version on trial with a share of the requests."""
+def with_canary(route: Route, canary: str, weight: int) -> Route:
+    """Returns the route with a percentage of the requests for a canary."""
     return replace(route, canary=canary, weight=weight)
 
 
 def maps(routes: Routes) -> tuple[dict[str, str], ...]:
-    """HAProxy's maps, by route with a slash after it: stable, canary, weight, rate.
+    """Returns HAProxy's five maps: stable, canary, weight, rate, and route by model.
 
-    The last is the route of a model by its name, which is all that gRPC's requests carry.
+    The keys of the first four are routes with a slash at the end. The last one has the route by the
+    model's name, because gRPC requests carry the name only.
     """
     stable = {f"{name}/": version_path(route.stable) for name, route in routes.items()}
-    trials = {f"{name}/": route for name, route in routes.items() if route.canary and route.weight}
-    canary = {name: version_path(route.canary or "") for name, route in trials.items()}
-    weights = {name: str(route.weight) for name, route in trials.items()}
+    split = {f"{name}/": route for name, route in routes.items() if route.canary and route.weight}
+    canary = {name: version_path(route.canary or "") for name, route in split.items()}
+    weights = {name: str(route.weight) for name, route in split.items()}
     rates = {f"{name}/": str(route.rate) for name, route in routes.items() if route.rate}
     models = {route.model: f"{name}/" for name, route in routes.items() if route.model}
     return stable, canary, weights, rates, models
 
 
 def parse(*texts: str) -> dict[str, Route]:
-    """Routes from the text of the maps."""
+    """Returns the routes from the texts of the five maps, in the order of `maps`."""
     tables = [dict(line.split() for line in text.splitlines() if line) for text in texts]
     models = {name: model for model, name in tables[4].items()}
     return {
@@ -86,5 +89,5 @@ def parse(*texts: str) -> dict[str, Route]:
 
 
 def text_of(table: Mapping[str, str]) -> str:
-    """A map as HAProxy reads it from a file."""
+    """Returns the text of a map as HAProxy reads it from a file."""
     return "".join(f"{key} {value}\n" for key, value in table.items())

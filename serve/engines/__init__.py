@@ -1,1 +1,1 @@
-"""Engines: a loaded model that turns tokenised rows into logits. No HTTP and no Ray."""
+"""Engines compute the logits of tokenised rows with a model on one device."""

@@ -1,4 +1,4 @@
-"""The model on a GPU, with a CUDA graph for each shape of a batch: the host launches one thing."""
+"""Engine with CUDA graphs: one graph for each batch shape, so the host makes one launch a batch."""
 
 import bisect
 import itertools
@@ -20,16 +20,16 @@ from serve.engines.torch_engine import NAMES, load_classifier
 DEVICE: Device = "cuda"
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 WIDTHS = (*range(8, 64, 8), *range(64, 512, 32), 512)
-"""Rows and padded tokens of captured batches; what lies between is filled up."""
+"""Rows and widths of captured shapes; a batch is padded to the next larger ones."""
 MOST_TOKENS = 2**18
-"""Of a batch, padding among them; more are run without a graph."""
+"""Most padded tokens of a captured batch; larger batches run without a graph."""
 WARM_UPS = 2
-"""Eager runs of a shape before it is captured: libraries set themselves up."""
+"""Eager runs of a shape before its capture, in which libraries initialise themselves."""
 
 
 @dataclass(slots=True)
 class _Captured:
-    """A graph, where it reads its batch, and where it leaves logits."""
+    """A captured graph and its output."""
 
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
@@ -37,7 +37,7 @@ class _Captured:
 
 
 class CapturedEngine:
-    """Weights in the precision asked for; batches are padded up to a shape that was captured."""
+    """Runs batches padded to a captured shape, with weights in the engine's precision."""
 
     is_packed = False
 
@@ -49,20 +49,20 @@ class CapturedEngine:
         self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
         self._graphs: dict[Shape, _Captured] = {}
-        # of one size for good: torch aborted the process when graphs were dropped to make it larger
+        # never resized: torch aborted the process when graphs were freed to enlarge the buffer
         self._inputs = torch.zeros(3 * MOST_TOKENS, dtype=torch.int64, device=self._device)
         self._pool: Any = None
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Logits as [rows, labels]."""
+        """Returns logits, [rows, labels]."""
         return self.launch(rows)()
 
     @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Start a batch; what is returned waits for its logits, [rows, labels]."""
+        """Starts a batch; the returned function waits for its logits, [rows, labels]."""
         shape = shape_of(len(rows), max(map(len, rows)))
-        # of its own for each batch, because the one before may still be on its way: torch hands
-        # pinned memory out again once the device is done with it
+        # each batch has its own pinned buffer, because the copy of the batch before may not have
+        # ended; torch reuses pinned memory once the device has finished with it
         host = torch.empty((3, *shape), dtype=torch.int64, pin_memory=True)
         self._padding.fill(rows, host.numpy())
         if shape[0] * shape[1] <= MOST_TOKENS:
@@ -72,21 +72,21 @@ class CapturedEngine:
             logits = captured.logits
         else:
             logits = self._forward(host.to(self._device, non_blocking=True))
-        found = torch.empty(logits.shape, pin_memory=True)
-        found.copy_(logits, non_blocking=True)
+        output = torch.empty(logits.shape, pin_memory=True)
+        output.copy_(logits, non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
 
-        def land() -> Logits:
+        def wait() -> Logits:
             done.synchronize()
-            return found.numpy()[: len(rows)].copy()
+            return output.numpy()[: len(rows)].copy()
 
-        return land
+        return wait
 
     def _capture(self, shape: Shape) -> _Captured:
         count = 3 * shape[0] * shape[1]
         batch = self._inputs[:count].view(3, *shape)
-        batch.zero_()  # what an earlier batch left there would not be ids of this one's shape
+        batch.zero_()  # values of an earlier batch may be no valid token ids at these positions
         batch[1] = 1
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -108,29 +108,37 @@ class CapturedEngine:
 
 
 def shape_of(rows: int, width: int) -> Shape:
-    """The captured shape that takes so many rows of so many tokens; their own beyond the last."""
-    return _up(ROWS, rows), _up(WIDTHS, width)
+    """Returns the smallest captured shape that holds `rows` rows of `width` tokens.
+
+    Beyond the largest captured rows or width, the batch's own.
+    """
+    return _round_up(ROWS, rows), _round_up(WIDTHS, width)
 
 
 def shapes(most_rows: int, most_tokens: int, longest: int) -> list[Shape]:
-    """Every shape that batches within these limits may need, the largest first.
+    """Returns every shape that batches within these limits need, the largest first.
 
-    A row that alone has more tokens than a batch may is one too.
+    This includes the shapes of single rows that exceed a batch's tokens.
+
+    Args:
+        most_rows: Most rows of a batch.
+        most_tokens: Most padded tokens of a batch.
+        longest: Longest row in tokens.
     """
     widths = WIDTHS[: bisect.bisect_left(WIDTHS, longest) + 1]
-    found = {
+    needed = {
         (rows, width)
         for (under, rows), (below, width) in itertools.product(_steps(ROWS), _steps(widths))
         if rows == 1 or (under < most_rows and (under + 1) * (below + 1) <= most_tokens)
     }
-    return sorted(found, key=np.prod, reverse=True)
+    return sorted(needed, key=np.prod, reverse=True)
 
 
 def _steps(values: Sequence[int]) -> list[tuple[int, int]]:
-    """Each value behind the one before it."""
+    """Returns each value with its predecessor in front; the first one has 0."""
     return list(itertools.pairwise((0, *values)))
 
 
-def _up(values: Sequence[int], value: int) -> int:
+def _round_up(values: Sequence[int], value: int) -> int:
     index = bisect.bisect_left(values, value)
     return values[index] if index < len(values) else value

@@ -1,4 +1,4 @@
-"""How fast one engine is on one device, by the size of a batch."""
+"""The batch times of one engine on one device, by batch size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from jobs.spec.serve import EngineName
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """How one engine did on one device."""
+    """Batch times of one engine on one device."""
 
     accelerators: str
-    """Such as `T4:1`."""
+    """Accelerator and count, such as `T4:1`."""
     engine: EngineName
     refusal: str = ""
-    """Why it may not serve there; empty when it may."""
+    """Why the engine must not serve; empty if it may."""
     seconds: Mapping[int, float] | None = None
-    """Mean time of a batch by its texts, of neighbours in length; None where it was refused."""
+    """Mean seconds of a batch by its number of texts of similar length; None if refused."""

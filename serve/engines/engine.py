@@ -1,4 +1,4 @@
-"""What every engine does, and how one was chosen."""
+"""The interface of engines, and the result of their selection."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from jobs.spec.task import Activation
 from serve.batching.rows import Logits, PendingBatch, Row
 
 Shape = tuple[int, int]
-"""Rows and padded tokens of a batch."""
+"""Shape of a batch: rows, and width in tokens with padding."""
 
 
 def softmax(logits: Logits) -> Logits:
-    """Probabilities as [rows, labels]."""
-    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found: Logits = raised / raised.sum(axis=1, keepdims=True)
-    return found
+    """Returns probabilities that sum to 1 in each row, from logits, [rows, labels] both."""
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: Logits = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def sigmoid(logits: Logits) -> Logits:
-    """Independent probabilities as [rows, labels]."""
-    found: Logits = np.reciprocal(1 + np.exp(-logits))
-    return found
+    """Returns an independent probability for each logit, [rows, labels] both."""
+    probabilities: Logits = np.reciprocal(1 + np.exp(-logits))
+    return probabilities
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
@@ -32,27 +32,33 @@ ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
     "sigmoid": sigmoid,
     "identity": lambda logits: logits,
 }
-"""What makes scores of logits, for tasks whose rows have scores of their own."""
+"""Functions from logits to scores, by the activation of a task."""
 
 
 class Engine(Protocol):
-    """A loaded model on one device."""
+    """A model on one device."""
 
     name: EngineName
     is_packed: bool
-    """Whether a batch costs as many tokens as its rows have, whatever their lengths."""
+    """True if the engine packs rows, so that a batch costs their tokens without padding."""
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Lay a batch out, and begin with it where that goes on by itself."""
+        """Prepares a batch, and starts it if the device computes asynchronously.
+
+        Returns a function that waits for the logits, [rows, labels].
+        """
         ...
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Logits as [rows, labels]; a row's do not depend on its neighbours beyond rounding."""
+        """Returns logits, [rows, labels].
+
+        Up to rounding, a row's logits must not depend on the other rows of the batch.
+        """
         ...
 
 
 class OneByOne:
-    """Runs each row by itself, for a model whose scores change with the rows beside it."""
+    """Runs each row as its own batch, for a model whose scores depend on the rest of the batch."""
 
     is_packed = False
 
@@ -61,41 +67,43 @@ class OneByOne:
         self._engine = engine
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Compute all rows when the logits are asked for."""
+        """Returns a function that computes the logits, [rows, labels]."""
         return lambda: self.run(rows)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Logits as [rows, labels]."""
-        found: Logits = np.concatenate([self._engine.run([row]) for row in rows])
-        return found
+        """Returns logits, [rows, labels]."""
+        logits: Logits = np.concatenate([self._engine.run([row]) for row in rows])
+        return logits
 
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """How one engine did."""
+    """The result of one engine in the selection: its acceptance check and its speed."""
 
     engine: EngineName
     refusal: str = ""
-    """Why it may not serve; empty when it may."""
+    """Why the engine must not serve; empty if it may."""
     texts_per_s: float = 0.0
-    """Of gate rows while many wait; in plain batches where it was too slow to be timed further."""
+    """Throughput on the evaluation sample with a full queue; for an engine that was too slow to be
+    timed further, its throughput in the acceptance check."""
     alone_ms: float | None = None
-    """Median time of one row by itself; None where it was not timed."""
+    """Median time of a batch of one row; None if it was not timed."""
     batch_tokens: int = 256
-    """Padded tokens of a batch at which it was fastest."""
+    """Padded tokens of a batch with the highest throughput."""
     agreement: float = 1.0
-    """Share of rows with the expected label, near ties left out."""
+    """Share of rows with the expected label; rows near a tie count as equal."""
     accuracy: float | None = None
-    """On the gate rows; None where it could not be made."""
+    """Accuracy on the evaluation sample; None if the engine could not run or has no labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The engine that serves, and every one it was chosen from."""
+    """The selected engine, with the results of all candidates."""
 
     engine: EngineName
     batch_tokens: int
     texts_per_s: float
     trials: tuple[EngineResult, ...] = ()
+    """Results of all candidates; the field's name is stored in `choice.json`."""
     is_one_by_one: bool = False
-    """Whether rows are run by themselves, because every engine fails in batches."""
+    """True if each row is its own batch, because every engine fails the check in batches."""

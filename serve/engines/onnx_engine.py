@@ -1,6 +1,7 @@
-"""The model under ONNX Runtime on a CPU, in fp32.
+"""Engine with ONNX Runtime on a CPU, in fp32.
 
-Its dynamic int8 is left out: the score of a text then depends on the texts beside it.
+There is no int8 variant: with ONNX Runtime's dynamic quantization the score of a text depends on
+the other texts of its batch.
 """
 
 from collections.abc import Sequence
@@ -11,16 +12,16 @@ import torch
 
 from jobs.spec.serve import EngineName
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
-from serve.engines.openvino_graph import input_names, named
+from serve.engines.openvino_graph import input_names, padded_arrays
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WARNINGS = 3
-"""Log severity: errors alone."""
+"""ONNX Runtime's log severity that reports errors only."""
 OPSET = 17
 
 
 class OnnxEngine:
-    """A session with its own threads."""
+    """Runs padded batches in an ONNX Runtime session with its own threads."""
 
     name: EngineName = "onnx-fp32"
     is_packed = False
@@ -38,17 +39,17 @@ class OnnxEngine:
         self._padding = Padding.of(tokenizer)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Logits as [rows, labels]."""
+        """Returns logits, [rows, labels]."""
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Lay a batch out; what is returned computes its logits, [rows, labels]."""
-        inputs = named(self._padding, rows, self._names)
+        """Pads a batch; the returned function computes its logits, [rows, labels]."""
+        inputs = padded_arrays(self._padding, rows, self._names)
         return lambda: np.asarray(self._session.run(None, inputs)[0], dtype=np.float32)
 
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
-    """Write a model folder as an ONNX graph with free batch and width."""
+    """Writes a model as an ONNX graph with dynamic batch size and width."""
     model, names = load_classifier(folder), input_names(tokenizer)
     example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
     free = {0: "rows", 1: "width"}

@@ -1,4 +1,4 @@
-"""A classifier as a graph for OpenVINO: exported, calibrated for int8, and what it takes."""
+"""Exports a classifier as an OpenVINO graph, quantizes it to int8, and builds its inputs."""
 
 import functools
 import logging
@@ -14,29 +14,28 @@ import torch
 
 from serve.batching.rows import Padding, Row, Tokenizer
 from serve.engines.engine import Shape
-from serve.engines.packing import Arrays, Packing, room
+from serve.engines.packing import Arrays, Packing, capacity
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WIDTHS = 4
-"""Widths of padded rows are multiples of it. Filled up to powers of two they cost a third of the
-speed."""
-CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
-"""Rows from which the ranges of int8 are taken."""
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
-"""Inputs of graphs that take padded rows, as far as the model has them."""
-PACKED = ("bert",)
-"""Types of models whose inputs share rows; those of others are padded."""
-SEGMENTS, VECTORS = "segment_ids", "inputs_embeds"
-"""Inputs of graphs that take packed rows, and of no other."""
-WORDS = "openvino-words.npy"
-"""The vectors of all tokens, beside such graphs: each of several graphs would have a copy inside.
+"""The widths of padded rows are multiples of this. Powers of two would cost a third of the speed.
 """
+CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
+"""Rows that calibrate the value ranges of int8, and rows of one calibration batch."""
+NAMES = ("input_ids", "attention_mask", "token_type_ids")
+"""Possible inputs of a graph for padded rows."""
+PACKED = ("bert",)
+"""Model types whose rows are packed; rows of other models are padded."""
+SEGMENTS, VECTORS = "segment_ids", "inputs_embeds"
+"""Inputs that only a graph for packed rows has."""
+WORDS = "openvino-words.npy"
+"""File with the token embeddings, beside the graphs; inside, each graph would have its own copy."""
 Vectors = npt.NDArray[np.float32]
 Inputs = Callable[[Sequence[Row]], dict[str, Any]]
 
 
 class PackedClassifier(torch.nn.Module):
-    """A BERT classifier of rows that hold several inputs, as `Packing` lays them."""
+    """A BERT classifier for the packed rows of `Packing`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -50,22 +49,30 @@ class PackedClassifier(torch.nn.Module):
         position_ids: torch.Tensor,
         first: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits as [inputs, labels]."""
+        """Returns logits, [inputs, labels].
+
+        Args:
+            inputs_embeds: Token embeddings, [rows, width, hidden].
+            token_type_ids: [rows, width].
+            segment_ids: Number of the input that a token belongs to, 0 for padding, [rows, width].
+            position_ids: Positions within each input, [rows, width].
+            first: Index of each input's first token among all tokens, [inputs].
+        """
         model = self._model
-        found = model.bert(
+        output = model.bert(
             inputs_embeds=inputs_embeds,
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
         )
-        tokens = found.last_hidden_state.flatten(0, 1)
+        tokens = output.last_hidden_state.flatten(0, 1)
         logits: torch.Tensor = model.classifier(model.bert.pooler(tokens[first].unsqueeze(1)))
         return logits
 
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
-    """Write a model folder as an OpenVINO graph with free batch and width."""
-    silence()
+    """Writes a model as an OpenVINO graph with dynamic batch size and width."""
+    disable_telemetry()
     import openvino
 
     model: Any = load_classifier(folder)
@@ -81,7 +88,7 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
             name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)
         }
     ports = [
-        (name, openvino.PartialShape(free(tensor.shape)), openvino.Type(tensor.numpy().dtype))
+        (name, openvino.PartialShape(dynamic(tensor.shape)), openvino.Type(tensor.numpy().dtype))
         for name, tensor in example.items()
     ]
     with quiet_tracing():
@@ -89,14 +96,14 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
     openvino.save_model(converted, graph, compress_to_fp16=False)
 
 
-def free(shape: Sequence[int]) -> list[int]:
-    """A shape with free batch and width; how long the vectors of tokens are stays."""
+def dynamic(shape: Sequence[int]) -> list[int]:
+    """Returns a shape with dynamic rows and width (-1); further dimensions stay fixed."""
     return [-1, -1, *shape[2:]][: len(shape)]
 
 
 def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: Path) -> None:
-    """Write an int8 copy of a graph, its ranges calibrated on rows."""
-    silence()
+    """Writes an int8 copy of a graph, calibrated on rows of the evaluation sample."""
+    disable_telemetry()
     import nncf
     import openvino
 
@@ -111,64 +118,65 @@ def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: 
         for first in range(0, len(used), CALIBRATION_BATCH):
             yield inputs(used[first : first + CALIBRATION_BATCH])
 
-    found = list(batches())
+    calibration = list(batches())
     model = nncf.quantize(
         read,
-        nncf.Dataset(found),
+        nncf.Dataset(calibration),
         model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(found),
+        subset_size=len(calibration),
     )
     openvino.save_model(model, quantized, compress_to_fp16=False)
 
 
-def silence() -> None:
-    """Keep the libraries from reporting their use to anybody: they go on without the reporter."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None forbids it
+def disable_telemetry() -> None:
+    """Disables OpenVINO's usage reports, by making their module unimportable, and NNCF's log."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # blocks imports
     logging.getLogger("nncf").setLevel(logging.ERROR)
 
 
 def input_names(tokenizer: Tokenizer) -> list[str]:
-    """What the model takes, in this order."""
+    """Returns the names of the model's inputs for padded rows, in the order of NAMES."""
     return [name for name in NAMES if name in tokenizer.input_names]
 
 
 def names_of(graph: Any) -> set[str]:
-    """All names of a graph's inputs; some have several."""
+    """Returns all names of a graph's inputs; an input may have several."""
     return {name for port in graph.inputs for name in port.get_names()}
 
 
 def padded_inputs(names: set[str], tokenizer: Tokenizer) -> Inputs:
-    """What makes inputs of padded rows, as far as a graph has them."""
+    """Returns the function that pads rows into the inputs that a graph has."""
     padding = Padding.of(tokenizer, WIDTHS)
-    return functools.partial(named, padding, names=[name for name in NAMES if name in names])
+    present = [name for name in NAMES if name in names]
+    return functools.partial(padded_arrays, padding, names=present)
 
 
 def words_of(graph: Path) -> Vectors:
-    """Vectors of all tokens, as [tokens, width]; read where they are used, and shared."""
+    """Returns the token embeddings, [tokens, hidden], memory-mapped from the graph's folder."""
     return np.asarray(np.load(graph.with_name(WORDS), mmap_mode="r"))
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInputs:
-    """Makes inputs of packed rows, with the vectors of their tokens looked up."""
+    """Packs rows and looks up their token embeddings."""
 
     packing: Packing
     words: Vectors
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Of a batch."""
-        return self._looked_up(self.packing.apply(rows))
+        """Returns a graph's inputs for a batch."""
+        return self._embed(self.packing.apply(rows))
 
     def empty(self, shape: Shape) -> dict[str, Any]:
-        """Of a graph that is made for a shape."""
-        return self._looked_up(self.packing.empty(shape, room(shape)))
+        """Returns inputs of a static-shape graph, without any row."""
+        return self._embed(self.packing.empty(shape, capacity(shape)))
 
-    def _looked_up(self, arrays: Arrays) -> dict[str, Any]:
+    def _embed(self, arrays: Arrays) -> dict[str, Any]:
         return {VECTORS: self.words.take(arrays.pop("input_ids"), axis=0), **arrays}
 
 
-def named(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Padded arrays by the names of a graph's inputs."""
+def padded_arrays(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+    """Pads rows and returns the arrays with these names, [rows, width] each."""
     ids, mask, types = padding.apply(rows)
     arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     return {name: arrays[name] for name in names}

@@ -1,7 +1,7 @@
-"""Several inputs in one row: what a CPU spends on padding is more than what wider rows cost it.
+"""Packs several inputs into one row, which saves a CPU the computation of padding.
 
-An input attends to itself alone, and counts its positions from 0, so that its scores are the same
-as by itself. Measured in benchmarks/HISTORY.md.
+Each input attends to its own tokens only and its positions start at 0, so that its scores are the
+same as in a row of its own. Measured in benchmarks/HISTORY.md.
 """
 
 from collections import Counter
@@ -19,27 +19,30 @@ from serve.engines.engine import Shape
 Arrays = dict[str, npt.NDArray[np.int64]]
 
 MOST_WIDTH = 256
-"""Of a row with several inputs."""
+"""Largest width of a row with several inputs, in tokens."""
 DOUBLE_WIDTH = 700
-"""Attention grows with the width of rows: at this one a token costs twice what the rest of it does.
-A fit to MiniLM in bf16 on a CPU with AVX-512."""
-FREE_COST = 1.05
-"""What a token costs under a graph for any shape, to one under a graph that is made for its
-shape."""
+"""Width at which a token costs twice as much as in a very narrow row, because the cost of attention
+grows with the width. Fitted to MiniLM in bf16 on a CPU with AVX-512."""
+DYNAMIC_COST = 1.05
+"""Cost of a token in a dynamic-shape graph, relative to a static-shape graph."""
 LEAST_TOKENS = 6
-"""Of an input on average: a graph that is made for a shape takes no more inputs than that allows.
-"""
+"""Mean tokens of an input that the capacity of a static-shape graph assumes; see `capacity`."""
 USUAL_LENGTHS = tuple(range(5, 41))
-"""What inputs are taken for where a model has no evaluation rows."""
+"""Assumed lengths of inputs, in tokens, for a model without an evaluation sample."""
 STEPS, FULL = 4, 0.8
-"""How finely widths of a single row are told apart, to one row of many, and from which share of a
-batch's budget on a number of rows has a graph of its own."""
+"""Widths of single-row graphs per width of a many-row graph; and the smallest share of a batch's
+tokens for which a number of rows gets a static-shape graph."""
 
 
 def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]]:
-    """The width, and which inputs are in each row, that cost least: few tokens, narrow rows.
+    """Returns the cheapest width and the inputs of each row at this width.
 
-    Tries the widths at which so many tokens could fill whole rows, as multiples of `multiple`.
+    Candidates are the widths, as multiples of `multiple`, at which the tokens could fill a whole
+    number of rows.
+
+    Args:
+        lengths: Tokens of each input.
+        multiple: The width is a multiple of this number of tokens.
     """
     total, longest = sum(lengths), max(lengths)
     best: tuple[int, list[list[int]]] = (0, [])
@@ -51,38 +54,38 @@ def arrange(lengths: Sequence[int], multiple: int) -> tuple[int, list[list[int]]
             continue
         tried = width
         if best[1] and (cost((1, width)) * total / width >= least or wanted > MOST_WIDTH):
-            break  # wider rows cost more, however well they are filled
-        rows = filled(lengths, width)
+            break  # wider rows cost more even without padding
+        rows = pack(lengths, width)
         if cost((len(rows), width)) < least:
             best, least = (width, rows), cost((len(rows), width))
     return best
 
 
 def cost(shape: Shape) -> float:
-    """Of rows and their width, in tokens of narrow rows."""
+    """Returns the cost of a batch of a shape, in tokens of a very narrow row."""
     rows, width = shape
     return rows * width * (1 + width / DOUBLE_WIDTH)
 
 
-def filled(lengths: Sequence[int], width: int) -> list[list[int]]:
-    """Which inputs are in each row: the longest that is left, and those others that fill it best.
+def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
+    """Returns the inputs of each row: the longest remaining one, and others that fill the row best.
 
-    By all sums that they can make, as bits: best fit, which training packs many more with, needs a
-    row more now and then, which is a tenth of a batch.
+    The best filling is the largest subset sum, computed with bit sets. Best-fit decreasing, which
+    training uses for its larger batches, sometimes needs one row more, a tenth of a batch here.
     """
     left = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     rows: list[list[int]] = []
     while left:
         longest, *others = left
-        room = width - lengths[longest]
-        sums = [1]  # those of no other, of the first, of the first two
+        remaining = width - lengths[longest]
+        sums = [1]  # bit sets of the sums of subsets of no other input, of the first, first two, …
         for index in others:
-            sums.append((sums[-1] | sums[-1] << lengths[index]) & ((2 << room) - 1))
-            if sums[-1] >> room:
+            sums.append((sums[-1] | sums[-1] << lengths[index]) & ((2 << remaining) - 1))
+            if sums[-1] >> remaining:
                 break
         row, total = [longest], sums[-1].bit_length() - 1
         for count in range(len(sums) - 1, 0, -1):
-            if not sums[count - 1] >> total & 1:  # not without the last of them
+            if not sums[count - 1] >> total & 1:  # the sum needs the last of these inputs
                 row.insert(1, others[count - 1])
                 total -= lengths[others[count - 1]]
         rows.append(row)
@@ -91,26 +94,31 @@ def filled(lengths: Sequence[int], width: int) -> list[list[int]]:
 
 
 def fit(lengths: Sequence[int], shape: Shape) -> list[list[int]] | None:
-    """Which inputs are in each row of a shape, some in none; None where they do not fit."""
+    """Returns the inputs of each row of a shape, possibly none; None if they do not fit."""
     most, width = shape
     if sum(lengths) > most * width or max(lengths) > width:
         return None
-    rows = filled(lengths, width)
+    rows = pack(lengths, width)
     return rows + [[]] * (most - len(rows)) if len(rows) <= most else None
 
 
-def room(shape: Shape) -> int:
-    """How many inputs a graph takes that is made for a shape."""
+def capacity(shape: Shape) -> int:
+    """Returns the most inputs that a static-shape graph accepts."""
     rows, width = shape
     return rows * width // LEAST_TOKENS
 
 
 def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tuple[Shape, ...]:
-    """Shapes worth a graph of their own where inputs have such lengths: of few and many by turns.
+    """Returns the shapes for which static-shape graphs are worth their memory, most useful first.
 
-    Few inputs share one row, of which many widths are there, those of most lone inputs first; many
-    fill rows of the width that suits them, about as many as a batch's budget allows, those next to
-    it first.
+    Two kinds alternate. Shapes of one row, for few inputs, have many widths, the ones of most
+    single inputs first. Shapes of many rows, for full batches, have the cheapest width and about as
+    many rows as a batch's tokens allow, the nearest to it first.
+
+    Args:
+        lengths: Tokens of typical inputs; USUAL_LENGTHS if empty.
+        multiple: Widths are multiples of this number of tokens.
+        batch_tokens: Tokens of a full batch.
     """
     lengths = lengths or USUAL_LENGTHS
     width, _ = arrange(lengths, multiple)
@@ -119,81 +127,87 @@ def usual_shapes(lengths: Sequence[int], multiple: int, batch_tokens: int) -> tu
     few = [(1, wide) for wide in range(step, 2 * width + 1, step)]
     few.sort(key=lambda shape: -alone[shape[1]])
     first, last = (int(share * batch_tokens) // width for share in (FULL, LEFTOVER))
-    many = [(rows, width) for rows in range(max(3, first), last + 2)]  # no batch fills all rows
+    many = [(rows, width) for rows in range(max(3, first), last + 2)]  # a batch never fills all
     many.sort(key=lambda shape: abs((shape[0] - 0.5) * width - batch_tokens))
     return tuple(shape for turn in zip_longest(few, many) for shape in turn if shape)
 
 
 @dataclass(slots=True)
 class Packing:
-    """How inputs are laid into rows; remembers the last shape, for which a graph is prepared."""
+    """Packs inputs into rows, and remembers the last shape of the dynamic-shape graph."""
 
     pad_id: int
     multiple: int = 1
-    """Of tokens, to which rows are filled up."""
+    """Every width is a multiple of this number of tokens."""
     spare: float = 0.0
-    """Tokens that may be wasted to stay with the last shape: what another one costs."""
+    """Cost of a change of shape in tokens: up to so much padding is accepted to avoid one."""
     last: Shape = (0, 0)
-    """Rows and width."""
-    made: tuple[Shape, ...] = ()
-    """Shapes that have a graph of their own, the cheapest first."""
+    """Last shape of the dynamic-shape graph."""
+    static_shapes: tuple[Shape, ...] = ()
+    """Shapes with a static-shape graph, the cheapest first."""
 
     def arrange(self, lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
-        """As the function does, or in a shape for which a graph is there where that costs less."""
-        shape, rows = self._made(lengths)
+        """Returns the width and the inputs of each row.
+
+        A shape with a static-shape graph, or the last shape, is used if it is cheaper than the
+        shape of the function `arrange`.
+        """
+        shape, rows = self._static_fit(lengths)
         total, longest = sum(lengths), max(lengths)
-        least = FREE_COST * cost((1, longest)) * total / longest + self.spare
+        least = DYNAMIC_COST * cost((1, longest)) * total / longest + self.spare
         if rows and cost(shape) <= least:
             return shape[1], rows
-        width, free = arrange(lengths, self.multiple)
-        other = len(free), width
-        if rows and cost(shape) <= FREE_COST * cost(other) + self.spare:
+        width, best = arrange(lengths, self.multiple)
+        other = len(best), width
+        if rows and cost(shape) <= DYNAMIC_COST * cost(other) + self.spare:
             return shape[1], rows
         if other != self.last and cost(self.last) <= cost(other) + self.spare:
             kept = fit(lengths, self.last)
             if kept:
                 return self.last[1], kept
         self.last = other
-        return width, free
+        return width, best
 
-    def _made(self, lengths: Sequence[int]) -> tuple[Shape, list[list[int]]]:
-        """The cheapest shape with a graph of its own, and its rows; none where nothing fits."""
-        for shape in self.made:
-            if len(lengths) <= room(shape) and (rows := fit(lengths, shape)):
+    def _static_fit(self, lengths: Sequence[int]) -> tuple[Shape, list[list[int]]]:
+        """Returns the cheapest fitting static shape and its rows; no rows if none fits."""
+        for shape in self.static_shapes:
+            if len(lengths) <= capacity(shape) and (rows := fit(lengths, shape)):
                 return shape, rows
         return (0, 0), []
 
     def has_graph(self, shape: Shape, inputs: int) -> bool:
-        """Whether a graph is made for a shape that takes so many inputs."""
-        return shape in self.made and inputs <= room(shape)
+        """Returns True if a static-shape graph of this shape accepts so many inputs."""
+        return shape in self.static_shapes and inputs <= capacity(shape)
 
     def apply(self, inputs: Sequence[Row]) -> Arrays:
-        """By name: ids, types, segments and positions as [rows, width], first tokens as [inputs].
+        """Packs a batch and returns the graph's arrays by name.
 
-        Segments number the inputs of a row from 1, with 0 for padding. First tokens are places
-        among all tokens of all rows; a graph that is made for a shape has some to spare.
+        `input_ids`, `token_type_ids`, `segment_ids` and `position_ids` are [rows, width]. Segments
+        number the inputs of a row from 1; padding has 0. `first`, [inputs], has the index of each
+        input's first token among all tokens of the batch; for a static-shape graph it is
+        [capacity], with zeros at the end.
         """
-        width, rows = self.arrange([len(found) for found in inputs])
+        width, rows = self.arrange([len(row) for row in inputs])
         shape = len(rows), width
-        is_own = self.has_graph(shape, len(inputs))
-        arrays = self.empty(shape, room(shape) if is_own else len(inputs))
+        is_static = self.has_graph(shape, len(inputs))
+        arrays = self.empty(shape, capacity(shape) if is_static else len(inputs))
         ids, types, segments, positions, first = arrays.values()
         counting = np.arange(width)
         for row, members in enumerate(rows):
             begin = 0
             for segment, index in enumerate(members, 1):
-                found = inputs[index]
-                place = slice(begin, begin + len(found))
-                ids[row, place], segments[row, place] = found.ids, segment
-                positions[row, place] = counting[: len(found)]
-                if found.types:
-                    types[row, place] = found.types
+                source = inputs[index]
+                place = slice(begin, begin + len(source))
+                ids[row, place], segments[row, place] = source.ids, segment
+                positions[row, place] = counting[: len(source)]
+                if source.types:
+                    types[row, place] = source.types
                 first[index] = row * width + begin
                 begin = place.stop
         return arrays
 
     def empty(self, shape: Shape, inputs: int) -> Arrays:
-        """What `apply` gives of a shape before any input is in it."""
+        """Returns the arrays of `apply` for a shape with padding only."""
         ids, types, segments, positions = np.zeros((4, *shape), dtype=np.int64)
         ids[:] = self.pad_id
         return {

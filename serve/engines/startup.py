@@ -1,4 +1,4 @@
-"""From a configuration to a warm batcher: chooses the engine, loads it, runs every shape once."""
+"""Starts a replica's batcher: selects the engine, reads the model, and warms up every shape."""
 
 import itertools
 import logging
@@ -11,7 +11,7 @@ from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from serve.batching.batcher import Batcher, OnBatch
-from serve.batching.policy import Limits, block
+from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import PendingBatch, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
@@ -20,48 +20,65 @@ from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
-from serve.engines.selection import BLANK, EngineFactory, GateRows
+from serve.engines.selection import BLANK, EngineFactory, EvalSample
 
 _logger = logging.getLogger(__name__)
 
 FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
-"""Rows and tokens of what is run to time what a batch costs whatever is in it, and how often."""
+"""For timing the fixed cost of a batch: rows of a small and of a large batch, their width in
+tokens, and runs of each."""
 FULL_TRIALS = 5
-"""How many full batches are run, and their halves."""
+"""Runs of a full batch and of its halves."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
-"""Widths in tokens that are run once before the first request."""
+"""Widths in tokens of the rows that are run once before the first request."""
 
 
 def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
-    """A warm engine behind a batcher; the version's files are on this machine."""
+    """Starts a batcher with a warm engine.
+
+    Args:
+        config: Configuration of the replica; the version's files must be on this machine.
+        on_batch: Called with the rows, tokens and seconds of each batch.
+
+    Raises:
+        DeployError: if no engine passes the acceptance check.
+    """
     version = config.version
-    is_gpu = config.device == "cuda"  # faster than one core can tokenise
+    is_gpu = config.device == "cuda"  # a GPU is faster than one core tokenises
     tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
-    choice, engine = prepare(config, tokenizer, gate)
+    sample = selection.read_eval_sample(
+        Path(version.path), task_registry.find(version.task).activation
+    )
+    choice, engine = prepare(config, tokenizer, sample)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
-    warm_up(engine, limits, gate, version.max_length)
+    warm_up(engine, limits, sample, version.max_length)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
-    lengths = [len(row) for row in gate.rows]
-    saved = NOTHING if ahead else saving(engine, limits, lengths, version.max_length, gate.pattern)
+    lengths = [len(row) for row in sample.rows]
+    saved = (
+        NOTHING if ahead else saving(engine, limits, lengths, version.max_length, sample.pattern)
+    )
     return choice, Batcher(
-        scored(engine, gate.activation), tokenizer, limits, on_batch, ahead=ahead, saving=saved
+        scored(engine, sample.activation), tokenizer, limits, on_batch, ahead=ahead, saving=saved
     )
 
 
-def warm_up(engine: Engine, limits: Limits, gate: GateRows, longest: int) -> None:
-    """Make and run all that is made for a shape of a batch, and run some widths of lone rows.
+def warm_up(engine: Engine, limits: Limits, sample: EvalSample, longest: int) -> None:
+    """Compiles or captures the engine's graphs for the usual shapes, and runs each shape once.
 
-    Inputs are taken to be as long as those of the gate, and never longer than `longest`.
+    Args:
+        engine: The engine to warm up.
+        limits: Limits of a batch.
+        sample: The evaluation sample, whose lengths are taken as typical.
+        longest: Longest row in tokens.
     """
     if isinstance(engine, OpenVinoEngine):
-        engine.prepare([len(row) for row in gate.rows], limits.batch_tokens)
+        engine.prepare([len(row) for row in sample.rows], limits.batch_tokens)
     if isinstance(engine, CapturedEngine):
-        found = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
+        shapes = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
     else:
-        found = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
-    for rows, width in found:
-        engine.run([_row(gate.pattern, width)] * rows)
+        shapes = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
+    for rows, width in shapes:
+        engine.run([_row(sample.pattern, width)] * rows)
 
 
 def saving(
@@ -71,22 +88,29 @@ def saving(
     longest: int,
     pattern: Row = BLANK,
 ) -> Saving:
-    """What one batch costs less than two of half as many: for a few inputs, and for a full batch.
+    """Measures the seconds that one batch saves over two of half its size.
 
-    For a few it is what a batch costs whatever is in it, from the times of a small and a large one.
-    A full one of inputs with such lengths may save more, as graphs are made for it. Rows are never
-    longer than `longest`.
+    Two points are measured. For a few inputs the saving is the fixed cost of a batch, from the
+    times of a small and a large batch. A full batch may save more, because it has a static-shape
+    graph; this is the median over FULL_TRIALS runs.
+
+    Args:
+        engine: A warm engine.
+        limits: Limits of a batch.
+        lengths: Tokens of typical inputs; USUAL_LENGTHS if empty.
+        longest: Longest row in tokens.
+        pattern: Row from whose tokens the measured rows are built.
     """
     width, least = min(FIXED_WIDTH, longest), dict[int, float]()
     for count in (FEW_ROWS, MANY_ROWS) * FIXED_TRIALS:
         least[count] = min(least.get(count, math.inf), _seconds(engine, pattern, [width] * count))
     row_s = (least[MANY_ROWS] - least[FEW_ROWS]) / (MANY_ROWS - FEW_ROWS)
     few_s = max(0.0, least[FEW_ROWS] - FEW_ROWS * row_s)
-    coming = itertools.cycle(min(length, longest) for length in lengths or USUAL_LENGTHS)
-    full_s = list[float]()  # differences of what is large: a machine that is held up is in them
+    stream = itertools.cycle(min(length, longest) for length in lengths or USUAL_LENGTHS)
+    full_s = list[float]()  # small differences of long times, which other load distorts
     for _ in range(FULL_TRIALS):
-        waiting = list(itertools.islice(coming, limits.batch_rows))
-        whole = [waiting[index] for index in max(block(waiting, limits), key=len)]
+        waiting = list(itertools.islice(stream, limits.batch_rows))
+        whole = [waiting[index] for index in max(form_batches(waiting, limits), key=len)]
         halves = whole[: len(whole) // 2], whole[len(whole) // 2 :]
         parts_s = sum(_seconds(engine, pattern, half) for half in halves if half)
         full_s.append(parts_s - _seconds(engine, pattern, whole))
@@ -99,7 +123,10 @@ def _seconds(engine: Engine, pattern: Row, lengths: Sequence[int]) -> float:
 
 
 def _row(pattern: Row, length: int) -> Row:
-    """A row of another length with the ends of a real one: some models look for their tokens."""
+    """Returns a row of a given length with the first and last token of a real row.
+
+    Some models require these special tokens.
+    """
     inside = pattern.ids[1:-1] or pattern.ids
     inner = itertools.islice(itertools.cycle(inside), max(0, length - 2))
     ids = (pattern.ids[0], *inner, pattern.ids[-1])
@@ -107,39 +134,44 @@ def _row(pattern: Row, length: int) -> Row:
 
 
 def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingBatch]:
-    """Launches batches that give scores."""
+    """Returns the `launch` of an engine with the activation applied to its logits."""
 
     def launch(rows: Sequence[Row]) -> PendingBatch:
-        landing = engine.launch(rows)
-        return lambda: ACTIVATIONS[activation](landing())
+        pending = engine.launch(rows)
+        return lambda: ACTIVATIONS[activation](pending())
 
     return launch
 
 
-def prepare(config: ReplicaConfig, tokenizer: Tokenizer, gate: GateRows) -> tuple[Choice, Engine]:
-    """The engine to serve with, loaded: the fastest of those that may and that pass the gate.
+def prepare(
+    config: ReplicaConfig, tokenizer: Tokenizer, sample: EvalSample
+) -> tuple[Choice, Engine]:
+    """Selects and creates the engine of a replica.
 
-    Raises DeployError when none does.
+    A version without an evaluation sample gets the configured engine, or torch in fp32.
+
+    Raises:
+        DeployError: if no engine passes the acceptance check.
     """
     version = config.version
     folder = Path(version.path)
-    maker = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
+    factory = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
     names = engines_for(config)
-    if not gate.rows:  # nothing to prove an engine by
-        engine = maker.make(names[0] if len(names) == 1 else selection.REFERENCE, gate)
+    if not sample.rows:  # the acceptance check is impossible
+        engine = factory.make(names[0] if len(names) == 1 else selection.REFERENCE, sample)
         tokens = (
             selection.PACKED_TOKENS if engine.is_packed else selection.DEFAULT_TOKENS[config.device]
         )
         return Choice(engine.name, tokens, 0.0), engine
-    choice = selection.choose(maker, names, gate, is_timed=len(names) > 1)
-    engine = maker.make(choice.engine, gate)
+    choice = selection.choose(factory, names, sample, is_timed=len(names) > 1)
+    engine = factory.make(choice.engine, sample)
     return choice, OneByOne(engine) if choice.is_one_by_one else engine
 
 
 def engines_for(config: ReplicaConfig) -> tuple[EngineName, ...]:
-    """Engines that may serve: the one asked for, or those that compute as asked.
+    """Returns the candidates: the configured engine, or all engines of the configured precision.
 
-    Of the latter those whose packages are not installed are left out, and the log says so.
+    Leaves out engines whose packages are not installed, and logs their names.
     """
     if config.engine:
         return (config.engine,)

@@ -1,4 +1,4 @@
-"""The model under torch, on a CPU or a GPU; the numbers that all other engines answer to."""
+"""Engine with torch, on a CPU or a GPU. In fp32 it is the reference for all other engines."""
 
 import contextlib
 import warnings
@@ -23,7 +23,7 @@ NAMES: dict[Precision, EngineName] = {
 
 
 def load_classifier(folder: Path) -> torch.nn.Module:
-    """The published classifier in fp32."""
+    """Reads the published classifier in fp32."""
     model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, use_safetensors=True
     )
@@ -32,14 +32,17 @@ def load_classifier(folder: Path) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def quiet_tracing() -> Iterator[None]:
-    """Tracing warns of every branch on a shape; what it makes is compared with the model anyway."""
+    """Suppresses the tracer's warnings about branches on shapes.
+
+    The acceptance check compares the traced graph with the model anyway.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 class TorchEngine:
-    """Padded batches; on a CPU with as many threads as the replica has cores."""
+    """Runs padded batches; on a CPU with one thread for each core of the replica."""
 
     is_packed = False
 
@@ -55,11 +58,11 @@ class TorchEngine:
         self._has_types = "token_type_ids" in tokenizer.input_names
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Logits as [rows, labels]."""
+        """Returns logits, [rows, labels]."""
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Lay a batch out; what is returned computes its logits, [rows, labels]."""
+        """Pads a batch; the returned function computes its logits, [rows, labels]."""
         arrays = self._padding.apply(rows)
         return lambda: self._forward(arrays)
 

@@ -1,1 +1,1 @@
-"""Processes in front of a replica that read requests and tokenise, and the calls of gRPC."""
+"""Frontend workers, which accept and tokenise requests for a replica; and the gRPC API."""

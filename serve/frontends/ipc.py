@@ -1,4 +1,4 @@
-"""What a replica and its fronts tell each other, many messages in a packet."""
+"""Messages between a replica and its frontend workers, and the channel that carries them."""
 
 import asyncio
 import pickle
@@ -18,8 +18,8 @@ from serve.engines.engine import Choice
 _SIZE = struct.Struct("<Q")
 
 
-class Hello(NamedTuple):
-    """To a new front: what it answers with."""
+class Configure(NamedTuple):
+    """To a new worker: its configuration."""
 
     config: ReplicaConfig
     choice: Choice
@@ -27,122 +27,136 @@ class Hello(NamedTuple):
 
 
 class Listen(NamedTuple):
-    """To a front: take requests at an address, as the others do."""
+    """To a worker: accept requests at an address, which all workers share."""
 
     host: str
     port: int
-    behind: str
-    """URL of the replica, for all that a front does not answer itself."""
+    replica_url: str
+    """URL of the replica, for requests that a worker does not answer."""
 
 
 class Adjust(NamedTuple):
-    """To a front: what changed of its configuration."""
+    """To a worker: changed fields of its configuration."""
 
     changes: Mapping[str, Any]
 
 
 class Listening(NamedTuple):
-    """To the replica: requests may come."""
+    """To the replica: the worker accepts requests."""
 
 
 class Drain(NamedTuple):
-    """To a front: take no more requests, and end when all are answered."""
+    """To a worker: accept no further requests, and end once all are answered."""
 
 
-class Ask(NamedTuple):
-    """To the replica: give the scores of some rows."""
+class ScoreRequest(NamedTuple):
+    """To the replica: compute the scores of rows."""
 
     number: int
+    """Identifies the request in the worker."""
     rows: Sequence[Row]
     began: float
-    """By the machine's monotonic clock."""
+    """Arrival of the request by the machine's monotonic clock, in seconds."""
 
 
-class Left(NamedTuple):
-    """To the replica: nobody waits for this any more."""
-
-    number: int
-
-
-class Found(NamedTuple):
-    """To a front: the scores, or why there are none."""
+class CancelRequest(NamedTuple):
+    """To the replica: the client no longer waits for this request."""
 
     number: int
-    found: Answer | Exception
 
 
-class Counted(NamedTuple):
-    """To the replica: what a front did since it last told."""
+class ScoreResult(NamedTuple):
+    """To a worker: the answer to a request, or the error that takes its place."""
+
+    number: int
+    result: Answer | Exception
+
+
+class MetricsDelta(NamedTuple):
+    """To the replica: a worker's counts since its last report."""
 
     requests: Counter[tuple[str, int]]
-    """By path and status."""
+    """Requests by path and status."""
     callers: Counter[str]
+    """Requests by the name of their token."""
     texts: int
+    """Answered texts."""
     latencies: Sequence[int]
-    """Of each bucket by itself."""
+    """Requests in each bucket of the latency histogram, not cumulative."""
     total_s: float
+    """Sum of the latencies."""
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The fastest event loop that is installed."""
+    """Creates the fastest event loop that is installed: uvloop, or else asyncio's."""
     factory = uvicorn.Config("").get_loop_factory()
     return factory() if factory else asyncio.new_event_loop()
 
 
 def bound(host: str, port: int, *, is_shared: bool) -> socket.socket:
-    """A socket at an address; a shared one where others, shared too, are: they take turns.
+    """Binds a TCP socket to an address.
 
-    Raises OSError where it is taken.
+    Args:
+        host: Address; IPv6 if it contains a colon.
+        port: Port; 0 for a free one.
+        is_shared: Share the port with other shared sockets (SO_REUSEPORT); the kernel distributes
+            connections among them.
+
+    Raises:
+        OSError: if the address is in use.
     """
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound_socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if is_shared:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        made.bind((host, port))
+        bound_socket.bind((host, port))
     except OSError:
-        made.close()
+        bound_socket.close()
         raise
-    return made
+    return bound_socket
 
 
 class Channel(asyncio.Protocol):
-    """One end of a pair of connected sockets between two processes that trust each other."""
+    """One end of a socket pair between two processes that trust each other.
 
-    def __init__(self, take: Callable[[Any], None], end: Callable[[], None]) -> None:
-        """`take` is given each message, `end` is called when the other end is gone."""
-        self._take, self._end = take, end
+    A packet is the size of a pickle, 8 bytes, and the pickle of a list of messages.
+    """
+
+    def __init__(self, on_message: Callable[[Any], None], on_closed: Callable[[], None]) -> None:
+        """Args: a callback for each message, and one for the end of the connection."""
+        self._on_message, self._on_closed = on_message, on_closed
         self._transport: asyncio.WriteTransport | None = None
-        self._came, self._sent = bytearray(), list[Any]()
+        self._received, self._unsent = bytearray(), list[Any]()
 
     def send(self, message: Any) -> None:
-        """Send a message with all others of this turn of the event loop."""
-        self._sent.append(message)
-        if len(self._sent) == 1:
+        """Sends a message, in one packet with all others of this turn of the event loop."""
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to write."""
+        """Stores the transport."""
         self._transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand over the messages of every packet that is whole."""
-        self._came += data
-        while len(self._came) >= _SIZE.size:
-            end = _SIZE.size + _SIZE.unpack_from(self._came)[0]
-            if len(self._came) < end:
+        """Passes on the messages of every complete packet."""
+        self._received += data
+        while len(self._received) >= _SIZE.size:
+            end = _SIZE.size + _SIZE.unpack_from(self._received)[0]
+            if len(self._received) < end:
                 return
-            messages = pickle.loads(bytes(self._came[_SIZE.size : end]))
-            del self._came[:end]
+            messages = pickle.loads(bytes(self._received[_SIZE.size : end]))
+            del self._received[:end]
             for message in messages:
-                self._take(message)
+                self._on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell that the other end is gone."""
+        """Reports that the connection is closed."""
         self._transport = None
-        self._end()
+        self._on_closed()
 
     def _flush(self) -> None:
-        packet, self._sent = pickle.dumps(self._sent, pickle.HIGHEST_PROTOCOL), []
+        packet, self._unsent = pickle.dumps(self._unsent, pickle.HIGHEST_PROTOCOL), []
         if self._transport:
             self._transport.write(_SIZE.pack(len(packet)) + packet)

@@ -1,4 +1,4 @@
-"""The fronts of a replica: begun, told where to listen, fed with scores, drained."""
+"""Starts, configures and drains a replica's frontend workers, and answers their requests."""
 
 import asyncio
 import functools
@@ -18,15 +18,15 @@ from serve.batching.batcher import Batcher, Request
 from serve.batching.client import Answer, QueueFullError
 from serve.frontends.ipc import (
     Adjust,
-    Ask,
+    CancelRequest,
     Channel,
-    Counted,
+    Configure,
     Drain,
-    Found,
-    Hello,
-    Left,
     Listen,
     Listening,
+    MetricsDelta,
+    ScoreRequest,
+    ScoreResult,
     new_loop,
 )
 from serve.http import app
@@ -34,47 +34,47 @@ from serve.http.handler import Handler, PredictHandler
 from serve.http.metrics import Metrics
 
 MOST = 6
-"""More fronts than this were not faster in front of one HAProxy, see benchmarks/HISTORY.md."""
+"""Most frontend workers; more were not faster behind one HAProxy, see benchmarks/HISTORY.md."""
 READY_S = 60.0
-"""How long a front may take until it listens."""
+"""Longest time until a new worker accepts requests."""
 RESTART_S = 1.0
-"""How long after a front was lost the next begins."""
+"""Time between the end of a worker and the start of its replacement."""
 DRAIN_S = 10.0
-"""How long fronts may take to answer what they have when the replica ends."""
+"""Longest time for workers to answer their remaining requests when the replica ends."""
 _logger = logging.getLogger(__name__)
 
 
 _current: list["FrontendSupervisor"] = []
-"""The supervisor of this process, where its handler has frontends."""
+"""The supervisor of this process; empty if its handler has no frontend workers."""
 
 
 def install(handler: Handler) -> "FrontendSupervisor | None":
-    """Let this process answer with a handler; returns the supervisor of its frontends, if any.
+    """Makes a handler the one of this process, and creates the supervisor of its workers.
 
-    The frontends do not run before `open` is called.
+    Returns None if the handler has no workers. The workers start when `open` is called.
     """
     app.install(handler)
-    found = supervisor_of(handler)
-    _current[:] = [found] if found else []
-    return found
+    created = create_supervisor(handler)
+    _current[:] = [created] if created else []
+    return created
 
 
 def current() -> "FrontendSupervisor | None":
-    """The supervisor of this process's frontends."""
+    """Returns the supervisor of this process; None if there is none."""
     return _current[-1] if _current else None
 
 
-def supervisor_of(handler: Handler) -> "FrontendSupervisor | None":
-    """The supervisor of as many frontends as a handler is configured with; None for none."""
+def create_supervisor(handler: Handler) -> "FrontendSupervisor | None":
+    """Creates a supervisor with the configured number of workers; None if that is 0."""
     if not isinstance(handler, PredictHandler):
         return None
-    wanted = handler.config.fronts
-    number = fitting(handler.config.device) if wanted is None else wanted
+    configured = handler.config.fronts
+    number = default_workers(handler.config.device) if configured is None else configured
     return FrontendSupervisor(handler, number) if number else None
 
 
-def fitting(device: Device) -> int:
-    """How many fronts suit a replica here: none before a CPU, else as each GPU has cores."""
+def default_workers(device: Device) -> int:
+    """Returns the number of workers for a replica: 0 on a CPU, else by the cores for each GPU."""
     if device == "cpu":
         return 0
     cores = len(os.sched_getaffinity(0)) // max(1, nvml.count_gpus())
@@ -82,47 +82,56 @@ def fitting(device: Device) -> int:
 
 
 class FrontendSupervisor:
-    """The processes in front of one server. They end with this one, however it ends."""
+    """Runs the frontend workers of one replica. They end when this process ends, even if killed."""
 
     def __init__(self, handler: PredictHandler[Any], number: int) -> None:
         assert isinstance(handler.client, Batcher)
         self._handler, self._number, self._batcher = handler, number, handler.client
-        self._where: Listen | None = None
-        self._links = set[_Link]()
+        self._listen: Listen | None = None
+        self._links = set[_WorkerLink]()
         self._listening = threading.Semaphore(0)
         self._is_closing = False
         self._loop = new_loop()
 
-    async def open(self, host: str, port: int, behind: str) -> None:
-        """Begin fronts at an address, which pass on to a URL of this process, until all listen.
+    async def open(self, host: str, port: int, replica_url: str) -> None:
+        """Starts the workers and returns once all of them accept requests.
 
-        Raises DeployError when one does not.
+        Args:
+            host: Address of the workers.
+            port: Port that the workers share.
+            replica_url: URL of this process, for requests that workers do not answer.
+
+        Raises:
+            DeployError: if a worker does not accept requests within READY_S.
         """
-        threading.Thread(target=self._loop.run_forever, daemon=True, name="fronts").start()
-        self._where = Listen(host, port, behind)
+        threading.Thread(target=self._loop.run_forever, daemon=True, name="frontends").start()
+        self._listen = Listen(host, port, replica_url)
         for _ in range(self._number):
-            asyncio.run_coroutine_threadsafe(self._begin(self._where), self._loop)
+            asyncio.run_coroutine_threadsafe(self._start_worker(self._listen), self._loop)
         for _ in range(self._number):
             if not await asyncio.to_thread(self._listening.acquire, timeout=READY_S):
                 raise DeployError(
-                    f"a process that takes requests at {host}:{port} did not begin within"
+                    f"a frontend worker did not accept requests at {host}:{port} within"
                     f" {READY_S:.0f} s; see the replica's log, or set serve.fronts to 0"
                 )
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
-        """Tell all what changed of the server's configuration; those to come begin with it."""
-        self._loop.call_soon_threadsafe(self._tell_all, Adjust(changes))
+        """Sends changed fields of the configuration to all workers.
+
+        Workers that start later get them from the handler's configuration.
+        """
+        self._loop.call_soon_threadsafe(self._broadcast, Adjust(changes))
 
     async def close(self) -> None:
-        """Let fronts answer what they have, and end. From any event loop."""
-        if self._where is None:
+        """Ends the workers once they have answered their requests. Callable from any event loop."""
+        if self._listen is None:
             return
         self._is_closing = True
-        self._loop.call_soon_threadsafe(self._tell_all, Drain())
+        self._loop.call_soon_threadsafe(self._broadcast, Drain())
         links = list(self._links)
         await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
 
-    async def _begin(self, where: Listen) -> None:
+    async def _start_worker(self, listen: Listen) -> None:
         if self._is_closing:
             return
         ours, theirs = socket.socketpair()
@@ -132,87 +141,87 @@ class FrontendSupervisor:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # a key that interrupts this process is not for them
+                start_new_session=True,  # Ctrl+C reaches this process only, which drains workers
             )
-        link = _Link(
-            self._batcher, self._handler.metrics, process, self._listening.release, self._lost
+        link = _WorkerLink(
+            self._batcher, self._handler.metrics, process, self._listening.release, self._on_lost
         )
-        await self._loop.create_unix_connection(lambda: link.wire, sock=ours)
+        await self._loop.create_unix_connection(lambda: link.channel, sock=ours)
         self._links.add(link)
         tokenizer = self._batcher.tokenizer.on_one_core()
-        link.wire.send(Hello(self._handler.config, self._handler.choice, tokenizer))
-        link.wire.send(where)
+        link.channel.send(Configure(self._handler.config, self._handler.choice, tokenizer))
+        link.channel.send(listen)
 
-    def _tell_all(self, message: Any) -> None:
+    def _broadcast(self, message: Any) -> None:
         for link in self._links:
-            link.wire.send(message)
+            link.channel.send(message)
 
-    def _lost(self, link: "_Link") -> None:
+    def _on_lost(self, link: "_WorkerLink") -> None:
         self._links.discard(link)
-        self._loop.run_in_executor(None, link.wait, DRAIN_S)  # or a zombie stays
-        where = self._where
-        if self._is_closing or where is None:
+        self._loop.run_in_executor(None, link.wait, DRAIN_S)  # reaps the process
+        listen = self._listen
+        if self._is_closing or listen is None:
             return
-        _logger.warning("a process in front of the engine ended; another takes its place")
-        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._begin(where)))
+        _logger.warning("a frontend worker ended unexpectedly; starting another one")
+        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._start_worker(listen)))
 
 
-class _Link:
-    """One front, as the replica sees it."""
+class _WorkerLink:
+    """The replica's connection to one worker, with the worker's open requests."""
 
     def __init__(
         self,
         batcher: Batcher,
         metrics: Metrics,
         process: "subprocess.Popen[bytes]",
-        listens: Callable[[], None],
-        lost: Callable[["_Link"], None],
+        on_listening: Callable[[], None],
+        on_lost: Callable[["_WorkerLink"], None],
     ) -> None:
         self._batcher, self._metrics = batcher, metrics
-        self._process, self._listens, self._lost = process, listens, lost
-        self._asked: dict[int, Request] = {}
-        self.wire = Channel(self._take, self._gone)
+        self._process, self._on_listening, self._on_lost = process, on_listening, on_lost
+        self._requests: dict[int, Request] = {}
+        self.channel = Channel(self._on_message, self._on_closed)
 
     def wait(self, timeout_s: float) -> None:
-        """Until it ended, by itself or by then."""
+        """Waits for the worker's end; kills it after the timeout."""
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _take(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         match message:
-            case Ask(number, rows, began):
-                reply = functools.partial(self._reply, number)
+            case ScoreRequest(number, rows, began):
+                on_answered = functools.partial(self._on_answered, number)
                 loop = asyncio.get_running_loop()
                 try:
-                    self._asked[number] = self._batcher.submit(rows, loop, reply, began)
+                    self._requests[number] = self._batcher.submit(rows, loop, on_answered, began)
                 except QueueFullError as error:
-                    self.wire.send(Found(number, error))
-            case Left(number):
-                if request := self._asked.pop(number, None):
-                    self._batcher.leave(request)
-            case Counted():
+                    self.channel.send(ScoreResult(number, error))
+            case CancelRequest(number):
+                if request := self._requests.pop(number, None):
+                    self._batcher.cancel(request)
+            case MetricsDelta():
                 self._count(message)
             case Listening():
-                self._listens()
+                self._on_listening()
 
-    def _count(self, news: Counted) -> None:
-        for (path, status), count in news.requests.items():
+    def _count(self, delta: MetricsDelta) -> None:
+        for (path, status), count in delta.requests.items():
             self._metrics.count(path, status, count)
-        for name, count in news.callers.items():
+        for name, count in delta.callers.items():
             self._metrics.count_caller(name, count)
-        self._metrics.texts.inc(news.texts)
-        self._metrics.latency.add(news.latencies, news.total_s)
+        self._metrics.texts.inc(delta.texts)
+        self._metrics.latency.add(delta.latencies, delta.total_s)
 
-    def _reply(self, number: int, found: Answer | Exception) -> None:
-        if request := self._asked.pop(number, None):
-            self._batcher.leave(request)
-            self.wire.send(Found(number, found))
+    def _on_answered(self, number: int, result: Answer | Exception) -> None:
+        if request := self._requests.pop(number, None):
+            self._batcher.cancel(request)
+            self.channel.send(ScoreResult(number, result))
 
-    def _gone(self) -> None:
-        for request in self._asked.values():
-            self._batcher.leave(request)
-        self._asked.clear()
-        self._lost(self)
+    def _on_closed(self) -> None:
+        for request in self._requests.values():
+            self._batcher.cancel(request)
+        self._requests.clear()
+        self._on_lost(self)

@@ -1,8 +1,9 @@
-"""A front: a process that takes predictions, tokenises them, and asks its replica for scores.
+"""A frontend worker: accepts requests for a replica, and tokenises and answers predictions.
 
-    python -m serve.frontends.worker NUMBER     (of a connected socket that it inherits)
+    python -m serve.frontends.worker DESCRIPTOR
 
-All else that it is asked it passes on to the replica, answers and all.
+DESCRIPTOR is the file descriptor of an inherited socket that is connected to the replica. The
+worker gets scores from the replica through it, and forwards all other requests to the replica.
 """
 
 import asyncio
@@ -24,15 +25,15 @@ from serve.batching.client import Callback, DeadlineError, InferenceClient, Inte
 from serve.batching.rows import Row, Text, Tokenizer
 from serve.frontends.ipc import (
     Adjust,
-    Ask,
+    CancelRequest,
     Channel,
-    Counted,
+    Configure,
     Drain,
-    Found,
-    Hello,
-    Left,
     Listen,
     Listening,
+    MetricsDelta,
+    ScoreRequest,
+    ScoreResult,
     bound,
     new_loop,
 )
@@ -44,21 +45,21 @@ from serve.http.guard import (
     RequestGuard,
     Scope,
     Send,
+    error_response,
     is_prediction,
-    refused,
     send_response,
 )
-from serve.http.handler import PredictHandler, spare_collector
-from serve.http.metrics import Latencies, Metrics
+from serve.http.handler import PredictHandler, tune_garbage_collector
+from serve.http.metrics import LatencyHistogram, Metrics
 from serve.http.paths import relative
 from serve.tasks.registry import endpoint_of
 
 _logger = logging.getLogger(__name__)
 
 INLINE_CHARACTERS = 4096
-"""More text than this is tokenised beside the event loop."""
-COUNT_S = 1.0
-"""How often the replica is told what was counted."""
+"""A request with more characters is tokenised on another thread than the event loop's."""
+REPORT_S = 1.0
+"""Time between two reports of metrics to the replica."""
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -71,94 +72,95 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-"""Headers of one connection, which are not passed on."""
+"""Hop-by-hop headers, which a proxy must not forward. Source: RFC 9110, section 7.6.1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the replica was asked."""
+class Ticket:
+    """A request that was sent to the replica."""
 
     number: int
-    late: asyncio.TimerHandle
+    timer: asyncio.TimerHandle
+    """Calls the request's callback with DeadlineError."""
 
 
 class RemoteClient(InferenceClient):
-    """Asks the engine of the replica; in place of a batcher."""
+    """Gets scores from the replica's engine over a channel."""
 
-    def __init__(self, tokenizer: Tokenizer, wire: Channel) -> None:
-        self._tokenizer, self._wire = tokenizer, wire
+    def __init__(self, tokenizer: Tokenizer, channel: Channel) -> None:
+        self._tokenizer, self._channel = tokenizer, channel
         self._numbers = itertools.count()
         self._waiting: dict[int, Callback] = {}
 
     @property
     def load(self) -> Load:
-        """What waits for the replica; it knows how long."""
+        """The number of requests that wait; their tokens and rate are known to the replica only."""
         return Load(len(self._waiting), 0.0, None)
 
-    def start(self, inputs: Sequence[Text], timeout_s: float, reply: Callback) -> Asked:
-        """Ask for scores of some texts; see `InferenceClient`."""
+    def start(self, inputs: Sequence[Text], timeout_s: float, on_answered: Callback) -> Ticket:
+        """Tokenises texts and sends them to the replica; see `InferenceClient`."""
         loop, began, number = asyncio.get_running_loop(), time.monotonic(), next(self._numbers)
 
         def send(rows: Sequence[Row]) -> None:
             if number in self._waiting:
-                self._wire.send(Ask(number, rows, began))
+                self._channel.send(ScoreRequest(number, rows, began))
 
-        def tokenised(done: asyncio.Future[list[Row]]) -> None:
-            if error := done.exception():
+        def on_tokenised(future: asyncio.Future[list[Row]]) -> None:
+            if error := future.exception():
                 _logger.error("texts could not be tokenised", exc_info=error)
-                reply(InternalError())
+                on_answered(InternalError())
             else:
-                send(done.result())
+                send(future.result())
 
         if sum(len(part) for text in inputs for part in text) <= INLINE_CHARACTERS:
             rows = self._tokenizer.rows(inputs)
-            self._waiting[number] = reply
+            self._waiting[number] = on_answered
             send(rows)
         else:
-            self._waiting[number] = reply
-            beside = loop.run_in_executor(None, self._tokenizer.rows, inputs)
-            beside.add_done_callback(tokenised)
-        return Asked(number, loop.call_later(timeout_s, reply, DeadlineError()))
+            self._waiting[number] = on_answered
+            tokenising = loop.run_in_executor(None, self._tokenizer.rows, inputs)
+            tokenising.add_done_callback(on_tokenised)
+        return Ticket(number, loop.call_later(timeout_s, on_answered, DeadlineError()))
 
-    def leave(self, asked: Asked) -> None:
-        """Nobody waits for an answer any more: the replica is told, if it has not answered."""
-        asked.late.cancel()
-        if self._waiting.pop(asked.number, None):
-            self._wire.send(Left(asked.number))
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request, and cancels it in the replica if that has not answered it."""
+        ticket.timer.cancel()
+        if self._waiting.pop(ticket.number, None):
+            self._channel.send(CancelRequest(ticket.number))
 
-    def take(self, message: Found) -> None:
-        """Hand over what the replica found."""
-        if reply := self._waiting.pop(message.number, None):
-            reply(message.found)
+    def on_result(self, message: ScoreResult) -> None:
+        """Passes a result of the replica to its request's callback."""
+        if on_answered := self._waiting.pop(message.number, None):
+            on_answered(message.result)
 
 
 class BufferedMetrics(Metrics):
-    """Counts that the replica is told, which keeps them for all its fronts."""
+    """Collects counts that are sent to the replica, which adds up those of all its workers."""
 
     def __init__(self, name: str, version: str) -> None:
         super().__init__(name, version)
         self._new_requests, self._new_callers = Counter[tuple[str, int]](), Counter[str]()
-        self._new_texts, self._new_latencies = 0, Latencies()
+        self._new_texts, self._new_latencies = 0, LatencyHistogram()
 
     def count(self, path: str, status: int, number: int = 1) -> None:
-        """Count requests."""
+        """Counts requests by path and status."""
         self._new_requests[path, status] += number
 
     def count_caller(self, name: str, number: int = 1) -> None:
-        """Count requests under the name of their token."""
+        """Counts requests by the name of their token."""
         self._new_callers[name] += number
 
-    def answered(self, texts: int, seconds: float) -> None:
-        """Count an answer."""
+    def count_answer(self, texts: int, seconds: float) -> None:
+        """Counts one answered request with its number of texts and its latency."""
         self._new_texts += texts
         self._new_latencies.observe(seconds)
 
-    def news(self) -> Counted | None:
-        """What was counted since this was last asked, if anything."""
+    def take_delta(self) -> MetricsDelta | None:
+        """Returns the counts since the last call and resets them; None if there are none."""
         if not self._new_requests and not self._new_callers:
             return None
         latencies = self._new_latencies
-        found = Counted(
+        delta = MetricsDelta(
             self._new_requests,
             self._new_callers,
             self._new_texts,
@@ -166,29 +168,29 @@ class BufferedMetrics(Metrics):
             latencies.total_s,
         )
         self._new_requests, self._new_callers = Counter(), Counter()
-        self._new_texts, self._new_latencies = 0, Latencies()
-        return found
+        self._new_texts, self._new_latencies = 0, LatencyHistogram()
+        return delta
 
 
 class ReverseProxy:
-    """Passes requests on to the replica, and its answers back."""
+    """Forwards requests to the replica, and its responses to the clients."""
 
     def __init__(self, url: str) -> None:
         self._url = httpx.URL(url)
         self._client = httpx.AsyncClient(timeout=None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on one request."""
+        """Forwards one request; answers 503 if the replica does not respond."""
         try:
             response = await self._client.send(self._request(scope, receive), stream=True)
         except (UnicodeDecodeError, httpx.InvalidURL, httpx.LocalProtocolError):
-            refusal = HttpError(400, "invalid_request", "the request breaks HTTP's own rules")
-            await send_response(send, refused(refusal, ""), "")
+            refusal = HttpError(400, "invalid_request", "the request is not valid HTTP")
+            await send_response(send, error_response(refusal, ""), "")
             return
         except httpx.HTTPError:
-            message = "the replica behind this process does not answer; try again"
+            message = "the replica of this frontend worker does not respond; try again"
             refusal = HttpError(503, "not_ready", message, retry_after_s=1)
-            await send_response(send, refused(refusal, ""), "")
+            await send_response(send, error_response(refusal, ""), "")
             return
         try:
             kept = [(k.lower(), v) for k, v in response.headers.raw if k.lower() not in HOP_BY_HOP]
@@ -201,7 +203,7 @@ class ReverseProxy:
             await response.aclose()
 
     def _request(self, scope: Scope, receive: Receive) -> httpx.Request:
-        """To the replica and nobody else, whatever the path says."""
+        """Builds the forwarded request, always to the replica's host, even if the path has one."""
         target = scope["raw_path"] + (b"?" if scope["query_string"] else b"")
         names = {name for name, _ in scope["headers"]}
         has_body = not names.isdisjoint((b"content-length", b"transfer-encoding"))
@@ -221,27 +223,27 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
 
 
 class FrontendWorker:
-    """One front, from the replica's first word to its last."""
+    """Handles the replica's messages, and serves HTTP until the replica drains the worker."""
 
     def __init__(self) -> None:
-        self.wire = Channel(self._take, self._gone)
+        self.channel = Channel(self._on_message, self._on_closed)
         self.ended = asyncio.Event()
         self._remote: RemoteClient | None = None
         self._handler: PredictHandler[Any] | None = None
         self._web: uvicorn.Server | None = None
         self._tasks = set[asyncio.Task[None]]()
 
-    def _take(self, message: Any) -> None:
+    def _on_message(self, message: Any) -> None:
         match message:
-            case Found():
+            case ScoreResult():
                 assert self._remote
-                self._remote.take(message)
-            case Hello(config, choice, tokenizer):
-                tally = BufferedMetrics(config.version.name, config.version.id)
-                self._remote = RemoteClient(tokenizer, self.wire)
+                self._remote.on_result(message)
+            case Configure(config, choice, tokenizer):
+                metrics = BufferedMetrics(config.version.name, config.version.id)
+                self._remote = RemoteClient(tokenizer, self.channel)
                 endpoint = endpoint_of(config.version.task)
-                self._handler = endpoint.in_frontend(config, choice, self._remote, tally)
-                spare_collector()
+                self._handler = endpoint.in_frontend(config, choice, self._remote, metrics)
+                tune_garbage_collector()
             case Listen() if self._handler:
                 self._tasks.add(asyncio.create_task(self._listen(message, self._handler)))
             case Adjust(changes) if self._handler:
@@ -252,17 +254,17 @@ class FrontendWorker:
                 else:
                     self.ended.set()
 
-    def _gone(self) -> None:
-        os._exit(1)  # the replica is gone: nothing here can be answered any more
+    def _on_closed(self) -> None:
+        os._exit(1)  # without the replica no request can be answered
 
-    async def _listen(self, where: Listen, handler: PredictHandler[Any]) -> None:
-        behind = ReverseProxy(where.behind)
-        door = RequestGuard(behind, lambda: handler)
+    async def _listen(self, listen: Listen, handler: PredictHandler[Any]) -> None:
+        proxy = ReverseProxy(listen.replica_url)
+        guard = RequestGuard(proxy, lambda: handler)
 
         async def application(scope: Scope, receive: Receive, send: Send) -> None:
             path = relative(scope["path"], handler.config.route)
-            is_ours = is_prediction(handler, path, scope)
-            await (door if is_ours else behind)(scope, receive, send)
+            is_answered_here = is_prediction(handler, path, scope)
+            await (guard if is_answered_here else proxy)(scope, receive, send)
 
         self._web = uvicorn.Server(
             uvicorn.Config(
@@ -275,31 +277,32 @@ class FrontendWorker:
                 server_header=False,
             )
         )
-        telling = asyncio.create_task(self._tell(handler, self._web))
-        await self._web.serve(sockets=[bound(where.host, where.port, is_shared=True)])
-        telling.cancel()
-        self._send_news(handler)
+        reporting = asyncio.create_task(self._report(handler, self._web))
+        await self._web.serve(sockets=[bound(listen.host, listen.port, is_shared=True)])
+        reporting.cancel()
+        self._send_metrics(handler)
         self.ended.set()
 
-    async def _tell(self, handler: PredictHandler[Any], web: uvicorn.Server) -> None:
+    async def _report(self, handler: PredictHandler[Any], web: uvicorn.Server) -> None:
+        """Reports that the worker listens, and then its metrics every REPORT_S."""
         while not web.started:
             await asyncio.sleep(0.01)
-        self.wire.send(Listening())
+        self.channel.send(Listening())
         while True:
-            await asyncio.sleep(COUNT_S)
-            self._send_news(handler)
+            await asyncio.sleep(REPORT_S)
+            self._send_metrics(handler)
 
-    def _send_news(self, handler: PredictHandler[Any]) -> None:
+    def _send_metrics(self, handler: PredictHandler[Any]) -> None:
         assert isinstance(handler.metrics, BufferedMetrics)
-        if news := handler.metrics.news():
-            self.wire.send(news)
+        if delta := handler.metrics.take_delta():
+            self.channel.send(delta)
 
 
 async def _run(connected: socket.socket) -> None:
-    front = FrontendWorker()
-    await asyncio.get_running_loop().create_unix_connection(lambda: front.wire, sock=connected)
-    await front.ended.wait()
-    await asyncio.sleep(0)  # the last packet
+    worker = FrontendWorker()
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker.channel, sock=connected)
+    await worker.ended.wait()
+    await asyncio.sleep(0)  # sends the last packet
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Requests over HTTP for any task: who may ask, how much and how long, and what is counted."""
+"""HTTP for the endpoints of all tasks: tokens, size and time limits, metrics, traces."""

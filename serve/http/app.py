@@ -1,4 +1,4 @@
-"""What the applications of all tasks share: this process's handler, errors, metrics, health."""
+"""The FastAPI application that every task extends: errors, metrics, health, current handler."""
 
 import importlib.resources
 import time
@@ -10,9 +10,9 @@ import fastapi.exceptions
 import fastapi.responses
 import starlette.exceptions
 
-from serve.http.errors import ErrorBody, HttpError, describe
-from serve.http.guard import Receive, RequestGuard, Scope, Send, refused, timeout_of
-from serve.http.handler import Handler, HttpResponse, spare_collector
+from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, describe
+from serve.http.guard import Receive, RequestGuard, Scope, Send, error_response, timeout_of
+from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
 from serve.http.paths import public_path
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -23,60 +23,68 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 STARTED = int(time.time())
 
 _current: list[Handler] = []
-"""The handler of this process, once it is ready."""
+"""The handler of this process; empty until the model is ready."""
 
 
-def find() -> Handler | None:
-    """The handler of this process; None until it is ready."""
+def current_handler() -> Handler | None:
+    """Returns the handler of this process; None until it is ready."""
     return _current[-1] if _current else None
 
 
 def install(handler: Handler) -> None:
-    """Let this process answer with a handler."""
-    spare_collector()
+    """Makes a handler the one that answers the requests of this process."""
+    tune_garbage_collector()
     _current[:] = [handler]
 
 
-def ready() -> Handler:
-    """The handler of this process; HttpError until it is there."""
-    handler = find()
+def require_handler() -> Handler:
+    """Returns the handler of this process.
+
+    Raises:
+        HttpError: 503 until the handler is ready.
+    """
+    handler = current_handler()
     if handler is None:
         raise HttpError(503, "not_ready", "the model is still being loaded", retry_after_s=1)
     return handler
 
 
-def framework(description: str, sentences: Mapping[str, str] | None = None) -> fastapi.FastAPI:
-    """An application with errors in the one shape, metrics, and the protocol's health.
+def create_application(
+    description: str, sentences: Mapping[str, str] | None = None
+) -> fastapi.FastAPI:
+    """Creates an application with the common error body, `/metrics` and the health paths.
 
-    `sentences`: see `describe`.
+    Args:
+        description: Description in the OpenAPI document.
+        sentences: Messages of validation errors by field; see `describe`.
     """
-    made = fastapi.FastAPI(
+    api = fastapi.FastAPI(
         title="Winnow endpoint", description=description, version="1", redoc_url=None
     )
-    made.state.sentences = sentences or {}
-    made.exception_handler(HttpError)(refuse)
-    made.exception_handler(fastapi.exceptions.RequestValidationError)(refuse_invalid)
-    made.exception_handler(starlette.exceptions.HTTPException)(refuse_http)
-    made.exception_handler(Exception)(refuse_anything)
-    made.get("/metrics", response_class=fastapi.responses.PlainTextResponse)(metrics)
-    made.get("/v2/health/live")(live)
-    made.get("/v2/health/ready", responses={503: {"model": ErrorBody}})(is_ready)
-    return made
+    api.state.sentences = sentences or {}
+    api.exception_handler(HttpError)(on_http_error)
+    api.exception_handler(fastapi.exceptions.RequestValidationError)(on_validation_error)
+    api.exception_handler(starlette.exceptions.HTTPException)(on_framework_error)
+    api.exception_handler(Exception)(on_exception)
+    api.get("/metrics", response_class=fastapi.responses.PlainTextResponse)(metrics)
+    api.get("/v2/health/live")(live)
+    api.get("/v2/health/ready", responses={503: {"model": ErrorBody}})(is_ready)
+    return api
 
 
-def guarded(made: fastapi.FastAPI) -> RequestGuard:
-    """What a transport runs."""
+def guarded(api: fastapi.FastAPI) -> RequestGuard:
+    """Wraps an application in the request guard: the ASGI application that a server runs."""
 
     async def at_public_route(scope: Scope, receive: Receive, send: Send) -> None:
-        # redirects and the OpenAPI document name the path they see, and a version's does not last
+        # redirects and the OpenAPI document repeat the path, and a version's own path is temporary
         public = {name: public_path(scope[name]) for name in ("path", "root_path") if name in scope}
-        await made({**scope, **public}, receive, send)
+        await api({**scope, **public}, receive, send)
 
-    return RequestGuard(at_public_route, find)
+    return RequestGuard(at_public_route, current_handler)
 
 
 def page(package: str) -> fastapi.responses.HTMLResponse:
-    """The page of a task's package, with style and script of all pages put into it."""
+    """Returns the `page.html` of a task's package with the common style and script inlined."""
     folder = importlib.resources.files("serve.http").joinpath("pages")
     text = importlib.resources.files(package).joinpath("page.html").read_text(encoding="utf-8")
     for part in ("style.css", "common.js"):
@@ -84,58 +92,59 @@ def page(package: str) -> fastapi.responses.HTMLResponse:
     return fastapi.responses.HTMLResponse(text)
 
 
-async def refuse(request: fastapi.Request, error: HttpError) -> fastapi.Response:
-    """An error in the one shape."""
-    return response(refused(error, getattr(request.state, "request_id", "")))
+async def on_http_error(request: fastapi.Request, error: HttpError) -> fastapi.Response:
+    """Renders an error with the common body."""
+    return fastapi_response(error_response(error, getattr(request.state, "request_id", "")))
 
 
-async def refuse_invalid(
+async def on_validation_error(
     request: fastapi.Request, error: fastapi.exceptions.RequestValidationError
 ) -> fastapi.Response:
-    """Answer without repeating the input, as FastAPI would."""
+    """Answers 400 or 422 without repeating the input, which FastAPI's own handler repeats."""
     errors = list(error.errors())
     if errors[0]["type"] == "json_invalid":
         refusal = HttpError(400, "invalid_json", "the body is not valid JSON")
     else:
         refusal = HttpError(422, "invalid_request", describe(errors, request.app.state.sentences))
-    return await refuse(request, refusal)
+    return await on_http_error(request, refusal)
 
 
-async def refuse_http(
+async def on_framework_error(
     request: fastapi.Request, error: starlette.exceptions.HTTPException
 ) -> fastapi.Response:
-    """Unknown paths and methods."""
+    """Answers 404 for an unknown path and 405 for a method that the path does not have."""
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "error")
     detail = str(error.detail)
-    return await refuse(request, HttpError(error.status_code, code, detail, headers=error.headers))
+    refusal = HttpError(error.status_code, code, detail, headers=error.headers)
+    return await on_http_error(request, refusal)
 
 
-async def refuse_anything(request: fastapi.Request, _: Exception) -> fastapi.Response:
-    """No trace reaches a client."""
-    return await refuse(request, HttpError(500, "internal", "something went wrong here"))
+async def on_exception(request: fastapi.Request, _: Exception) -> fastapi.Response:
+    """Answers 500 without the traceback."""
+    return await on_http_error(request, HttpError(500, "internal", INTERNAL_ERROR))
 
 
 async def metrics() -> fastapi.Response:
-    """What this replica did, for Prometheus."""
-    return fastapi.Response(ready().scrape(), media_type=METRICS_TYPE)
+    """Metrics of this replica in Prometheus' text format."""
+    return fastapi.Response(require_handler().scrape(), media_type=METRICS_TYPE)
 
 
 async def live() -> dict[str, bool]:
-    """Open Inference Protocol: whether the process answers."""
+    """Open Inference Protocol: the process is alive."""
     return {"live": True}
 
 
 async def is_ready() -> dict[str, bool]:
-    """Open Inference Protocol: whether the model answers."""
-    ready()
+    """Open Inference Protocol: the model is ready; 503 until then."""
+    require_handler()
     return {"ready": True}
 
 
 def timeout(request: fastapi.Request) -> float:
-    """How long the client wants to wait, in seconds."""
+    """Returns the timeout in the request's header, in seconds; infinite if there is none."""
     return timeout_of(dict(request.scope["headers"]))
 
 
-def response(found: HttpResponse) -> fastapi.Response:
-    """A response as the framework sends it."""
-    return fastapi.Response(found.body, found.status, dict(found.headers))
+def fastapi_response(response: HttpResponse) -> fastapi.Response:
+    """Converts a response into FastAPI's type."""
+    return fastapi.Response(response.body, response.status, dict(response.headers))

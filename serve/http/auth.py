@@ -1,4 +1,4 @@
-"""Bearer tokens: replicas know their hashes alone, from the environment or from a file."""
+"""Bearer tokens. A replica has their hashes only, from the environment or from a tokens file."""
 
 import hashlib
 import logging
@@ -14,72 +14,91 @@ from jobs.spec.serve import ServeSpec
 from jobs.storage import files
 
 RECHECK_S = 1.0
-"""How often a replica looks whether its tokens file changed."""
+"""Shortest time between two checks whether the tokens file changed."""
 TOKEN_BYTES = 32
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,62})\s+(?P<digest>[0-9a-f]{64})")
 _logger = logging.getLogger(__name__)
 
 
 def accepted_tokens(spec: ServeSpec) -> list[str]:
-    """Bearer tokens from the environment, none for an open endpoint; they stay in this process."""
+    """Returns the bearer tokens in the variable `serve.auth.tokens_from`; empty if it is not set.
+
+    Raises:
+        DeployError: if the variable is unset or empty.
+    """
     if spec.auth is None or spec.auth.tokens_from is None:
         return []
     tokens = os.environ.get(spec.auth.tokens_from, "").replace(",", " ").split()
     if not tokens:
         raise DeployError(
             f"serve.auth.tokens_from names {spec.auth.tokens_from}, which is not set or empty;"
-            " put the accepted tokens into it, with spaces or commas between"
+            " set it to the accepted tokens, separated by spaces or commas"
         )
     return tokens
 
 
 def hashes_of(spec: ServeSpec) -> list[str]:
-    """Hashes of the tokens in the environment. Raises DeployError without the tokens it needs."""
+    """Returns the hashes of `accepted_tokens`; raises DeployError as it does."""
     return [digest(token) for token in accepted_tokens(spec)]
 
 
 def digest(token: str) -> str:
-    """What replicas know of a token."""
+    """Returns the SHA-256 of a token in hex, the only form that replicas store."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def read_tokens(path: Path) -> dict[str, str]:
-    """Names by hash, from lines of both; raises DeployError where the file is missing or wrong."""
+    """Reads a tokens file, whose lines are `<name> <hash>`, and returns the names by hash.
+
+    Raises:
+        DeployError: if the file is missing or a line has another form.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise DeployError(f"the tokens file {path} cannot be read: {reason}") from None
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             match = _LINE.fullmatch(line.strip())
-            if match is None:  # its content stays untold: it may be a token
+            if match is None:  # the message does not repeat the line, which may contain a token
                 raise DeployError(
                     f"line {number} of the tokens file {path} is not a name and a SHA-256 in hex;"
                     " `winnow token add` writes such lines"
                 )
-            found[match["digest"]] = match["name"]
-    return found
+            names[match["digest"]] = match["name"]
+    return names
 
 
 def add_token(path: Path, name: str) -> str:
-    """Make a token, keep its name and hash in a file, and return it: it is nowhere else.
+    """Creates a token, writes its name and hash into a tokens file, and returns the token.
 
-    Raises DeployError for a name that is there already or is none.
+    The token itself is stored nowhere.
+
+    Raises:
+        DeployError: if the name is invalid or the file has it already.
     """
     known = read_tokens(path) if path.exists() else {}
     if name in known.values():
-        raise DeployError(f"{path} has a token named {name}; revoke it first, or take another name")
+        raise DeployError(
+            f"{path} has a token named {name} already; revoke it first, or choose another name"
+        )
     token = secrets.token_urlsafe(TOKEN_BYTES)
     if _LINE.fullmatch(f"{name} {digest(token)}") is None:
-        raise DeployError(f"{name!r} is no name of a token; use letters, digits, '.', '_' and '-'")
+        raise DeployError(
+            f"{name!r} is not a valid token name; use letters, digits, '.', '_' and '-'"
+        )
     _write(path, {**known, digest(token): name})
     return token
 
 
 def revoke_token(path: Path, name: str) -> None:
-    """Take a token out of a file; DeployError where there is none of that name."""
+    """Removes the token of this name from a tokens file.
+
+    Raises:
+        DeployError: if the file has no token of this name.
+    """
     known = read_tokens(path)
     if name not in known.values():
         raise DeployError(f"{path} has no token named {name}; it has {', '.join(known.values())}")
@@ -91,47 +110,68 @@ def _write(path: Path, known: Mapping[str, str]) -> None:
     files.write_atomically(path, text.encode(), mode=0o600)
 
 
-class Access:
-    """Who may ask an endpoint; everybody where it knows of no token and has no file of them."""
+class Authenticator:
+    """Checks the bearer token of a request.
+
+    An endpoint without token hashes and without a tokens file accepts every request.
+    """
 
     def __init__(self, hashes: Sequence[str] = (), file: str = "") -> None:
-        """Raises DeployError when the file cannot be used."""
+        """Reads the tokens file.
+
+        Args:
+            hashes: SHA-256 of accepted tokens, in hex.
+            file: Path of a tokens file; empty for none.
+
+        Raises:
+            DeployError: if the tokens file is missing or a line is malformed.
+        """
         self._fixed = {key: f"#{key[:8]}" for key in hashes}
         self._file = Path(file) if file else None
-        self._seen: tuple[int, int] | None = None
-        self._looked, self._told = 0.0, ""
+        self._file_state: tuple[int, int] | None = None
+        self._checked_at, self._last_warning = 0.0, ""
         self._known = dict(self._fixed)
         if self._file:
             self._read(self._file)
 
-    def name_of(self, authorization: str) -> str | None:
-        """Of the token in an Authorization header, empty at an open endpoint; None for nobody's."""
+    def owner_of(self, authorization: str) -> str | None:
+        """Returns the name of the token's owner.
+
+        An empty string if the endpoint needs no token; None if the token is unknown.
+
+        Args:
+            authorization: Value of the Authorization header; empty if there is none.
+        """
         if self._file is None and not self._fixed:
             return ""
-        if self._file and time.monotonic() - self._looked > RECHECK_S:
+        if self._file and time.monotonic() - self._checked_at > RECHECK_S:
             self._refresh(self._file)
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer":
             return None
-        # looked up by its hash, which nobody can steer towards a known one: time tells nothing
+        # a client cannot choose the hash of its guess, so the time of the lookup reveals nothing
         return self._known.get(digest(token.strip()))
 
     def _refresh(self, path: Path) -> None:
-        """Take over a changed file; one that is gone or wrong changes nothing, and is told of."""
+        """Reads a changed tokens file.
+
+        If the file is missing or malformed, the tokens stay as they are and each new error is
+        logged once.
+        """
         try:
             self._read(path)
         except DeployError as error:
-            if str(error) != self._told:
-                _logger.warning("%s; the tokens known so far stay", error)
-            self._told = str(error)
+            if str(error) != self._last_warning:
+                _logger.warning("%s; the tokens that were accepted so far stay accepted", error)
+            self._last_warning = str(error)
 
     def _read(self, path: Path) -> None:
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         try:
             details = path.stat()
-            mark = details.st_mtime_ns, details.st_ino
+            state = details.st_mtime_ns, details.st_ino
         except OSError:
-            mark = None
-        if mark is None or mark != self._seen:
+            state = None
+        if state is None or state != self._file_state:
             known = read_tokens(path)
-            self._seen, self._known = mark, {**known, **self._fixed}
+            self._file_state, self._known = state, {**known, **self._fixed}

@@ -1,13 +1,16 @@
-"""Errors that clients see: one shape for all of them."""
+"""HTTP errors, which all have the same JSON body."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+INTERNAL_ERROR = "the server failed to answer; the replica's log has the cause"
+"""Message of every error 500 whose cause must not reach a client."""
+
 
 class ErrorDetail(BaseModel):
-    """What went wrong, without the input that caused it."""
+    """Reason of an error; it never repeats the client's input."""
 
     code: str
     message: str
@@ -15,13 +18,16 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The one shape of every error."""
+    """JSON body of every error."""
 
     error: ErrorDetail
 
 
 class HttpError(Exception):
-    """An answer with a status other than 200, and its reason in words."""
+    """An error response: its status, code, message and headers.
+
+    `retry_after_s` becomes the `Retry-After` header, in seconds.
+    """
 
     def __init__(
         self,
@@ -38,9 +44,12 @@ class HttpError(Exception):
 
 
 def describe(errors: Sequence[Any], sentences: Mapping[str, str]) -> str:
-    """The first validation error of a message in words that do not repeat the input.
+    """Describes the first validation error of a request without repeating the input.
 
-    `sentences` say what fields of several types must be, where each type has an error of its own.
+    Args:
+        errors: Validation errors of pydantic.
+        sentences: For a field that accepts several types, by its name, the sentence that replaces
+            pydantic's one error per type.
     """
     first = errors[0]
     field = next((part for part in first["loc"] if part in sentences), None)
@@ -51,5 +60,5 @@ def describe(errors: Sequence[Any], sentences: Mapping[str, str]) -> str:
 
 
 def _is_type(part: Any) -> bool:
-    """Whether a part of an error's place names a type of a union, such as `str` or a message."""
+    """Returns True for a part of an error's location that names a member of a union type."""
     return isinstance(part, str) and (part == "str" or part[:1].isupper())

@@ -1,8 +1,8 @@
-"""The hot path: a connection of uvicorn's that answers predictions itself, ahead of ASGI.
+"""A uvicorn connection that answers predictions without ASGI.
 
-A request that goes through ASGI costs a task, an event, several coroutines and timers: half of what
-a prediction costs beside its model. Whatever else comes, or is not plain, goes on to the
-application, whose `RequestGuard` answers predictions the same way.
+ASGI adds a task, an event, several coroutines and timers to each request: half of the time that a
+prediction takes besides its model. Requests for other paths, and predictions that `is_eligible`
+excludes, go to the ASGI application, whose `RequestGuard` gives the same answers.
 """
 
 import asyncio
@@ -15,18 +15,23 @@ from serve.http import guard
 from serve.http.errors import HttpError
 from serve.http.handler import Handler, HttpResponse, PredictHandler, error_of
 
-Find = Callable[[], Handler | None]
+HandlerLookup = Callable[[], Handler | None]
+"""Returns the handler of this process; None until it is ready."""
 
 
 class FastRequest:
-    """One request. To its connection it is a cycle of uvicorn's, and the event of one."""
+    """A request for predictions that its connection answers.
+
+    It has the attributes that uvicorn's connection uses of its request cycle, and the method `set`
+    that the connection calls on the cycle's event.
+    """
 
     def __init__(self, connection: HttpToolsProtocol, handler: PredictHandler[Any]) -> None:
         self._connection, self._handler = connection, handler
         self._headers = dict(connection.headers)
-        self._identity = guard.identity_of(self._headers)
+        self._request_id = guard.request_id_of(self._headers)
         self._ticket: Any = None
-        self._slow: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
         self.body, self.more_body = bytearray(), True
         self.disconnected = self.response_complete = False
         self.keep_alive = connection.parser.should_keep_alive()
@@ -39,23 +44,25 @@ class FastRequest:
 
     @property
     def message_event(self) -> "FastRequest":
-        """What is told that something came, by `set`."""
+        """The object whose `set` uvicorn's connection calls when data or a disconnect arrives."""
         return self
 
-    def wait(self) -> None:
-        """The body did not come whole, unless it did: it has a while."""
-        if self.more_body and not self.response_complete and self._slow is None:
+    def start_body_timer(self) -> None:
+        """Answers 408 if the body has not arrived completely within BODY_TIMEOUT_S."""
+        if self.more_body and not self.response_complete and self._body_timer is None:
             loop = self._connection.loop
-            self._slow = loop.call_later(guard.BODY_TIMEOUT_S, self._refuse, guard.too_slow())
+            self._body_timer = loop.call_later(
+                guard.BODY_TIMEOUT_S, self._refuse, guard.body_timeout_error()
+            )
 
     def set(self) -> None:
-        """More of the body came, its end, or the client left."""
+        """Handles the arrival of a part of the body or of its end, or the client's disconnect."""
         if self.response_complete:
             return
         if self.disconnected:
             self._end()
         elif len(self.body) > guard.MAX_BODY_BYTES:
-            self._refuse(guard.too_large())
+            self._refuse(guard.body_size_error())
         elif self.more_body:
             self._connection.flow.resume_reading()
         else:
@@ -66,19 +73,19 @@ class FastRequest:
         try:
             timeout_s = min(guard.timeout_of(self._headers), handler.config.timeout_s)
             self._ticket = handler.submit(bytes(self.body), timeout_s, self._on_response)
-        except Exception as error:  # noqa: BLE001 - the last line: no trace reaches a client
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             self._refuse(error_of(error))
 
-    def _on_response(self, found: HttpResponse | HttpError) -> None:
+    def _on_response(self, response: HttpResponse | HttpError) -> None:
         if self.response_complete or self.disconnected:
             return
-        if isinstance(found, HttpError):
-            self._refuse(found)
+        if isinstance(response, HttpError):
+            self._refuse(response)
         else:
-            self._send(found)
+            self._send(response)
 
     def _refuse(self, refusal: HttpError) -> None:
-        self._send(guard.refused(refusal, self._identity))
+        self._send(guard.error_response(refusal, self._request_id))
 
     def _send(self, response: HttpResponse) -> None:
         self._end()
@@ -89,7 +96,8 @@ class FastRequest:
         for name, value in connection.server_state.default_headers:
             parts += (name, b": ", value, b"\r\n")
         lines = [f"{name}: {value}\r\n" for name, value in response.headers.items()]
-        lines.append(f"content-length: {len(response.body)}\r\nx-request-id: {self._identity}\r\n")
+        size = len(response.body)
+        lines.append(f"content-length: {size}\r\nx-request-id: {self._request_id}\r\n")
         if not self.keep_alive:
             lines.append("connection: close\r\n")
         lines.append("\r\n")
@@ -100,27 +108,27 @@ class FastRequest:
         connection.on_response_complete()
 
     def _end(self) -> None:
-        """Nobody waits any more."""
-        if self._slow:
-            self._slow.cancel()
+        """Stops the body timer and takes the request out of the queue."""
+        if self._body_timer:
+            self._body_timer.cancel()
         if self._ticket is not None:
             self._handler.cancel(self._ticket)
             self._ticket = None
 
 
-def connections(find: Find) -> type[HttpToolsProtocol]:
-    """The class of connections for uvicorn's option `http`; `find` returns the handler if ready."""
+def connections(find_handler: HandlerLookup) -> type[HttpToolsProtocol]:
+    """Returns the connection class for uvicorn's option `http`."""
 
     class Connection(HttpToolsProtocol):
-        """Looks at the head of a request, and answers those for predictions."""
+        """Answers requests for predictions; passes every other request to ASGI."""
 
         prediction: FastRequest | None = None
-        """The last request, if it was for one."""
+        """The last request, if it was for predictions."""
 
         def on_headers_complete(self) -> None:
-            """Begin a prediction, or what else it is."""
-            handler = find()
-            if isinstance(handler, PredictHandler) and is_plain(self, handler):
+            """Starts a FastRequest for predictions, or uvicorn's own request cycle."""
+            handler = find_handler()
+            if isinstance(handler, PredictHandler) and is_eligible(self, handler):
                 self.scope["method"] = "POST"
                 self.prediction = FastRequest(self, handler)
                 self.cycle = self.prediction  # type: ignore[assignment]
@@ -129,16 +137,20 @@ def connections(find: Find) -> type[HttpToolsProtocol]:
                 super().on_headers_complete()
 
         def data_received(self, data: bytes) -> None:
-            """Take what came; a body that did not come whole has a while."""
+            """Parses the received bytes; an incomplete body starts the body timer."""
             super().data_received(data)
             if self.prediction:
-                self.prediction.wait()
+                self.prediction.start_body_timer()
 
     return Connection
 
 
-def is_plain(connection: HttpToolsProtocol, handler: PredictHandler[Any]) -> bool:
-    """Whether a request is for predictions, and nothing about it is unusual."""
+def is_eligible(connection: HttpToolsProtocol, handler: PredictHandler[Any]) -> bool:
+    """Returns True for a POST for predictions that needs nothing of ASGI.
+
+    Excluded are HTTP/1.0, upgrades, `Expect: 100-continue`, traced requests, and a request whose
+    predecessor on the same connection is not answered yet.
+    """
     before = connection.cycle
     return (
         connection.url.decode("latin-1") == handler.config.route + handler.path

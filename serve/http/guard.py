@@ -1,7 +1,7 @@
-"""Checks requests that `serve.http.fast_path` does not answer: tokens, sizes, times.
+"""ASGI middleware that checks a request's token, size and time before the application.
 
-An ASGI middleware. Predictions are answered here, ahead of any framework; everything else goes on
-to the application behind it, with its body read and bounded.
+It receives the requests that `serve.http.fast_path` does not answer. It answers predictions itself,
+which is faster than FastAPI, and passes other requests on with their body read and limited.
 """
 
 import asyncio
@@ -22,32 +22,36 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY_TIMEOUT_S = 10.0
-"""How long a client may take to send its body."""
+"""Longest time in which a client sends its request body."""
 MAX_BODY_BYTES = 2**20
-"""Largest body."""
-LOOK_S = 0.1
-"""How long an answer may take before the handler looks whether its client is still there."""
+"""Largest request body."""
+DISCONNECT_CHECK_S = 0.1
+"""Time after which an unanswered request is watched for its client's disconnect."""
 MAX_HEADERS, MAX_HEADER_BYTES = 64, 16_384
 OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
-"""What needs no token: whether it lives, and how to use it."""
+"""Paths that need no token: health and documentation."""
 INFER = "/infer"
-KNOWN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
-"""Requests without an id get one of these, at the price of no system call."""
+"""The two parts of a new request id. A counter is used because it needs no system call."""
 RETRY_AFTER = "retry-after"
 
 
 class RequestGuard:
-    """Guards one handler; `find` returns it once it is ready."""
+    """Checks each request, and answers it or passes it to the application."""
 
-    def __init__(self, app: Application, find: Callable[[], Handler | None]) -> None:
-        self._app, self._find = app, find
+    def __init__(self, app: Application, find_handler: Callable[[], Handler | None]) -> None:
+        """Args: the application behind, and a function that returns the handler once it is ready.
+
+        Until then every request goes to the application, which answers 503.
+        """
+        self._app, self._find_handler = app, find_handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer or pass on one request."""
-        handler = self._find()
+        """Answers one request, in a span if the replica is traced."""
+        handler = self._find_handler()
         if scope["type"] != "http" or handler is None:
             await self._app(scope, receive, send)
             return
@@ -55,18 +59,18 @@ class RequestGuard:
         headers = dict[bytes, bytes](scope["headers"])
         tracing = handler.tracing
         if tracing is None:
-            await self._pass(handler, path, headers, scope, receive, send)
+            await self._handle(handler, path, headers, scope, receive, send)
             return
-        carried = {k.decode("latin-1"): v.decode("latin-1") for k, v in headers.items()}
-        with tracing.request(scope["method"], path, carried) as span:
+        decoded = {k.decode("latin-1"): v.decode("latin-1") for k, v in headers.items()}
+        with tracing.request(scope["method"], path, decoded) as span:
 
-            async def noting(message: Message) -> None:
-                tracing.noted(span, message)
+            async def traced_send(message: Message) -> None:
+                tracing.record_status(span, message)
                 await send(message)
 
-            await self._pass(handler, path, headers, scope, receive, noting)
+            await self._handle(handler, path, headers, scope, receive, traced_send)
 
-    async def _pass(
+    async def _handle(
         self,
         handler: Handler,
         path: str,
@@ -75,42 +79,47 @@ class RequestGuard:
         receive: Receive,
         send: Send,
     ) -> None:
-        identity = identity_of(headers)
+        request_id = request_id_of(headers)
         try:
             check(scope, path, headers, handler)
             if is_prediction(handler, path, scope):
                 body = await read_body(headers, receive)
-                response = await unless_gone(handler.predict(body, timeout_of(headers)), receive)
+                work = handler.predict(body, timeout_of(headers))
+                response = await cancel_on_disconnect(work, receive)
             else:
-                scope["state"] = {**scope.get("state", {}), "request_id": identity}
+                scope["state"] = {**scope.get("state", {}), "request_id": request_id}
                 replay = receive
                 if scope["method"] in ("POST", "PUT", "PATCH"):
-                    replay = replaying(await read_body(headers, receive), receive)
+                    replay = replay_body(await read_body(headers, receive), receive)
                 await self._app(scope, replay, send)
                 return
         except ConnectionError:
-            return  # nobody is there to be answered
-        except Exception as error:  # noqa: BLE001 - the last line: no trace reaches a client
-            response = refused(error_of(error), identity)
+            return  # the client has disconnected
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+            response = error_response(error_of(error), request_id)
         handler.metrics.count(path if path == handler.path else "other", response.status)
-        await send_response(send, response, identity)
+        await send_response(send, response, request_id)
 
 
 def is_prediction(handler: Handler, path: str, scope: Scope) -> TypeGuard[PredictHandler[Any]]:
-    """Whether a request is one for predictions that its handler answers as a whole."""
-    is_asked = path == handler.path and scope["method"] == "POST"
-    return is_asked and isinstance(handler, PredictHandler)
+    """Returns True for a POST to the prediction path of a `PredictHandler`."""
+    is_post = path == handler.path and scope["method"] == "POST"
+    return is_post and isinstance(handler, PredictHandler)
 
 
-def identity_of(headers: Mapping[bytes, bytes]) -> str:
-    """The id that a request brought along, or a new one."""
+def request_id_of(headers: Mapping[bytes, bytes]) -> str:
+    """Returns the request's `X-Request-Id` if it is valid, or a new id."""
     given = headers.get(b"x-request-id", b"")
-    is_known = given and KNOWN_ID.fullmatch(given)
-    return given.decode() if is_known else f"{PROCESS}{next(NUMBERS):08x}"
+    is_valid = given and VALID_ID.fullmatch(given)
+    return given.decode() if is_valid else f"{PROCESS}{next(NUMBERS):08x}"
 
 
 def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler) -> None:
-    """Everything that can be refused before the body; the cheapest first."""
+    """Checks everything that needs no body, the cheapest check first.
+
+    Raises:
+        HttpError: 431 for headers, 405 for the method, 401 for the token, 415 for the content type.
+    """
     size = sum(map(len, itertools.chain.from_iterable(scope["headers"])))
     if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
         raise HttpError(431, "headers_too_large", "the headers are too many or too long")
@@ -118,7 +127,8 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
         message = "predictions are requested by POST"
         raise HttpError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS:
-        caller = handler.access.name_of(headers.get(b"authorization", b"").decode("latin-1"))
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        caller = handler.authenticator.owner_of(authorization)
         if caller is None:
             message = "send an accepted token as Authorization: Bearer …"
             raise HttpError(401, "unauthorized", message)
@@ -130,34 +140,42 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
             raise HttpError(415, "unsupported_media_type", "send Content-Type: application/json")
 
 
-class _Stop:
-    """Cancels the task that made it, which can tell by `has_come` who did."""
+class _Cancellation:
+    """Cancels the task that created it when it is called.
+
+    `was_called` distinguishes this cancellation from one by another caller.
+    """
 
     def __init__(self) -> None:
-        self._task, self.has_come = asyncio.current_task(), False
+        self._task, self.was_called = asyncio.current_task(), False
 
     def __call__(self) -> None:
-        self.has_come = True
+        self.was_called = True
         if self._task:
             self._task.cancel()
 
 
 async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
-    """The whole body, counted while it is read; HttpError when it is too large or too slow."""
+    """Reads the complete body.
+
+    Raises:
+        HttpError: 413 for a body over MAX_BODY_BYTES, 408 for one that takes over BODY_TIMEOUT_S.
+        ConnectionError: if the client disconnects.
+    """
     check_length(headers)
-    stop = _Stop()  # asyncio.timeout takes five times as long
-    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, stop)
+    cancellation = _Cancellation()  # asyncio.timeout takes five times as long
+    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, cancellation)
     try:
-        return await _collected(receive)
+        return await _join_body(receive)
     except asyncio.CancelledError:
-        if stop.has_come:
-            raise too_slow() from None
+        if cancellation.was_called:
+            raise body_timeout_error() from None
         raise
     finally:
         timer.cancel()
 
 
-async def _collected(receive: Receive) -> bytes:
+async def _join_body(receive: Receive) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -167,30 +185,34 @@ async def _collected(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > MAX_BODY_BYTES:
-            raise too_large()
+            raise body_size_error()
         if not message.get("more_body"):
             return b"".join(parts)
 
 
 def check_length(headers: Mapping[bytes, bytes]) -> None:
-    """HttpError for a body that is said to be too large."""
+    """Raises HttpError 413 if `Content-Length` is over MAX_BODY_BYTES or is not a number."""
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise too_large()
+        raise body_size_error()
 
 
-def too_slow() -> HttpError:
-    """The body does not come."""
+def body_timeout_error() -> HttpError:
+    """Returns the error 408 of a body that does not arrive in time."""
     return HttpError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s")
 
 
-def too_large() -> HttpError:
-    """The body is too large."""
+def body_size_error() -> HttpError:
+    """Returns the error 413 of a body that is too large."""
     return HttpError(413, "too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
 
 
 def timeout_of(headers: Mapping[bytes, bytes]) -> float:
-    """How long the client wants to wait, in seconds; infinite where it does not say."""
+    """Returns the timeout in `X-Request-Timeout-Seconds`; infinite if there is none.
+
+    Raises:
+        HttpError: 400 if the header is not a number above 0.
+    """
     text = headers.get(b"x-request-timeout-seconds", b"")
     try:
         wanted = float(text) if text else float("inf")
@@ -202,23 +224,27 @@ def timeout_of(headers: Mapping[bytes, bytes]) -> float:
     return wanted
 
 
-async def unless_gone(work: Awaitable[HttpResponse], receive: Receive) -> HttpResponse:
-    """An answer, unless the client leaves before: its texts then leave the queue.
+async def cancel_on_disconnect(work: Awaitable[HttpResponse], receive: Receive) -> HttpResponse:
+    """Awaits a response, and cancels it if the client disconnects, so its texts leave the queue.
 
-    Most answers come before anybody looks, which saves a task for each.
+    The watcher starts after DISCONNECT_CHECK_S, because most requests are answered before and then
+    need no task of their own.
+
+    Raises:
+        ConnectionError: if the client disconnects.
     """
-    stop, watchers = _Stop(), list[asyncio.Task[None]]()
+    cancellation, watchers = _Cancellation(), list[asyncio.Task[None]]()
 
     async def watch() -> None:
-        await receive()  # after the body, only the end of the connection can come
-        stop()
+        await receive()  # after the body, ASGI has only the disconnect to report
+        cancellation()
 
     loop = asyncio.get_running_loop()
-    timer = loop.call_later(LOOK_S, lambda: watchers.append(loop.create_task(watch())))
+    timer = loop.call_later(DISCONNECT_CHECK_S, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await work
     except asyncio.CancelledError:
-        if stop.has_come:
+        if cancellation.was_called:
             raise ConnectionError from None
         raise
     finally:
@@ -227,8 +253,8 @@ async def unless_gone(work: Awaitable[HttpResponse], receive: Receive) -> HttpRe
             watcher.cancel()
 
 
-def replaying(body: bytes, receive: Receive) -> Receive:
-    """A body that was read, to be read again; then whatever comes."""
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that yields a body that was read already, then the next messages."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -237,9 +263,9 @@ def replaying(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def refused(refusal: HttpError, identity: str) -> HttpResponse:
-    """An error in the one shape."""
-    detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=identity)
+def error_response(refusal: HttpError, request_id: str) -> HttpResponse:
+    """Returns the response of an error, with the common JSON body and its headers."""
+    detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=request_id)
     headers = {"content-type": "application/json", **refusal.headers}
     if refusal.retry_after_s is not None:
         headers[RETRY_AFTER] = str(int(refusal.retry_after_s + 0.999))
@@ -248,12 +274,12 @@ def refused(refusal: HttpError, identity: str) -> HttpResponse:
     return HttpResponse(refusal.status, ErrorBody(error=detail).model_dump_json().encode(), headers)
 
 
-async def send_response(send: Send, response: HttpResponse, identity: str) -> None:
-    """Send a whole response."""
+async def send_response(send: Send, response: HttpResponse, request_id: str) -> None:
+    """Sends a complete response over ASGI."""
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
     encoded += (
         (b"content-length", b"%d" % len(response.body)),
-        (b"x-request-id", identity.encode()),
+        (b"x-request-id", request_id.encode()),
     )
     await send({"type": "http.response.start", "status": response.status, "headers": encoded})
     await send({"type": "http.response.body", "body": response.body})

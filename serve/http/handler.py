@@ -1,7 +1,7 @@
-"""What `serve.http` asks of a task: its paths, its limits, and answers to requests.
+"""The interface between `serve.http` and a task: a handler answers the task's requests.
 
-A task implements `Handler`, or `PredictHandler` where one JSON body is answered with one JSON body
-from rows that are scored in batches. No Ray and no transport.
+A task implements `Handler`. If one JSON body is answered with one JSON body from the scores of
+texts, it implements `PredictHandler` instead. A handler needs neither Ray nor a transport.
 """
 
 import abc
@@ -29,19 +29,19 @@ from serve.batching.client import (
 from serve.batching.rows import Text
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
-from serve.http.auth import Access
-from serve.http.errors import HttpError
+from serve.http.auth import Authenticator
+from serve.http.errors import INTERNAL_ERROR, HttpError
 from serve.http.metrics import Metrics
 from serve.http.tracing import tracing_of
 
 COLLECT_OBJECTS = 20_000
-"""New objects after which the garbage collector looks among them."""
+"""Number of new objects after which Python's garbage collector runs."""
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """A response with its whole body."""
+    """A response with its complete body."""
 
     status: int
     body: bytes
@@ -49,37 +49,41 @@ class HttpResponse:
 
 
 OnResponse = Callable[["HttpResponse | HttpError"], None]
-"""Is called with the response to a request, or with the error that is its response."""
+"""Called with the response to a request, or with the error that becomes the response."""
 
 
 class Handler(abc.ABC):
     """Answers the requests of one replica."""
 
     path: ClassVar[str]
-    """Where predictions are requested by POST, below the endpoint's route."""
+    """Path for the POST of predictions, below the endpoint's route."""
 
     def __init__(self, config: ReplicaConfig, metrics: Metrics) -> None:
-        """Raises DeployError when tokens or traces are configured and cannot be had."""
+        """Sets up tokens and tracing.
+
+        Raises:
+            DeployError: if the tokens file is unusable or the exporter of traces is missing.
+        """
         self.config, self.metrics = config, metrics
-        self.access = Access(config.token_hashes, config.tokens_file)
+        self.authenticator = Authenticator(config.token_hashes, config.tokens_file)
         self.tracing = tracing_of(config.version, self.path)
 
     @property
     @abc.abstractmethod
     def info(self) -> Any:
-        """Which model answers, with its name, version and engine, as a pydantic model."""
+        """Name, version, engine and limits of the model, as a pydantic model."""
 
     @property
     @abc.abstractmethod
     def load(self) -> Load:
-        """What waits now."""
+        """The requests that wait now."""
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
-        """Change fields named in `ADJUSTABLE`, from the next request on."""
+        """Changes fields named in `ADJUSTABLE`, from the next request on."""
         self.config = replace(self.config, **changes)
 
     def scrape(self) -> bytes:
-        """Metrics in Prometheus' format."""
+        """Returns the metrics in Prometheus' text format."""
         return self.metrics.scrape(self.load)
 
 
@@ -89,7 +93,7 @@ Request = TypeVar("Request")
 class PredictHandler(Handler, Generic[Request]):
     """Answers requests for predictions from the scores of their texts.
 
-    Subclasses say how a body is read and how scores are written.
+    Subclasses parse the request's body and render the scores.
     """
 
     def __init__(
@@ -100,21 +104,21 @@ class PredictHandler(Handler, Generic[Request]):
 
     @abc.abstractmethod
     def parse(self, body: bytes) -> tuple[Request, Sequence[Text]]:
-        """The request in a body, and its texts; raises HttpError."""
+        """Returns the request in a body, and its texts; raises HttpError."""
 
     @abc.abstractmethod
     def render(self, request: Request, answer: Answer) -> HttpResponse:
-        """The response to a request, from the scores of its texts; raises HttpError."""
+        """Returns the response to a request, from the scores of its texts; raises HttpError."""
 
     @property
     def load(self) -> Load:
-        """What waits now."""
+        """The requests that wait now."""
         return self.client.load
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
-        """Change fields named in `ADJUSTABLE`, from the next request on.
+        """Changes fields named in `ADJUSTABLE`, from the next request on.
 
-        Shapes of larger batches are captured when the first of them is run.
+        On a GPU, the first batch of a new shape is slower, because its graph is captured then.
         """
         super().adjust(changes)
         if isinstance(self.client, Batcher):
@@ -122,18 +126,24 @@ class PredictHandler(Handler, Generic[Request]):
             self.client.limits = self.config.limits(before.batch_tokens, is_packed=before.is_packed)
 
     def submit(self, body: bytes, timeout_s: float, on_response: OnResponse) -> Any:
-        """Begin to answer a request; `on_response` is called once or more often, on this loop.
+        """Starts to answer a request and returns a ticket for `cancel`.
 
-        Returns what `cancel` takes. Raises HttpError for a body that cannot be answered.
+        Args:
+            body: The JSON body of the request.
+            timeout_s: Longest time until the answer.
+            on_response: Called on this event loop, once or more often; only the first call counts.
+
+        Raises:
+            HttpError: for a body that cannot be answered, or a full queue.
         """
         request, texts = self.parse(body)
 
-        def on_answered(found: Answer | Exception) -> None:
+        def on_answered(answer: Answer | Exception) -> None:
             try:
-                if isinstance(found, Exception):
-                    raise found
-                response = self.render(request, found)
-            except Exception as error:  # noqa: BLE001 - others of the batch wait for their answers
+                if isinstance(answer, Exception):
+                    raise answer
+                response = self.render(request, answer)
+            except Exception as error:  # noqa: BLE001 - the batch's other requests get answers
                 on_response(error_of(error))
             else:
                 on_response(response)
@@ -141,13 +151,13 @@ class PredictHandler(Handler, Generic[Request]):
         return self._start(texts, timeout_s, on_answered)
 
     def cancel(self, ticket: Any) -> None:
-        """Take a request out of the queue whose client no longer waits."""
-        self.client.leave(ticket)
+        """Takes a request out of the queue."""
+        self.client.cancel(ticket)
 
     async def predict(self, body: bytes, timeout_s: float) -> HttpResponse:
-        """The response to a request; raises HttpError.
+        """Returns the response to a request; raises HttpError.
 
-        When the caller is cancelled, the request's texts leave the queue.
+        If the calling task is cancelled, the request's texts leave the queue.
         """
         future: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         ticket = self.submit(body, timeout_s, functools.partial(settle, future))
@@ -157,12 +167,16 @@ class PredictHandler(Handler, Generic[Request]):
             self.cancel(ticket)
 
     async def score(self, texts: Sequence[Text], timeout_s: float) -> Answer:
-        """The scores of texts; raises HttpError when there is no room or no time."""
+        """Returns the scores of texts.
+
+        Raises:
+            HttpError: 503 if the queue is full, 504 after the timeout, 500 if the engine fails.
+        """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         ticket = self._start(texts, timeout_s, functools.partial(settle, future))
         try:
             return await future
-        except Exception as error:  # noqa: BLE001 - no trace reaches a client
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             raise error_of(error) from None
         finally:
             self.cancel(ticket)
@@ -170,50 +184,51 @@ class PredictHandler(Handler, Generic[Request]):
     def _start(
         self, texts: Sequence[Text], timeout_s: float, on_answered: Callable[[Any], None]
     ) -> Any:
-        """Queue texts, and count and trace their answer before it is handed on."""
+        """Queues texts; counts and traces their answer before `on_answered` is called."""
         begin, tracing = time.perf_counter(), self.tracing
-        context = contextvars.copy_context() if tracing else None  # where the request's span is
+        context = contextvars.copy_context() if tracing else None  # has the request's span
 
-        def counted(found: Answer | Exception) -> None:
-            if isinstance(found, Answer):
-                self.metrics.answered(len(texts), time.perf_counter() - begin)
+        def count_and_forward(answer: Answer | Exception) -> None:
+            if isinstance(answer, Answer):
+                self.metrics.count_answer(len(texts), time.perf_counter() - begin)
                 if tracing and context:
-                    sizes = len(texts), found.batch_rows
-                    context.run(tracing.answered, *sizes, found.queue_s, found.infer_s)
-            on_answered(found)
+                    sizes = len(texts), answer.batch_rows
+                    context.run(tracing.record_answer, *sizes, answer.queue_s, answer.infer_s)
+            on_answered(answer)
 
         try:
-            return self.client.start(texts, min(timeout_s, self.config.timeout_s), counted)
-        except Exception as error:  # noqa: BLE001 - no trace reaches a client
+            timeout_s = min(timeout_s, self.config.timeout_s)
+            return self.client.start(texts, timeout_s, count_and_forward)
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             raise error_of(error) from None
 
 
 def error_of(error: Exception) -> HttpError:
-    """The response to a request that failed with some exception."""
+    """Returns the HTTP error for an exception, and logs an exception of an unexpected type."""
     match error:
         case HttpError():
             return error
         case QueueFullError():
-            message = "too much is waiting; try again later"
+            message = "the queue is full; try again later"
             wait_s = max(1.0, error.retry_after_s)
             return HttpError(503, "overloaded", message, retry_after_s=wait_s)
         case DeadlineError():
-            return HttpError(504, "deadline", "the answer would have come too late")
+            return HttpError(504, "deadline", "the request was not answered within its timeout")
         case NonFiniteScoresError():
             return HttpError(500, "model_failed", str(error))
         case InternalError():
-            pass  # logged once for all requests of its batch
+            pass  # logged once for the whole batch
         case _:
             _logger.error("a request failed", exc_info=error)
-    return HttpError(500, "internal", "something went wrong here")
+    return HttpError(500, "internal", INTERNAL_ERROR)
 
 
-def spare_collector() -> None:
-    """Exempt all present objects from garbage collection, and collect less often.
+def tune_garbage_collector() -> None:
+    """Exempts all existing objects from garbage collection and raises its threshold.
 
-    Walking through all of them stopped everything for 0.1 to 0.3 s every few hundred requests. With
-    Python's own threshold of 700 objects the collector ran every few requests, for 7 % of their
-    time.
+    A collection over all objects of a loaded model stops the process for 0.1 to 0.3 s every few
+    hundred requests. Python's default threshold of 700 objects runs the collector every few
+    requests, which takes 7 % of their time.
     """
     gc.collect()
     gc.freeze()

@@ -121,11 +121,13 @@ def server_metadata() -> dict[str, Any]:
 
 def named(name: str, version: str = "") -> InferHandler[Any]:
     """The handler of this process, if it has the model and version that a request names."""
-    handler = cast("InferHandler[Any]", app.ready())
+    handler = cast("InferHandler[Any]", app.require_handler())
     if name != handler.config.version.name:
-        raise HttpError(404, "not_found", "no such model answers here")
+        raise HttpError(404, "not_found", f"this endpoint serves {handler.config.version.name}")
     if version not in ("", handler.config.version.id):
-        raise HttpError(404, "not_found", "no such version answers here")
+        raise HttpError(
+            404, "not_found", f"this endpoint serves version {handler.config.version.id}"
+        )
     return handler
 
 
@@ -159,7 +161,7 @@ def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
     named = {tensor.name: tensor for tensor in request.inputs}
     wanted = ("text", "text_pair") if is_pair else ("text",)
     if sorted(tensor.name for tensor in request.inputs) != sorted(wanted):
-        message = f"the model takes the inputs {', '.join(wanted)}"
+        message = f"the inputs must be named {', '.join(wanted)}"
         raise HttpError(422, "invalid_request", message)
     columns = [_strings(named[name]) for name in wanted]
     if len({len(column) for column in columns}) > 1:

@@ -1,20 +1,23 @@
-"""Paths of endpoints: a public route, and the path that one version of a model has below it."""
+"""Paths of endpoints: a public route, and the path of each version, `/_v/<id>/<route>`."""
 
 PREFIX = "/_v/"
-"""Every version has a path of its own below it."""
+"""First part of every version's own path."""
 
 
 def version_path(version: str) -> str:
-    """What stands before the public route in the path of one version."""
+    """Returns the part of a version's path before the public route: `/_v/<id>`."""
     return f"{PREFIX}{version}"
 
 
 def public_path(path: str) -> str:
-    """A path of one version as clients know it: `/reviews/docs` for `/_v/1f2e3d/reviews/docs`."""
+    """Returns the public path of a version's path: `/reviews/docs` for `/_v/1f2e3d/reviews/docs`.
+
+    A path that is public already is returned unchanged.
+    """
     below = path.removeprefix(PREFIX)
     return path if below == path else f"/{below.partition('/')[2]}"
 
 
 def relative(path: str, route: str) -> str:
-    """A path below the endpoint's route."""
+    """Returns the path without the endpoint's route in front."""
     return path.removeprefix(route) if path.startswith(route) else path

@@ -1,8 +1,8 @@
-"""Traces for OpenTelemetry, from a request to the batch that answered it.
+"""OpenTelemetry spans of requests, of their time in the queue, and of their batches.
 
-Switched on and set up by OpenTelemetry's own variables, in the environment of the replica:
-`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME` … A caller's `traceparent`
-is carried on. Spans hold no text and no token.
+OpenTelemetry's environment variables in the replica's process switch tracing on and configure it:
+`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_SAMPLER`, `OTEL_SERVICE_NAME` … A request's span is a
+child of the span in the caller's `traceparent` header. Spans contain no text and no token.
 """
 
 import contextlib
@@ -15,21 +15,28 @@ from jobs.errors import DeployError
 from serve.version import ModelVersion
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-"""Where spans go; without one of them there are none."""
+"""Variables with the collector's URL; tracing is off if neither is set."""
 SERVICE = "OTEL_SERVICE_NAME"
 METHOD, PATH, STATUS = "http.request.method", "url.path", "http.response.status_code"
-"""Names of attributes by OpenTelemetry's semantic conventions."""
+"""Attribute names. Source: OpenTelemetry's semantic conventions for HTTP."""
 FIRST_ERROR = 500
-"""A server's span is an error from this status on."""
+"""Lowest HTTP status that marks a server's span as an error."""
 
 
 class Tracing:
-    """Spans of one replica."""
+    """Records the spans of one replica and exports them."""
 
     def __init__(self, version: ModelVersion, path: str) -> None:
-        """`path`: of predictions, the one that spans are named for.
+        """Sets up the exporter.
 
-        Raises DeployError without the exporter.
+        Args:
+            version: The model version; its name is the service's name unless `OTEL_SERVICE_NAME`
+                is set.
+            path: Path of predictions, which appears in span names; other paths do not, because
+                span names must be few.
+
+        Raises:
+            DeployError: if the exporter's package is not installed.
         """
         self._path = path
         try:
@@ -55,38 +62,42 @@ class Tracing:
 
     @contextlib.contextmanager
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> Iterator[Any]:
-        """The span of a request, below the caller's; what is done inside the block is below it."""
+        """Opens the span of a request; spans that start inside the block are its children."""
         with self._tracer.start_as_current_span(
-            f"{method} {path}" if path == self._path else method,  # names are to be few
+            f"{method} {path}" if path == self._path else method,
             self._propagator.extract(headers),
             kind=self._trace.SpanKind.SERVER,
             attributes={METHOD: method, PATH: path},
-            record_exception=False,  # what it says may hold a text
+            record_exception=False,  # its message may contain a client's text
             set_status_on_exception=False,
         ) as span:
             yield span
 
-    def noted(self, span: Any, message: MutableMapping[str, Any]) -> None:
-        """Note the status of an answer when an ASGI message has it."""
+    def record_status(self, span: Any, message: MutableMapping[str, Any]) -> None:
+        """Sets a span's status from the ASGI message that starts the response."""
         if message["type"] == "http.response.start":
             span.set_attribute(STATUS, message["status"])
             if message["status"] >= FIRST_ERROR:
                 span.set_status(self._trace.StatusCode.ERROR)
 
-    def answered(self, texts: int, rows: int, queue_s: float, infer_s: float) -> None:
-        """Spans of what ended just now: waiting in the queue, and the last batch."""
+    def record_answer(self, texts: int, rows: int, queue_s: float, infer_s: float) -> None:
+        """Records the spans `queue` and `batch` of a request whose batch has just ended."""
         end = time.time_ns()
         begin = end - int(infer_s * 1e9)
-        asked = begin - int(queue_s * 1e9)
-        self._tracer.start_span("queue", start_time=asked).end(begin)
+        queued = begin - int(queue_s * 1e9)
+        self._tracer.start_span("queue", start_time=queued).end(begin)
         sizes = {"winnow.texts": texts, "winnow.batch.rows": rows}
         self._tracer.start_span("batch", start_time=begin, attributes=sizes).end(end)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Exports the remaining spans."""
         self._provider.shutdown()
 
 
 def tracing_of(version: ModelVersion, path: str) -> Tracing | None:
-    """None where the environment asks for no traces. Raises DeployError without the exporter."""
+    """Returns the tracing that the environment configures; None if it configures none.
+
+    Raises:
+        DeployError: if the exporter's package is not installed.
+    """
     return Tracing(version, path) if any(os.environ.get(name) for name in ENDPOINTS) else None

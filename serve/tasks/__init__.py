@@ -1,1 +1,1 @@
-"""Each task's endpoint in a folder of its own: its messages, its routes, and its handler."""
+"""The endpoints of the tasks, one package each: messages, routes, handler, comparison."""

@@ -1,25 +1,25 @@
-"""How a new version of a model does beside the old one: what rules of a gate are held against."""
+"""The comparison of a new model version with the old one, which a rollout's gate evaluates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """How a new version does beside the old one, in one regard."""
+class ComparedMetric:
+    """One metric of the comparison of a new version with the old one."""
 
     value: float
-    """What the rule's bound is compared with."""
+    """The gate compares it with the rule's bound."""
     sentence: str
-    """What is said where the bound does not hold."""
+    """The reason that the gate gives if the bound does not hold."""
     is_chance: bool = False
-    """Whether the difference may be an accident."""
+    """True if the difference is not statistically significant; the gate then ignores it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two versions of a model on evaluation rows."""
+    """The comparison of two model versions on evaluation rows."""
 
     summary: str
-    findings: Mapping[str, Finding]
-    """By the name of a gate's rule."""
+    metrics: Mapping[str, ComparedMetric]
+    """By the name of the gate's rule that evaluates the metric."""

@@ -1,4 +1,4 @@
-"""What serving asks of a task besides its handler: routes, bodies of requests, comparisons."""
+"""The interface of a task's endpoint: handler, routes, requests of a load test, comparison."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -14,53 +14,64 @@ from serve.http.metrics import Metrics
 from serve.tasks.comparison import Comparison
 from serve.version import ModelVersion
 
-Ask = Callable[[ModelVersion, Any], Any]
-"""Sends a body to a version of a model, and returns what it answers; raises DeployError."""
+SendRequest = Callable[[ModelVersion, Any], Any]
+"""Sends a request body to a model version and returns the answer's JSON; raises DeployError."""
 
 
 class TaskEndpoint(abc.ABC):
-    """How models of a task are served."""
+    """Serves the models of one task."""
 
     path: ClassVar[str]
-    """Where predictions are requested by POST, below the endpoint's route."""
+    """Path for the POST of predictions, below the endpoint's route."""
     title: ClassVar[str]
-    """What its models are called in a heading."""
+    """Name of the task's models in a heading."""
     is_exportable: ClassVar[bool] = False
-    """Whether other servers can run its models as a graph with tokens in and scores out."""
+    """True if other servers can run the models as a graph from tokens to scores."""
 
     @abc.abstractmethod
     def load(self, config: ReplicaConfig) -> Handler:
-        """A loaded, warm handler. Raises CheckpointError when the model's files were altered."""
+        """Starts a warm handler.
+
+        Raises:
+            CheckpointError: if a file of the model is missing or was altered.
+            DeployError: if the model cannot be served with this configuration.
+        """
 
     @abc.abstractmethod
     def application(self) -> fastapi.FastAPI:
-        """The routes of its endpoints."""
+        """Returns the task's FastAPI application."""
 
     @abc.abstractmethod
     def bodies(
         self, texts: Sequence[str], model: Mapping[str, Any], *, per_request: int, tokens: int
     ) -> list[Any]:
-        """Bodies of requests for a load test.
+        """Returns the request bodies of a load test.
 
         Args:
             texts: Sentences in random order.
-            model: What the endpoint says of its model.
-            per_request: Texts in one request; DeployError where the task takes no lists.
+            model: JSON of the endpoint's `/health`; empty if it has none.
+            per_request: Texts in one request.
             tokens: Most tokens of a generated answer.
+
+        Raises:
+            DeployError: if `per_request` is over 1 and the task accepts no lists.
         """
 
     def in_frontend(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
     ) -> PredictHandler[Any]:
-        """The handler of a frontend, whose scores a replica computes."""
+        """Returns a frontend worker's handler, which gets its scores from the replica."""
         raise NotImplementedError(f"{self.title} have no frontends")
 
     def compare(
-        self, old: ModelVersion, new: ModelVersion, ask: Ask
+        self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
-        """Two versions on evaluation rows, and the texts of these; None where there are none."""
+        """Compares two versions on evaluation rows.
+
+        Returns the comparison, None if the versions have nothing to compare, and the rows' texts.
+        """
         return None, ()
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
-        """Texts of the rows that a version was evaluated with; none where they are not known."""
+        """Returns the texts of a version's evaluation rows; empty if it has none."""
         return ()

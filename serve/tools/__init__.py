@@ -1,1 +1,1 @@
-"""What works with a served model but is no part of an endpoint: load, timings, exports."""
+"""Tools around served models: load generator, engine benchmark, export, local server."""

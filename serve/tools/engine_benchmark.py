@@ -1,4 +1,4 @@
-"""Times every engine of a published model on the devices of a cluster. Thin shell over Ray."""
+"""Measures the batch times of a model's engines on a cluster's devices. Thin shell over Ray."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,19 +23,29 @@ from serve.tools.cost_frontier import SIZES
 from serve.version import ModelVersion, fetched
 
 TIMEOUT_S = 900.0
-"""How long all engines may take on one device."""
+"""Longest time for all engines on one device."""
 
 
 def curves(
     version: ModelVersion,
     spec: ServeSpec,
     places: Sequence[tuple[AcceleratorRequest, Node]],
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[Curve, ...]:
-    """Every engine on every place, one place after the other."""
-    found: list[Curve] = []
+    """Measures every engine of the spec on every place, one place after the other.
+
+    Args:
+        version: The published model.
+        spec: The job's `serve` section.
+        places: Accelerators to measure, each with a node that has them.
+        log: Receives a line for each place.
+
+    Raises:
+        DeployError: if the engines of a place fail or take over TIMEOUT_S.
+    """
+    measured: list[Curve] = []
     for request, node in places:
-        tell(f"timing engines on {request}")
+        log(f"timing engines on {request}")
         is_cpu = node.sku == "cpu"
         is_gpu = not is_cpu and not node.simulated
         config = configure(version, replace_accelerators(spec, request), "", is_gpu=is_gpu)
@@ -45,29 +55,31 @@ def curves(
             label_selector={labels.NODE_ID: node.id},
         )
         try:
-            found += ray.get(task.remote(config, str(request)), timeout=TIMEOUT_S)
+            measured += ray.get(task.remote(config, str(request)), timeout=TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
             raise DeployError(
-                f"{request}: no engine was timed within {TIMEOUT_S:.0f} s; its devices may be busy,"
-                " see `winnow status`"
+                f"{request}: the engines were not timed within {TIMEOUT_S:.0f} s; its devices may"
+                " be busy, see `winnow status`"
             ) from None
         except ray.exceptions.RayError as error:
             reason = first_line(getattr(error, "cause", None) or error)
             raise DeployError(f"{request}: {reason}") from None
-    return tuple(found)
+    return tuple(measured)
 
 
 def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeSpec:
-    """The same endpoint on other devices."""
+    """Returns the spec with other accelerators."""
     return spec.model_copy(update={"accelerators": request})
 
 
 def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
     version = fetched(config.version)
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    maker = EngineFactory(
+    factory = EngineFactory(
         Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
     )
-    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
-    found = selection.curves(maker, engines_for(config), gate, SIZES)
-    return [replace(curve, accelerators=place) for curve in found]
+    sample = selection.read_eval_sample(
+        Path(version.path), task_registry.find(version.task).activation
+    )
+    measured = selection.curves(factory, engines_for(config), sample, SIZES)
+    return [replace(curve, accelerators=place) for curve in measured]

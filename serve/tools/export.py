@@ -1,4 +1,4 @@
-"""A published classifier for other servers: an ONNX graph, or a model repository of Triton's."""
+"""Exports a published classifier for other servers: as an ONNX graph or a Triton repository."""
 
 import json
 import shutil
@@ -18,56 +18,63 @@ from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
 
 Form = Literal["onnx", "triton"]
-BESIDE = (
+TOKENIZER_FILES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
 )
-"""What a client needs to make tokens of texts, and labels of numbers; where a model has it."""
+"""Files for a client's tokenizer and labels; those that the model has are exported too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and how it does on a core of this machine."""
+    """The result of an export, with the graph's speed on one core of this machine."""
 
     folder: str
     texts_per_s: float
     batch_rows: int
-    """Rows of a batch of the longest texts at which it is fastest, at most as many as asked."""
+    """Rows of the longest texts in the fastest batch, at most the requested `batch_rows`."""
 
 
 def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int = 64) -> Exported:
-    """Write a version into a new folder, once the graph answers the evaluation rows as the model.
+    """Exports a version into a new folder, after the acceptance check of its graph.
 
-    Triton batches up to `batch_rows` requests, by preference as many as were fastest here. Raises
-    DeployError where the folder holds something, the model is none, or its graph answers otherwise.
+    Args:
+        version: The model version; its files must be on this machine.
+        form: `onnx`, or `triton` for a model repository.
+        folder: The new folder.
+        batch_rows: Triton's largest batch; its preferred batch is the fastest one here.
+
+    Raises:
+        DeployError: if the folder is not empty, the task has no graph, or the graph fails the
+            acceptance check.
     """
     if not endpoint_of(version.task).is_exportable:
         raise DeployError(
-            f"{version.name} is a model for {version.task}, of which no graph is exported; other"
-            f" servers load it from {version.path} as it is"
+            f"{version.name} is a model for {version.task}, which has no graph export; other"
+            f" servers can read it from {version.path} as it is"
         )
     if text := packages.refusal("onnx-fp32"):
         raise DeployError(text)
     if folder.exists() and any(folder.iterdir()):
-        raise DeployError(f"{folder} holds something already; export into a new folder")
+        raise DeployError(f"{folder} is not empty; export into a new folder")
     with tempfile.TemporaryDirectory() as work:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
-        maker = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
-        choice = _measured(version, maker)
+        factory = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
+        choice = _measured(version, factory)
         rows = max(1, min(batch_rows, choice.batch_tokens // version.max_length))
         place = folder if form == "onnx" else folder / version.name
         graph = place if form == "onnx" else place / "1"
         graph.mkdir(parents=True)
         for path in Path(work).glob("model.onnx*"):
             shutil.copyfile(path, graph / path.name)
-    beside = place if form == "onnx" else place / "tokenizer"
-    beside.mkdir(exist_ok=True)
-    for name in BESIDE:
+    tokenizer_folder = place if form == "onnx" else place / "tokenizer"
+    tokenizer_folder.mkdir(exist_ok=True)
+    for name in TOKENIZER_FILES:
         if (Path(version.path) / name).exists():
-            shutil.copyfile(Path(version.path) / name, beside / name)
+            shutil.copyfile(Path(version.path) / name, tokenizer_folder / name)
     if form == "triton":
         text = triton_config(version, input_names(tokenizer), batch_rows, rows)
         (place / "config.pbtxt").write_text(text, encoding="utf-8")
@@ -78,8 +85,8 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
 def triton_config(
     version: ModelVersion, inputs: list[str], most_rows: int, preferred_rows: int
 ) -> str:
-    """`config.pbtxt` of a model repository (Triton's model_config.proto)."""
-    taken = ",\n".join(
+    """Returns the `config.pbtxt` of a model repository. Source: Triton's model_config.proto."""
+    ports = ",\n".join(
         f'  {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in inputs
     )
     labels = len(version.labels)
@@ -88,7 +95,7 @@ name: {json.dumps(version.name)}
 backend: "onnxruntime"
 max_batch_size: {most_rows}
 input [
-{taken}
+{ports}
 ]
 output [
   {{ name: "logits" data_type: TYPE_FP32 dims: [ {labels} ] label_filename: "labels.txt" }}
@@ -100,13 +107,22 @@ parameters {{ key: "max_length" value: {{ string_value: "{version.max_length}" }
 """
 
 
-def _measured(version: ModelVersion, maker: EngineFactory) -> Choice:
-    """How the graph does, once it passed the gate that an endpoint's engines pass."""
-    gate = selection.read_gate(Path(version.path), task_registry.find(version.task).activation)
-    if not gate.rows:
-        raise DeployError(f"{version.name} {version.id} has no evaluation rows to compare it by")
-    choice = selection.choose(maker, ("onnx-fp32",), gate)
+def _measured(version: ModelVersion, factory: EngineFactory) -> Choice:
+    """Runs the acceptance check on the ONNX graph and measures its throughput.
+
+    Raises:
+        DeployError: if the version has no evaluation sample or the graph fails the check.
+    """
+    sample = selection.read_eval_sample(
+        Path(version.path), task_registry.find(version.task).activation
+    )
+    if not sample.rows:
+        raise DeployError(
+            f"{version.name} {version.id} has no evaluation sample, which the check of the exported"
+            " graph needs; publish the model again"
+        )
+    choice = selection.choose(factory, ("onnx-fp32",), sample)
     refusal = choice.trials[0].refusal
     if refusal:
-        raise DeployError(f"the graph of {version.name} does not answer as the model: {refusal}")
+        raise DeployError(f"the graph of {version.name} fails the acceptance check: {refusal}")
     return choice

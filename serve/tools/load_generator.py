@@ -1,7 +1,8 @@
-"""A load generator: real sentences, closed or open loop, latencies without coordinated omission.
+"""A load generator with real sentences, in a closed or an open loop.
 
-In an open loop requests are due at their own times, whether or not earlier ones are answered, and
-each is timed from when it was due: a server that stalls cannot hide it.
+Latencies are free of coordinated omission: in an open loop each request has a scheduled time, which
+does not depend on earlier answers, and its latency is measured from that time. A stalled server
+therefore shows up in the latencies.
 """
 
 import asyncio
@@ -24,23 +25,24 @@ from serve.tasks.registry import endpoint_of
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 OK = 200
 MAX_IN_FLIGHT = 10_000
-"""An open loop holds no more; what is due beyond it counts as failed."""
+"""Most unanswered requests of an open loop; further requests count as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to send."""
+    """The parameters of a load test."""
 
     url: str
-    """Of the endpoint's route."""
+    """URL of the endpoint's route."""
     seconds: float
+    """Duration of the test."""
     concurrency: int = 8
-    """Clients of a closed loop, each sending its next request after an answer."""
+    """Clients of a closed loop; each one sends its next request after an answer."""
     rate: float | None = None
-    """Requests per second of an open loop; None for a closed one."""
+    """Requests per second of an open loop; None for a closed loop."""
     texts_per_request: int = 1
     answer_tokens: int = 32
-    """Most that a language model is asked to write."""
+    """Most tokens of a language model's answer."""
     headers: Mapping[str, str] | None = None
     timeout_s: float = 30.0
     seed: int = 0
@@ -48,22 +50,22 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What came back."""
+    """The result of a load test."""
 
     requests: int
     seconds: float
     statuses: dict[str, int]
-    """How many of each status, or `failed` where none came."""
+    """Requests by HTTP status; `failed` for those without an answer."""
     texts_per_s: float
-    """Of answered requests."""
+    """Texts of answered requests per second."""
     latency_ms: dict[str, float]
-    """Quantiles over answered requests, from when each was due."""
+    """Quantiles of the latency of answered requests, from their scheduled times."""
     histogram: tuple[tuple[float, int], ...]
-    """Upper bounds in milliseconds, doubling, and answered requests up to each."""
+    """Upper bound in milliseconds and answered requests of each bucket; the bounds double."""
     versions: dict[str, int]
-    """How many answers each model version gave."""
+    """Answers by model version."""
     batch_rows: float
-    """Mean rows of the batches that answers came from; 0 where the endpoint does not say."""
+    """Mean rows of the answers' batches; 0 if the endpoint does not report them."""
 
     @property
     def failed(self) -> int:
@@ -72,12 +74,12 @@ class LoadResult:
 
     @property
     def error_rate(self) -> float:
-        """Their share."""
+        """Share of requests that were not answered with 200."""
         return self.failed / self.requests if self.requests else 0.0
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Observations:
     latencies_s: list[float]
     statuses: Counter[str]
     versions: Counter[str]
@@ -85,21 +87,27 @@ class _Seen:
 
 
 def sentences() -> list[str]:
-    """The sentences that are sent when nobody brings others."""
+    """Returns the default sentences of a load test."""
     text = importlib.resources.files("serve.tools").joinpath("sentences.txt").read_text("utf-8")
     return [line for line in text.splitlines() if line]
 
 
 async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
-    """Send requests for so long, of the kind that the endpoint's model takes.
+    """Runs a load test with requests for the task of the endpoint's model.
 
-    Raises DeployError when it cannot be reached at all, or takes no lists where some are wanted.
+    Args:
+        plan: Parameters of the test.
+        texts: Texts of the requests.
+
+    Raises:
+        DeployError: if the endpoint cannot be reached, or its task accepts no lists and the plan
+            has more than one text per request.
     """
-    seen = _Seen([], Counter(), Counter(), [])
+    seen = _Observations([], Counter(), Counter(), [])
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        requests = _requests(plan, texts, await _reach(session, plan))
+        requests = _requests(plan, texts, await _read_health(session, plan))
         begin = time.perf_counter()
         if plan.rate is None:
             clients = range(plan.concurrency)
@@ -107,7 +115,14 @@ async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
         else:
             await _open_loop(session, plan, requests, begin, seen)
         seconds = time.perf_counter() - begin
-    return summarise(plan, seen.latencies_s, seen.statuses, seen.versions, seen.batch_rows, seconds)
+    return summarise(
+        plan,
+        seen.latencies_s,
+        seen.statuses,
+        seen.versions,
+        seen.batch_rows,
+        seconds,
+    )
 
 
 def summarise(
@@ -118,11 +133,21 @@ def summarise(
     batch_rows: Sequence[float],
     seconds: float,
 ) -> LoadResult:
-    """A result from what was seen."""
+    """Computes the result of a load test from its observations.
+
+    Args:
+        plan: Parameters of the test.
+        latencies_s: Latencies of the requests that were answered with 200.
+        statuses: Requests by status.
+        versions: Answers by model version.
+        batch_rows: Rows of the batch of each answer.
+        seconds: Duration of the test.
+    """
     times = np.sort(np.array(latencies_s)) * 1000
-    found = {f"p{q * 100:g}": float(np.quantile(times, q)) for q in QUANTILES} if len(times) else {}
+    quantiles: dict[str, float] = {}
     if len(times):
-        found["max"] = float(times[-1])
+        quantiles = {f"p{q * 100:g}": float(np.quantile(times, q)) for q in QUANTILES}
+        quantiles["max"] = float(times[-1])
     bounds = [2.0**power for power in range(-1, 16)]
     counts = np.searchsorted(times, bounds, side="right")
     steps = np.diff(np.concatenate([[0], counts]))
@@ -131,7 +156,7 @@ def summarise(
         seconds=seconds,
         statuses=dict(statuses),
         texts_per_s=len(times) * plan.texts_per_request / seconds,
-        latency_ms=found,
+        latency_ms=quantiles,
         histogram=tuple(
             (bound, int(count)) for bound, count in zip(bounds, steps, strict=True) if count
         ),
@@ -140,8 +165,12 @@ def summarise(
     )
 
 
-async def _reach(session: aiohttp.ClientSession, plan: Plan) -> Mapping[str, Any]:
-    """What the endpoint says of its model; empty where it says nothing."""
+async def _read_health(session: aiohttp.ClientSession, plan: Plan) -> Mapping[str, Any]:
+    """Returns the JSON of the endpoint's `/health`; empty if it is no object.
+
+    Raises:
+        DeployError: if the endpoint cannot be reached.
+    """
     try:
         async with session.get(f"{plan.url}/health") as answer:
             text = await answer.read()
@@ -150,15 +179,15 @@ async def _reach(session: aiohttp.ClientSession, plan: Plan) -> Mapping[str, Any
             f"{plan.url} cannot be reached: {error or type(error).__name__}"
         ) from None
     try:
-        found = json.loads(text)
+        health = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return health if isinstance(health, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """What is sent, over and over."""
+    """The request bodies of a load test, which are sent in turn."""
 
     url: str
     bodies: Sequence[Any]
@@ -174,16 +203,24 @@ def _requests(plan: Plan, texts: Sequence[str], model: Mapping[str, Any]) -> _Re
 
 
 async def _client(
-    session: aiohttp.ClientSession, plan: Plan, requests: _Requests, begin: float, seen: _Seen
+    session: aiohttp.ClientSession,
+    plan: Plan,
+    requests: _Requests,
+    begin: float,
+    seen: _Observations,
 ) -> None:
     number = random.randrange(len(requests.bodies))
     while (now := time.perf_counter()) - begin < plan.seconds:
-        await _ask(session, plan, requests, number, now, seen)
+        await _send(session, plan, requests, number, now, seen)
         number += 1
 
 
 async def _open_loop(
-    session: aiohttp.ClientSession, plan: Plan, requests: _Requests, begin: float, seen: _Seen
+    session: aiohttp.ClientSession,
+    plan: Plan,
+    requests: _Requests,
+    begin: float,
+    seen: _Observations,
 ) -> None:
     waiting: set[asyncio.Task[None]] = set()
     number = 0
@@ -191,7 +228,7 @@ async def _open_loop(
         if len(waiting) >= MAX_IN_FLIGHT:
             seen.statuses["failed"] += 1
             continue
-        task = asyncio.create_task(_ask(session, plan, requests, number, due, seen))
+        task = asyncio.create_task(_send(session, plan, requests, number, due, seen))
         waiting.add(task)
         task.add_done_callback(waiting.discard)
         number += 1
@@ -199,7 +236,7 @@ async def _open_loop(
 
 
 async def _arrivals(plan: Plan, begin: float) -> AsyncIterator[float]:
-    """When requests are due: independent of each other, so many a second in the mean."""
+    """Yields the scheduled time of each request, waiting until then. A Poisson process."""
     draw, due = random.Random(plan.seed), begin
     while due - begin < plan.seconds:
         pause = due - time.perf_counter()
@@ -209,13 +246,13 @@ async def _arrivals(plan: Plan, begin: float) -> AsyncIterator[float]:
         due += draw.expovariate(plan.rate or 1.0)
 
 
-async def _ask(
+async def _send(
     session: aiohttp.ClientSession,
     plan: Plan,
     requests: _Requests,
     number: int,
     due: float,
-    seen: _Seen,
+    seen: _Observations,
 ) -> None:
     body = requests.bodies[number % len(requests.bodies)]
     try:

@@ -1,4 +1,4 @@
-"""What endpoints take and give, as a page: from the OpenAPI documents that they show themselves."""
+"""Writes the reference page of endpoints' paths and messages from their OpenAPI documents."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ Generated from the OpenAPI documents by `make schema`; an endpoint shows its own
 
 
 def reference_text() -> str:
-    """Every path, and every field of every message, as Markdown."""
+    """Returns every path, and every field of every message, as Markdown."""
     endpoints = [endpoint_of(task.name) for task in task_registry.ours()]
     kinds = [(endpoint.title, endpoint.application().openapi()) for endpoint in endpoints]
     parts, messages = [HEAD], dict[str, Any]()
@@ -34,19 +34,19 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
         for method, operation in methods.items():
             lines = [f"### `{method.upper()} {path}`\n", _words(operation)]
             if "requestBody" in operation:
-                lines.append(f"- asks: {_content(operation['requestBody'])}")
+                lines.append(f"- request: {_content(operation['requestBody'])}")
             answers = operation["responses"]
-            lines.append(f"- answers: {_content(answers['200'])}")
+            lines.append(f"- response: {_content(answers['200'])}")
             errors = ", ".join(sorted(status for status in answers if status != "200"))
             lines += [f"- errors: {errors}"] if errors else []
             yield "\n".join((*lines, ""))
 
 
 def _content(part: Mapping[str, Any]) -> str:
-    """The message of a request or an answer, or the media type where it is no JSON."""
+    """Returns the message of a request or an answer, or its media types if it is not JSON."""
     kinds = part.get("content", {})
-    found = kinds.get("application/json", {}).get("schema")
-    return type_name(found) if found else ", ".join(f"`{kind}`" for kind in kinds)
+    schema = kinds.get("application/json", {}).get("schema")
+    return type_name(schema) if schema else ", ".join(f"`{kind}`" for kind in kinds)
 
 
 def _message(name: str, schema: Mapping[str, Any]) -> str:

@@ -64,7 +64,9 @@ def test_its_model_version_is_served(old: Path) -> None:
     app.install(handler)
     try:
         assert handler.choice.trials[0].refusal == ""  # it has the scores of its training
-        with on_socket(app.guarded(endpoint.application()), connections(app.find)) as url:
+        with on_socket(
+            app.guarded(endpoint.application()), connections(app.current_handler)
+        ) as url:
             body = {"inputs": ["a superb film", "a dull film"]}
             found = httpx.post(f"{url}/predict", json=body).json()
     finally:

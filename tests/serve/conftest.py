@@ -17,7 +17,7 @@ from tests.builders import job, language_config, language_data, training_config
 def version(
     reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
 ) -> ModelVersion:
-    """Trained and published, with inputs of at most 32 tokens."""
+    """A trained and published classifier, with inputs of at most 32 tokens."""
     folder = tmp_path_factory.mktemp("published")
     config = training_config(reviews, tiny_model, epochs=10.0, optimizer=OptimizerSpec(lr=5e-3))
     reference = train(config, lambda _: None, folder / "checkpoints")

@@ -1,4 +1,4 @@
-"""An application on a real socket, and a real browser that looks at it."""
+"""An application on a real socket, and a page of it in a real browser."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ from tests.builders import eventually
 
 @contextlib.contextmanager
 def on_socket(application: Any, http: Any = "auto") -> Iterator[str]:
-    """Its URL while it runs; `http` as uvicorn takes it."""
+    """Runs an application and yields its URL; `http` is uvicorn's option."""
     running = uvicorn.Server(
         uvicorn.Config(application, port=0, log_level="warning", lifespan="off", http=http)
     )

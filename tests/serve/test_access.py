@@ -1,4 +1,4 @@
-"""Tokens: hashed at rest, followed without a restart, and never an open door by mistake."""
+"""Tokens are stored as hashes, change without a restart, and a broken file admits nobody."""
 
 import logging
 import stat
@@ -12,12 +12,12 @@ from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
 from orchestrator.cli import app
 from serve.http import auth
-from serve.http.auth import Access, add_token, digest, read_tokens, revoke_token
+from serve.http.auth import Authenticator, add_token, digest, read_tokens, revoke_token
 
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replicas look at their file at every request."""
+    """Replicas check their tokens file at every request."""
     monkeypatch.setattr(auth, "RECHECK_S", -1.0)
 
 
@@ -38,16 +38,16 @@ def test_a_file_holds_hashes_that_only_its_owner_reads(tmp_path: Path) -> None:
 def test_tokens_change_without_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     first = add_token(path, "alice")
-    known = Access(file=str(path))
-    assert known.name_of(bearer(first)) == "alice"
+    known = Authenticator(file=str(path))
+    assert known.owner_of(bearer(first)) == "alice"
     second = add_token(path, "bob")
-    assert known.name_of(bearer(second)) == "bob"
+    assert known.owner_of(bearer(second)) == "bob"
     revoke_token(path, "alice")
-    assert known.name_of(bearer(first)) is None
-    assert known.name_of(bearer(second)) == "bob"
+    assert known.owner_of(bearer(first)) is None
+    assert known.owner_of(bearer(second)) == "bob"
     revoke_token(path, "bob")
-    assert known.name_of(bearer(second)) is None
-    assert known.name_of("") is None  # a file without tokens admits nobody
+    assert known.owner_of(bearer(second)) is None
+    assert known.owner_of("") is None  # a file without tokens admits nobody
 
 
 @pytest.mark.usefixtures("soon")
@@ -57,17 +57,17 @@ def test_a_file_that_is_gone_or_wrong_changes_nothing_and_is_told_of_once(
 ) -> None:
     path = tmp_path / "tokens"
     token = add_token(path, "alice")
-    known = Access(file=str(path))
+    known = Authenticator(file=str(path))
     path.unlink()
     if content is not None:
         path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert known.name_of(bearer(token)) == "alice"
-            assert known.name_of(bearer("other")) is None
-    assert [record.message.count("tokens known so far stay") for record in caplog.records] == [1]
+            assert known.owner_of(bearer(token)) == "alice"
+            assert known.owner_of(bearer("other")) is None
+    assert [record.message.count("stay accepted") for record in caplog.records] == [1]
     with pytest.raises(DeployError, match="tokens file"):
-        Access(file=str(path))
+        Authenticator(file=str(path))
 
 
 def test_a_token_in_the_place_of_a_hash_is_not_repeated(tmp_path: Path) -> None:
@@ -81,11 +81,11 @@ def test_a_token_in_the_place_of_a_hash_is_not_repeated(tmp_path: Path) -> None:
 def test_tokens_of_both_kinds_are_accepted_and_none_means_open(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     token = add_token(path, "alice")
-    both = Access((digest("fixed"),), str(path))
-    assert both.name_of(bearer("fixed")) == f"#{digest('fixed')[:8]}"
-    assert both.name_of(bearer(token)) == "alice"
-    assert both.name_of(token) is None
-    assert Access().name_of("") == ""
+    both = Authenticator((digest("fixed"),), str(path))
+    assert both.owner_of(bearer("fixed")) == f"#{digest('fixed')[:8]}"
+    assert both.owner_of(bearer(token)) == "alice"
+    assert both.owner_of(token) is None
+    assert Authenticator().owner_of("") == ""
 
 
 def test_an_auth_section_that_lets_nobody_in_is_refused() -> None:
@@ -105,11 +105,11 @@ def test_the_command_makes_lists_and_revokes(tmp_path: Path) -> None:
         return done.stdout.strip()
 
     token = winnow("add", "alice")
-    assert Access(file=str(path)).name_of(bearer(token)) == "alice"
+    assert Authenticator(file=str(path)).owner_of(bearer(token)) == "alice"
     assert winnow("list") == f"alice  {digest(token)[:8]}"
     with pytest.raises(DeployError, match="has a token named alice"):
         winnow("add", "alice")
-    with pytest.raises(DeployError, match="no name of a token"):
+    with pytest.raises(DeployError, match="is not a valid token name"):
         winnow("add", "a b")
     assert "refuses the token of alice from now on" in winnow("revoke", "alice")
     with pytest.raises(DeployError, match="no token named alice"):

@@ -1,4 +1,4 @@
-"""What the endpoint takes, and what it says when it does not."""
+"""Requests that the endpoint accepts, and its errors for the others."""
 
 import pydantic
 import pytest

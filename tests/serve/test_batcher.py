@@ -1,4 +1,4 @@
-"""Batches: formed when the engine is free, the oldest always in, nothing lost."""
+"""The batcher forms a batch when the engine is free, with the oldest row, and loses none."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from serve.batching.client import (
     NonFiniteScoresError,
     QueueFullError,
 )
-from serve.batching.policy import Limits, block, is_full
+from serve.batching.policy import Limits, form_batches, is_batch_full
 from serve.batching.rows import Logits, PendingBatch, Row, Text
 from serve.batching.waiting import (
     APART_S,
@@ -39,14 +39,14 @@ class Words:
     """A tokenizer of one token for each word; `!` cannot be tokenised."""
 
     def rows(self, texts: Sequence[Text]) -> list[Row]:
-        """Lengths of the words as ids."""
+        """Returns rows whose ids are the lengths of the words."""
         if any("!" in part for text in texts for part in text):
             raise ValueError("no such word")
         return [Row([len(word) for word in text[0].split()], []) for text in texts]
 
 
 class Summing:
-    """An engine whose score is the sum of a row's ids; slow, and watched."""
+    """A slow engine whose score is the sum of a row's ids; records its batches."""
 
     name: EngineName = "torch-fp32"
 
@@ -57,7 +57,7 @@ class Summing:
         self.gate.set()
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Sums as [rows, 1]."""
+        """Returns the sums, [rows, 1]."""
         self.begun += 1
         self.gate.wait(10)
         time.sleep(self.seconds)
@@ -66,17 +66,17 @@ class Summing:
 
 
 class Failing(Summing):
-    """Raises, or gives what is no number."""
+    """Raises an error or returns NaN."""
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """By the first row."""
+        """Raises if the first row has the id 1, and returns NaN otherwise."""
         if rows[0].ids[0] == 1:
             raise RuntimeError("out of order")
         return np.full((len(rows), 1), np.nan, dtype=np.float32)
 
 
 class Launching(Summing):
-    """Runs on a thread of its own, one batch after the other, as a GPU does."""
+    """Runs batches on its own thread, one after the other, as a GPU does."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -84,7 +84,7 @@ class Launching(Summing):
         self.most, self.under_way = 0, 0
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Queue a batch."""
+        """Queues a batch."""
         self.under_way += 1
         self.most = max(self.most, self.under_way)
         future = self.device.submit(self.run, rows)
@@ -111,29 +111,31 @@ def batcher(
 
 def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
     lengths = [5, 50, 6, 4, 51, 5]
-    assert block(lengths, Limits(batch_tokens=100)) == [[3, 0, 5, 2], [1], [4]]
-    assert block(lengths, Limits(batch_tokens=306)) == [[3, 0, 5, 2, 1, 4]]
-    assert block(lengths, Limits(batch_tokens=8)) == [[0], [1], [2]]  # eight batches' tokens
-    assert block(lengths, Limits(batch_tokens=8, block_batches=2)) == [[0]]
-    assert block([9], Limits(batch_tokens=1)) == [[0]]
+    assert form_batches(lengths, Limits(batch_tokens=100)) == [[3, 0, 5, 2], [1], [4]]
+    assert form_batches(lengths, Limits(batch_tokens=306)) == [[3, 0, 5, 2, 1, 4]]
+    assert form_batches(lengths, Limits(batch_tokens=8)) == [[0], [1], [2]]  # eight batches' tokens
+    assert form_batches(lengths, Limits(batch_tokens=8, block_batches=2)) == [[0]]
+    assert form_batches([9], Limits(batch_tokens=1)) == [[0]]
 
 
 def test_an_engine_that_packs_is_given_the_oldest_as_they_came() -> None:
     packed = Limits(batch_tokens=60, is_packed=True)
-    assert block([50, 6, 4, 9, 7], packed) == [[0, 1, 2]]
-    assert block([50, 6, 4, 9, 6], packed) == [[0, 1, 2, 3, 4]]  # no more than a quarter over
-    assert block([90, 6, 4], packed) == [[0]]
-    assert block([1] * 9, Limits(batch_rows=4, is_packed=True)) == [[0, 1, 2, 3]]
+    assert form_batches([50, 6, 4, 9, 7], packed) == [[0, 1, 2]]
+    assert form_batches([50, 6, 4, 9, 6], packed) == [
+        [0, 1, 2, 3, 4]
+    ]  # no more than a quarter over
+    assert form_batches([90, 6, 4], packed) == [[0]]
+    assert form_batches([1] * 9, Limits(batch_rows=4, is_packed=True)) == [[0, 1, 2, 3]]
 
 
 def test_of_a_block_the_batch_with_the_oldest_goes_first() -> None:
-    assert block([50, 6, 48, 5, 7], Limits(batch_tokens=100)) == [[2, 0], [3, 1, 4]]
-    assert block([5, 50, 6, 48, 7], Limits(batch_tokens=100)) == [[0, 2, 4], [3, 1]]
+    assert form_batches([50, 6, 48, 5, 7], Limits(batch_tokens=100)) == [[2, 0], [3, 1, 4]]
+    assert form_batches([5, 50, 6, 48, 7], Limits(batch_tokens=100)) == [[0, 2, 4], [3, 1]]
 
 
 def test_a_block_is_split_evenly() -> None:
     def sizes(rows: int, **limits: int) -> list[int]:
-        return [len(batch) for batch in block([10] * rows, Limits(**limits))]
+        return [len(batch) for batch in form_batches([10] * rows, Limits(**limits))]
 
     assert sizes(36, batch_tokens=160) == [12, 12, 12]
     assert sizes(37, batch_tokens=1000, batch_rows=8) == [8, 8, 8, 8, 5]
@@ -144,7 +146,7 @@ def test_every_block_keeps_its_limits_and_takes_the_oldest() -> None:
     for _ in range(2000):
         lengths = [draw.randint(1, 60) for _ in range(draw.randint(1, 80))]
         limits = Limits(batch_tokens=draw.randint(1, 300), batch_rows=draw.randint(1, 16))
-        batches = block(lengths, limits)
+        batches = form_batches(lengths, limits)
         taken = sorted(index for batch in batches for index in batch)
         assert taken == list(range(len(taken)))
         assert (
@@ -162,7 +164,7 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
     async def ask_all() -> list[float]:
         asked = batcher(engine, batch_tokens=64, batch_rows=8)
         texts = [" ".join(["ab"] * (1 + number % 9)) for number in range(200)]
-        answers = await asyncio.gather(*(asked.ask([(text,)], 10) for text in texts))
+        answers = await asyncio.gather(*(asked.score([(text,)], 10) for text in texts))
         asked.close()
         return [answer.scores[0][0] for answer in answers]
 
@@ -193,7 +195,7 @@ def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done(
             return land
 
         async def ask(text: str) -> None:
-            await asked.ask([(text,)], 10)
+            await asked.score([(text,)], 10)
             order.append(f"told {len(text)}")
             told.set()
 
@@ -211,7 +213,7 @@ def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) ->
 
     async def ask_all() -> list[float]:
         asked = batcher(engine, ahead=ahead, batch_rows=4)
-        answers = await asyncio.gather(*(asked.ask([("x " * n,)], 10) for n in range(1, 41)))
+        answers = await asyncio.gather(*(asked.score([("x " * n,)], 10) for n in range(1, 41)))
         rate = asked.load.tokens_per_s
         asked.close()
         assert rate is not None
@@ -228,7 +230,7 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
 
     async def ask_all() -> list[float]:
         asked = batcher(engine, ahead=1, batch_rows=1)
-        waiting = [asyncio.ensure_future(asked.ask([("x " * n,)], 10)) for n in (1, 2, 3, 4)]
+        waiting = [asyncio.ensure_future(asked.score([("x " * n,)], 10)) for n in (1, 2, 3, 4)]
         while engine.under_way < 2:
             await asyncio.sleep(0.001)
         await asyncio.to_thread(asked.close)
@@ -247,10 +249,10 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
 def test_a_lone_text_does_not_wait(saved: Saving) -> None:
     async def ask() -> float:
         asked = batcher(Summing(), saved=saved)
-        await asked.ask([("warm up",)], 10)
+        await asked.score([("warm up",)], 10)
         begin = time.perf_counter()
         for _ in range(20):
-            await asked.ask([("a b c",)], 10)
+            await asked.score([("a b c",)], 10)
         asked.close()
         return (time.perf_counter() - begin) / 20
 
@@ -263,7 +265,7 @@ def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_id
     async def ask_all() -> None:
         asked = batcher(engine)
         for _ in range(20):
-            await asyncio.gather(*(asked.ask([("a b c",)], 10) for _ in range(40)))
+            await asyncio.gather(*(asked.score([("a b c",)], 10) for _ in range(40)))
         asked.close()
 
     asyncio.run(ask_all())
@@ -286,7 +288,7 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
 
         async def client() -> None:
             for _ in range(turns):
-                await asked.ask([("a b c",)], 10)
+                await asked.score([("a b c",)], 10)
 
         first = [asyncio.ensure_future(client()) for _ in range(5)]
         while not engine.begun:
@@ -396,8 +398,8 @@ def test_a_burst_after_a_pause_is_followed_for_as_long_as_groups_come_apart() ->
 
 def test_a_batch_is_full_when_another_row_of_mean_length_has_no_room() -> None:
     limits = Limits(batch_tokens=40, batch_rows=5)
-    assert [is_full([9] * rows, limits) for rows in (1, 3, 4)] == [False, False, True]
-    assert [is_full([2] * rows, limits) for rows in (4, 5)] == [False, True]
+    assert [is_batch_full([9] * rows, limits) for rows in (1, 3, 4)] == [False, False, True]
+    assert [is_batch_full([2] * rows, limits) for rows in (4, 5)] == [False, True]
 
 
 def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
@@ -410,7 +412,7 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
         asked = batcher(engine, saved=saved)
         asking = list[asyncio.Future[Answer]]()
         for _ in range(20):
-            asking += [asyncio.ensure_future(asked.ask([("a b c",)], 10)) for _ in range(2)]
+            asking += [asyncio.ensure_future(asked.score([("a b c",)], 10)) for _ in range(2)]
             await asyncio.sleep(1e-3)
         await asyncio.gather(*asking)
         asked.close()
@@ -428,7 +430,7 @@ def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
 def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
     row_s: float, busy: float
 ) -> None:
-    """Texts that come at random; batches are all that came in the time of the one before."""
+    """Texts arrive at random; a batch has all that arrived during the batch before."""
     draw, rate, saved_s = random.Random(1), busy / row_s, 0.01
     returning, begin, rows, paid = Returning(), 0.0, 1, 0
     for _ in range(5000):
@@ -477,7 +479,7 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
     async def ask() -> list[float]:
         asked = batcher(Summing(), batch_rows=4)
-        answer = await asked.ask([("x " * count,) for count in range(1, 31)], 10)
+        answer = await asked.score([("x " * count,) for count in range(1, 31)], 10)
         asked.close()
         return [scores[0] for scores in answer.scores]
 
@@ -488,11 +490,11 @@ def test_a_full_queue_refuses_and_says_how_long() -> None:
     async def ask() -> float:
         engine = Summing(0.05)
         asked = batcher(engine, queue_tokens=40, batch_tokens=8)
-        await asked.ask([("one two three",)], 10)
-        waiting = [asyncio.ensure_future(asked.ask([("some words " * 3,)], 10)) for _ in range(4)]
+        await asked.score([("one two three",)], 10)
+        waiting = [asyncio.ensure_future(asked.score([("some words " * 3,)], 10)) for _ in range(4)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError) as caught:
-            await asked.ask([("some words " * 3,)], 10)
+            await asked.score([("some words " * 3,)], 10)
         await asyncio.gather(*waiting)
         assert asked.load.requests == 0
         assert asked.load.tokens == pytest.approx(0, abs=1e-6)
@@ -507,13 +509,13 @@ def test_a_request_too_late_or_given_up_never_reaches_the_engine() -> None:
         engine = Summing()
         engine.gate.clear()
         asked = batcher(engine, batch_rows=1)
-        first = asyncio.ensure_future(asked.ask([("a",)], 10))
+        first = asyncio.ensure_future(asked.score([("a",)], 10))
         await asyncio.sleep(0.05)
-        cancelled = asyncio.ensure_future(asked.ask([("a b",)], 10))
+        cancelled = asyncio.ensure_future(asked.score([("a b",)], 10))
         with pytest.raises(DeadlineError):
-            await asked.ask([("a b c",)], 0.05)
+            await asked.score([("a b c",)], 0.05)
         cancelled.cancel()
-        last = asyncio.ensure_future(asked.ask([("a b c d",)], 10))
+        last = asyncio.ensure_future(asked.score([("a b c d",)], 10))
         await asyncio.sleep(0)
         engine.gate.set()
         await asyncio.gather(first, last)
@@ -529,13 +531,13 @@ def test_failures_reach_those_who_asked_and_the_engine_goes_on(
     async def ask() -> None:
         asked = batcher(Failing())
         with pytest.raises(InternalError):
-            await asked.ask([("a",)], 10)
-        with pytest.raises(NonFiniteScoresError, match="not numbers"):
-            await asked.ask([("ab",)], 10)
+            await asked.score([("a",)], 10)
+        with pytest.raises(NonFiniteScoresError, match="NaN or infinity"):
+            await asked.score([("ab",)], 10)
         with pytest.raises(InternalError):
-            await asked.ask([("!",)], 10)
+            await asked.score([("!",)], 10)
         with pytest.raises(NonFiniteScoresError):
-            await asked.ask([("ab",)], 10)
+            await asked.score([("ab",)], 10)
         asked.close()
 
     asyncio.run(ask())
@@ -545,7 +547,7 @@ def test_failures_reach_those_who_asked_and_the_engine_goes_on(
 
 
 def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
-    """Short texts keep coming; a long one among them still gets its turn at once."""
+    """Short texts arrive without a pause; a long one among them is in the next block."""
     clients, rows, long = 32, 4, 40
 
     async def ask() -> int:
@@ -555,19 +557,19 @@ def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
 
         async def client() -> None:
             while not stop.is_set():
-                await asked.ask([("a b",)], 10)
+                await asked.score([("a b",)], 10)
 
         running = [asyncio.ensure_future(client()) for _ in range(clients)]
         await asyncio.sleep(0.05)
         before = len(engine.batches)
-        await asked.ask([("long " * long,)], 10)
+        await asked.score([("long " * long,)], 10)
         waited = engine.batches.index([long]) - before  # not those that ran until this loop's turn
         stop.set()
         await asyncio.gather(*running)
         asked.close()
         return waited
 
-    # those who were there, in two blocks at most; then the short ones of its own block
+    # those who were there, in two blocks at most; then the short ones of its own form_batches
     older = clients // rows + 1
     beside = (Limits().block_batches * 2 * rows - long) // 2 // rows
     assert asyncio.run(ask()) <= older + beside

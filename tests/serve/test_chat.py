@@ -1,4 +1,4 @@
-"""A language model behind an endpoint: whole answers, streams, limits, and who leaves early."""
+"""A language model's endpoint: complete answers, streams, limits, and disconnects."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture(scope="module")
 def server(published: ModelVersion) -> Iterator[ChatHandler]:
-    """Loaded."""
+    """The handler of the tiny language model."""
     made = endpoint_of("causal-lm").load(ReplicaConfig(published))
     assert isinstance(made, ChatHandler)
     yield made
@@ -38,7 +38,7 @@ def server(published: ModelVersion) -> Iterator[ChatHandler]:
 
 @pytest.fixture
 def client(server: ChatHandler) -> Iterator[httpx.AsyncClient]:
-    """Asks the application in this process."""
+    """A client of the application in this process."""
     from serve.tasks.causal_lm import routes
 
     app.install(server)
@@ -129,9 +129,9 @@ def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
     [
         ({"messages": []}, 422, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 422, "role"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, 422, "to be answered"),
-        ({"messages": [{"role": "user", "content": "film " * 200}]}, 422, "takes 1 to 63"),
-        ({"model": "another"}, 404, "no such model"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, 422, "not the assistant"),
+        ({"messages": [{"role": "user", "content": "film " * 200}]}, 422, "the limit is 1 to 63"),
+        ({"model": "another"}, 404, "this endpoint serves"),
         ({"temperature": 9}, 422, "temperature"),
         ({"max_tokens": 0}, 422, "max_tokens"),
         ({"n": 2}, 422, "n: "),
@@ -206,7 +206,7 @@ def test_whoever_leaves_ends_the_writing(published: ModelVersion) -> None:
 def test_a_connection_that_is_cut_ends_the_writing(
     published: ModelVersion, *, is_streamed: bool
 ) -> None:
-    """Over a real socket, in the middle of a long answer."""
+    """A client disconnects from a real socket during a long answer."""
     from serve.tasks.causal_lm import routes
 
     long = replace(published, max_length=4096)
@@ -233,7 +233,7 @@ def test_a_connection_that_is_cut_ends_the_writing(
 
 def test_time_that_is_over_ends_an_answer_or_refuses_it(client: httpx.AsyncClient) -> None:
     async def answers() -> list[httpx.Response]:
-        """Asked with no time, then with as little as a busy machine needs for one token."""
+        """Requests with a timeout of 0, then with just enough for one token on a busy machine."""
         found: list[httpx.Response] = []
         for seconds in (0.000001, *(0.02 * 2**n for n in range(8))):
             headers = {"x-request-timeout-seconds": str(seconds)}

@@ -1,4 +1,4 @@
-"""What a RayService builds from its configuration, on a real cluster."""
+"""The application that a RayService builds from its configuration, on a real cluster."""
 
 import importlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The hot path on a real socket, where it differs from the application: packets and connections."""
+"""The fast path on a real socket: packets and connections, where it differs from ASGI."""
 
 import contextlib
 import http.client
@@ -33,10 +33,10 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
 
 @pytest.fixture
 def client(server: ClassificationHandler) -> Iterator[socket.socket]:
-    """A connection to it."""
+    """A connection to the server."""
     app.install(server)
     with (
-        on_socket(app.guarded(routes.api), connections(app.find)) as url,
+        on_socket(app.guarded(routes.api), connections(app.current_handler)) as url,
         contextlib.closing(socket.create_connection(address(url), timeout=10)) as made,
     ):
         yield made
@@ -44,7 +44,7 @@ def client(server: ClassificationHandler) -> Iterator[socket.socket]:
 
 
 def address(url: str) -> tuple[str, int]:
-    """Host and port."""
+    """Host and port of the server."""
     parts = urlsplit(url)
     return str(parts.hostname), int(parts.port or 0)
 
@@ -64,7 +64,7 @@ def answer(client: socket.socket) -> tuple[int, Any, http.client.HTTPMessage]:
 
 
 def answers(client: socket.socket, number: int) -> list[bytes]:
-    """What came, once it holds so many answers."""
+    """Returns the received bytes once they have this many answers."""
     came = b""
     while came.count(b"HTTP/1.1 ") < number or not came.endswith(b"}"):
         came += client.recv(65536)

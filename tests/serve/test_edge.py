@@ -1,4 +1,4 @@
-"""Telling HAProxy of its routes, while Ray Serve replaces it by another."""
+"""Routes reach HAProxy even while Ray Serve replaces its process."""
 
 from pathlib import Path
 
@@ -13,17 +13,17 @@ from tests.haproxy import Proxy, running
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 SLOW_ROWS = 1_000_000
-"""Of a map that keeps a HAProxy from answering for a second, after it has read the routes."""
+"""Lines of a map that delays a HAProxy for a second after it has read the routes."""
 
 
 def tables(version: str) -> list[str]:
-    """A route to a version, as files."""
+    """The texts of the maps with a route to a version."""
     found = routing.maps({"/reviews": Route(version, model="reviews")})
     return [routing.text_of(table) for table in found]
 
 
 def known(proxy: Proxy) -> str:
-    """Where the HAProxy that answers sends the route."""
+    """The version to which the running HAProxy sends the route."""
     return proxy.told(f"show map {proxy.folder / ingress.STABLE}")
 
 

@@ -43,14 +43,14 @@ from tests.builders import eventually, job, ray_processes
 pytestmark = pytest.mark.ray
 
 Deploy = Callable[..., str]
-"""Deploys a version with fields of the serve section; the endpoint's URL."""
+"""Deploys a version with fields of the serve section, and returns the endpoint's URL."""
 
 
 @pytest.fixture
 def deploy(
     ray_cluster: Connection, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Deploy]:
-    """To a route of its own, which is taken away afterwards."""
+    """Deploys to a route of its own; the endpoint is removed afterwards."""
     from cluster import discovery
     from serve.deploy import deployment, endpoints
 
@@ -58,7 +58,7 @@ def deploy(
     known: dict[str, ModelVersion] = {}
 
     def act(
-        wanted: ModelVersion, tell: Callable[[str], None] = lambda _: None, **fields: Any
+        wanted: ModelVersion, log: Callable[[str], None] = lambda _: None, **fields: Any
     ) -> str:
         known[wanted.id] = wanted
         return deployment.deploy(
@@ -66,8 +66,8 @@ def deploy(
             ServeSpec.model_validate({"route": "/tested", "engine": "torch-fp32", **fields}),
             discovery.discover(),
             port=ray_cluster.serve_port,
-            find=lambda _, identity: known[identity],
-            tell=tell,
+            find_version=lambda _, identity: known[identity],
+            log=log,
         ).url
 
     yield act
@@ -80,7 +80,7 @@ def variant(
     change: Callable[[Any], Any] = lambda model: model,
     **metrics: float,
 ) -> ModelVersion:
-    """Another version: the same model with something changed, which scored otherwise."""
+    """Publishes another version: a changed copy of the model, with other metrics."""
     place = folder / "checkpoint"
     model = place / manifest.MODEL_DIR
     ours = shutil.ignore_patterns(manifest.MANIFEST, "README.md", "model.safetensors")
@@ -102,7 +102,7 @@ def variant(
 
 
 def mistaking(version: ModelVersion) -> Callable[[Any], Any]:
-    """Take one word for its opposite, which gives a tenth of the rows the other label."""
+    """Exchanges a word with its opposite, which changes the label of a tenth of the rows."""
     rows = eval_sample.read(Path(version.path))
     of_label = [Counter(id for r in rows if r.label == label for id in r.ids) for label in (0, 1)]
     only = [(count, id) for id, count in of_label[0].items() if id not in of_label[1]]
@@ -120,7 +120,7 @@ def mistaking(version: ModelVersion) -> Callable[[Any], Any]:
 
 
 def slower(model: Any) -> Any:
-    """Hundreds of layers more, which normalise what is normal: 50 ms and more."""
+    """Adds hundreds of normalisation layers without effect, which take 50 ms or more."""
     config = model.config
     first = config.num_hidden_layers
     config.num_hidden_layers = first + 400
@@ -142,7 +142,7 @@ def touched(model: Any) -> Any:
 
 
 def nudged(model: Any) -> Any:
-    """A language model that writes the same and has another hash."""
+    """Changes the hash of a language model but not its answers."""
     with torch.no_grad():
         model.lm_head.weight += 1e-6
     return model
@@ -150,7 +150,7 @@ def nudged(model: Any) -> Any:
 
 @contextlib.contextmanager
 def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
-    """Clients that ask without a pause, second by second, until the end; what came back."""
+    """Clients that send requests without a pause until the end; one result for each second."""
     results, ending = list[LoadResult](), threading.Event()
 
     def go() -> None:
@@ -168,7 +168,7 @@ def asked(url: str, clients: int) -> Iterator[list[LoadResult]]:
 
 
 def fronts() -> set[int]:
-    """Processes that stand before some replica of the cluster."""
+    """Frontend workers of the cluster's replicas."""
     found = set()
     for replica in ray_processes("ray::ServeReplica:"):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
@@ -178,19 +178,19 @@ def fronts() -> set[int]:
 
 
 def ray_nodes() -> list[dict[str, Any]]:
-    """As Ray lists them."""
+    """Replicas as Ray lists them."""
     import ray
 
     return ray.nodes()  # type: ignore[no-any-return]
 
 
 def processes(version: ModelVersion) -> set[int]:
-    """Of its replicas."""
+    """Process ids of the endpoint's replicas."""
     return {p.pid for p in ray_processes(f"ray::ServeReplica:{version.name}--{version.id}")}
 
 
 def replicas(version: ModelVersion) -> dict[str, int]:
-    """How many are in each state."""
+    """Number of replicas in each state."""
     import ray.serve
 
     application = ray.serve.status().applications[f"{version.name}--{version.id}"]
@@ -201,7 +201,7 @@ def replicas(version: ModelVersion) -> dict[str, int]:
 def test_a_model_has_one_route_and_no_other_model_s(
     deploy: Deploy, ray_cluster: Connection, version: ModelVersion
 ) -> None:
-    """It leaves the route before with a word, and a model whose name begins like its own alone."""
+    """A model that moves logs its old route, and leaves a model with a similar name alone."""
     from serve.deploy import deployment, endpoints
 
     told: list[str] = []
@@ -212,7 +212,7 @@ def test_a_model_has_one_route_and_no_other_model_s(
         with pytest.raises(DeployError, match=f"/tested is the route of {version.name}; choose"):
             deploy(other, route="/tested")
         url = deploy(version, told.append, route="/moved")
-        assert told == [f"/tested answers no more: {version.name} is at /moved now"]
+        assert told == [f"/tested no longer answers: {version.name} has moved to /moved"]
         for asked, status in ((url, 200), (beside, 200), (before, 404)):
             assert httpx.get(f"{asked}/health").status_code == status, asked
         assert "/_v/" not in httpx.get(f"{before}/health").text
@@ -220,8 +220,8 @@ def test_a_model_has_one_route_and_no_other_model_s(
         owners = endpoints.models_by_route(ray_cluster.serve_port)
         assert owners == {"/moved": version.name, "/tested-b": other.name}
         spec = ServeSpec(route="/tested")
-        deployment.tell_moves(version.name, spec, ray_cluster.serve_port, told.append)
-        assert told[1] == (f"/moved will answer no more once {version.name} is deployed to /tested")
+        deployment.log_moved_routes(version.name, spec, ray_cluster.serve_port, told.append)
+        assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
     finally:
         endpoints.remove(other.name)
 
@@ -241,7 +241,7 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
         deploy(slow, slo={"p95_latency": "20ms"})
     url = deploy(version, slo={"p95_latency": "2s", "error_rate": "<1%"})
     with asked(url, 2) as results:
-        with pytest.raises(DeployError, match=r"its accuracy is -0\.1"):
+        with pytest.raises(DeployError, match=r"its accuracy changes by -0\.1"):
             deploy(worse, rollout=rollout)
         with pytest.raises(DeployError, match="its p95 latency is"):
             deploy(slow, rollout={**rollout, "gate": ["latency<=1.5"]})
@@ -257,7 +257,7 @@ def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
 
 
 def check_rate(url: str) -> None:
-    """Who asks too often is refused, and nobody else."""
+    """Only a client over the rate limit is refused."""
     with httpx.Client() as client:
         answers = [client.get(f"{url}/health") for _ in range(40)]
         other = client.get(f"{url}/health", headers={"Authorization": "Bearer of-somebody-else"})
@@ -298,7 +298,7 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
 def test_replicas_go_to_the_next_accelerator_when_one_is_full(
     deploy: Deploy, version: ModelVersion
 ) -> None:
-    """On nodes with one A100 and two L40S that are pretended."""
+    """Nodes with one A100 and two L40S, simulated."""
     from ray.util import state
 
     fields: dict[str, Any] = {"accelerators": "A100-80GB:1", "fallback": ["L40S:1", "T4:1"]}
@@ -356,7 +356,7 @@ def test_replicas_take_the_hot_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
 def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ray Serve does where a port is taken: it asks the hook again."""
+    """Calls the patches again, as Ray Serve does if a port is in use."""
     import ray.serve.config
     from ray.serve._private import replica
 
@@ -374,14 +374,14 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ray_serve_patches, "_start", start)
     monkeypatch.setattr(replica, "start_asgi_http_server", start)
-    ray_serve_patches._share(Recording())
+    ray_serve_patches._share_port(Recording())
     with bound("127.0.0.1", 0, is_shared=True) as taken:
         taken.listen()
         port = taken.getsockname()[1]
         options = ray.serve.config.HTTPOptions(host="127.0.0.1", port=port)
-        with pytest.raises(RuntimeError, match="is taken"):
+        with pytest.raises(RuntimeError, match="is in use"):
             asyncio.run(replica.start_asgi_http_server(None, options))
-    ray_serve_patches._share(Recording())
+    ray_serve_patches._share_port(Recording())
     assert asyncio.run(replica.start_asgi_http_server(None, options)) == "server"
     assert opened == [("127.0.0.1", port, f"http://127.0.0.1:{begun[0]}")]
     assert len(begun) == 1
@@ -423,7 +423,7 @@ def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_r
 
 
 class GrpcCaller:
-    """Asks a model for a label over gRPC, as NVIDIA's client does."""
+    """Requests labels over gRPC, as NVIDIA's client does."""
 
     def __init__(self, name: str, port: int) -> None:
         import tritonclient.grpc
@@ -434,7 +434,7 @@ class GrpcCaller:
         self._tensor.set_data_from_numpy(np.array([b"a superb film"], dtype=np.object_))
 
     def ask(self, **metadata: str) -> tuple[str, str]:
-        """Label, and id of the version that gave it."""
+        """Returns the label, and the id of the version that gave it."""
         found = self._client.infer(
             self._name,
             [self._tensor],
@@ -445,7 +445,7 @@ class GrpcCaller:
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[list[tuple[str, str] | Exception]]:
-        """Without a pause; what came back."""
+        """Sends requests without a pause and returns the answers."""
         answers, ending = list[tuple[str, str] | Exception](), threading.Event()
 
         def go() -> None:
@@ -478,7 +478,7 @@ def test_grpc_is_refused_where_ray_serve_runs_without_it(
 def test_grpc_follows_the_route_and_loses_nothing(
     ray_cluster: Connection, deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
-    """Through HAProxy, with the model's name in place of a version's."""
+    """A gRPC request carries the model's name only, and HAProxy finds its route."""
     from serve.deploy import deployment
 
     deploy(version, grpc=True)
@@ -504,7 +504,7 @@ def test_grpc_follows_the_route_and_loses_nothing(
 
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
-    """Through HAProxy and Ray Serve, piece by piece."""
+    """A stream arrives in pieces through HAProxy and Ray Serve."""
     from serve.deploy import endpoints
 
     url = deploy(published, engine="auto", route="/chat")

@@ -1,4 +1,4 @@
-"""Exported graphs answer as the model does, and Triton's repository is one."""
+"""Exported graphs give the model's answers, and the Triton repository is valid."""
 
 from pathlib import Path
 
@@ -70,22 +70,22 @@ def test_what_cannot_be_exported_is_refused(
     version: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").write_text("precious", encoding="utf-8")
-    with pytest.raises(DeployError, match="holds something already"):
+    with pytest.raises(DeployError, match="is not empty"):
         export(version, "onnx", tmp_path)
     assert (tmp_path / "mine").read_text(encoding="utf-8") == "precious"
 
     class Astray(TorchEngine):
-        """Answers with the opposite."""
+        """An engine with the opposite logits."""
 
         def run(self, rows):  # type: ignore[no-untyped-def]
-            """Turned around."""
+            """Returns negated logits."""
             return -super().run(rows)
 
-    def make(self, name, gate):  # type: ignore[no-untyped-def]
+    def make(self, name, sample):  # type: ignore[no-untyped-def]
         kind = Astray if name == "onnx-fp32" else TorchEngine
         return kind(self.model, self.tokenizer, "fp32", "cpu", 1)
 
     monkeypatch.setattr(selection.EngineFactory, "make", make)
-    with pytest.raises(DeployError, match="does not answer as the model"):
+    with pytest.raises(DeployError, match="fails the acceptance check"):
         export(version, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Processes in front of one engine: the same answers, and nothing lost when one ends."""
+"""Frontend workers give the replica's answers, and lose nothing when one ends."""
 
 import asyncio
 import json
@@ -35,11 +35,11 @@ TOKEN = "a token of somebody"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = ["a superb film", "a dull film", "dull " * 100, "", "a fine film " * 3]
 FRONTS, CLIENTS = 2, 24
-"""So many clients that no front is without one."""
+"""Enough clients that every worker has one."""
 
 
 class Alone:
-    """FrontendSupervisor of a server."""
+    """A server with frontend workers."""
 
     def __init__(self, server: ClassificationHandler, behind: str) -> None:
         self.server = server
@@ -55,7 +55,7 @@ class Alone:
         return [p for p in children if "serve.frontends.worker" in " ".join(p.cmdline())]
 
     def listening(self) -> list[psutil.Process]:
-        """FrontendSupervisor that take requests."""
+        """Workers that accept requests."""
         return [
             process
             for process in self.processes()
@@ -78,7 +78,7 @@ def alone(version: ModelVersion) -> Iterator[Alone]:
 
 @pytest.fixture
 def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Batches wait for this."""
+    """An event that batches wait for."""
     batcher, release = alone.server.client, threading.Event()
     run = batcher.launch
 
@@ -92,7 +92,7 @@ def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
 
 
 def ask(url: str, text: object, **headers: str) -> httpx.Response:
-    """On a connection of its own."""
+    """Sends a prediction on a new connection."""
     return httpx.post(
         f"{url}/predict", json={"inputs": text}, headers={**HEADERS, **headers}, timeout=30
     )
@@ -152,7 +152,7 @@ def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
 def test_hostile_requests_are_answered_here_or_by_the_replica(
     alone: Alone, head: bytes, statuses: set[int]
 ) -> None:
-    """Never passed on to anybody else, and never a 5xx."""
+    """A hostile request is never forwarded to another host and never ends in a 5xx."""
     where = httpx.URL(alone.url)
     with socket.create_connection((where.host, where.port or 0), timeout=10) as talk:
         talk.sendall(head + b"\r\nHost: x\r\nConnection: close\r\n\r\n0\r\n\r\n")
@@ -186,11 +186,11 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
     before, since = total(), time.monotonic()
 
     def is_quiet() -> bool:
-        """FrontendSupervisor report every second what others asked of them."""
+        """Workers report other requests every second."""
         nonlocal before, since
         if total() != before:
             before, since = total(), time.monotonic()
-        return time.monotonic() - since > 2 * worker.COUNT_S
+        return time.monotonic() - since > 2 * worker.REPORT_S
 
     assert eventually(is_quiet)
     for _ in range(10):

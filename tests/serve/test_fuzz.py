@@ -27,7 +27,7 @@ from tests.serve.live import on_socket
 FEW, MANY = 40, int(os.environ.get("FUZZ_EXAMPLES", "250"))
 """Requests at each of the operations."""
 ALLOWED = {503, 504}
-"""Deliberate refusals; nothing else of 500 and above may come."""
+"""Deliberate errors; no other status from 500 on may occur."""
 GROWTH_MIB = 300
 
 pytestmark = [
@@ -41,7 +41,7 @@ statuses: Counter[int] = Counter()
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What is asked."""
+    """The sent request."""
 
     url: str
     model: str
@@ -51,7 +51,7 @@ class Made:
 def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made]:
     """The tiny model behind the whole application; memory stays bounded over all requests."""
     statuses.clear()
-    http = connections(app.find) if request.param == "connection" else "auto"
+    http = connections(app.current_handler) if request.param == "connection" else "auto"
     server = load(ReplicaConfig(version, engine="torch-fp32", timeout_s=10))
     app.install(server)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -65,7 +65,7 @@ def made(version: ModelVersion, request: pytest.FixtureRequest) -> Iterator[Made
 
 
 def examples(count: int) -> hypothesis.settings:
-    """So many, without a data base of earlier ones."""
+    """Settings with this many examples, without a database of earlier ones."""
     return hypothesis.settings(
         max_examples=count,
         deadline=None,
@@ -90,7 +90,7 @@ def test_many_answers_are_those_of_the_document(case: schemathesis.Case[Any], ma
 
 
 def check(case: schemathesis.Case[Any], made: Made) -> None:
-    """Status, type and body as documented; errors in the one shape."""
+    """Status, type and body are as documented; errors have the common body."""
     name = str((case.path_parameters or {}).get("name", ""))
     if name and sum(map(ord, name)) % 2:  # else the model would hardly ever be asked
         case.path_parameters = {"name": made.model}

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC, asked by NVIDIA's client for it."""
+"""The Open Inference Protocol over gRPC, called by NVIDIA's client."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
 
 @pytest.fixture(scope="module")
 def address(server: ClassificationHandler) -> Iterator[str]:
-    """Of a real server of gRPC with our calls."""
+    """A client of a real gRPC server with our methods."""
     loop, found = asyncio.new_event_loop(), list[Any]()
     threading.Thread(target=loop.run_forever, daemon=True).start()
 

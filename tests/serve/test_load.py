@@ -1,4 +1,4 @@
-"""The load generator tells the truth about a server, also about one that stalls."""
+"""The load generator measures a server correctly, even one that stalls."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.builders import eventually
 
 
 class Stalling:
-    """Answers at once, but for one second in which everything waits."""
+    """Answers at once, except during one second in which all requests wait."""
 
     def __init__(self) -> None:
         self.began: float | None = None
@@ -28,7 +28,7 @@ class Stalling:
         self.asked: tuple[str, Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Answers one request."""
         body = (await receive())["body"]
         status = 200
         if scope["method"] == "POST":
@@ -110,7 +110,7 @@ def test_each_kind_of_model_is_asked_as_it_wants(
 
 def test_a_language_model_is_not_asked_with_lists(url: str, app: Stalling) -> None:
     app.model = {"task": "causal-lm"}
-    with pytest.raises(DeployError, match="one conversation a request"):
+    with pytest.raises(DeployError, match="one conversation per request"):
         asyncio.run(load_generator.run(Plan(url, 0.1, texts_per_request=2), ["a"]))
 
 

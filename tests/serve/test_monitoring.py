@@ -1,4 +1,4 @@
-"""Rules and dashboards: valid, tried on planted series, and about metrics that are there."""
+"""Alerts and dashboards are valid, work on planted series, and use existing metrics."""
 
 import json
 import re
@@ -29,7 +29,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def promtool(*words: str, folder: Path = FOLDER) -> str:
-    """What it says; empty when it found nothing wrong."""
+    """Returns the output of promtool; empty if it has no finding."""
     done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
@@ -90,7 +90,7 @@ def test_dashboards_are_what_their_script_writes(tmp_path: Path) -> None:
 
 
 def fit(tell: Callable[[Mapping[str, float]], None]) -> None:
-    """Two steps of a run whose time was predicted."""
+    """Two steps of a run with a predicted time."""
     expected = Prediction("one", 2, Interval(9.0, 10.0, 11.0), None)
     now = iter(range(100))
     watch = FitWatch(lambda _: None, 2.5, expected, lambda: float(next(now)), tell)
@@ -119,7 +119,7 @@ def asked(
         serving,
         discovery.discover(),
         port=ray_cluster.serve_port,
-        find=lambda *_: version,
+        find_version=lambda *_: version,
     )
     headers = {"authorization": "Bearer secret"}
     answer = httpx.post(f"{endpoint.url}/predict", json={"inputs": "a film"}, headers=headers)
@@ -131,7 +131,7 @@ def asked(
 @pytest.mark.ray
 @pytest.mark.usefixtures("asked")
 def test_every_metric_that_is_asked_for_is_scraped() -> None:
-    """From the ports that Ray's nodes show Prometheus; of GPUs, Ray's source has the names."""
+    """Names of metrics at the ports of Ray's nodes; names of GPU metrics from Ray's source."""
     from ray.dashboard.modules.reporter import reporter_agent
 
     from cluster import telemetry

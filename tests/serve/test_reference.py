@@ -1,4 +1,4 @@
-"""The committed page of paths and messages is the one that the code makes."""
+"""The committed page of paths and messages is the one that the code generates."""
 
 from pathlib import Path
 
@@ -13,4 +13,4 @@ def test_the_committed_page_is_current_and_has_every_path_and_message() -> None:
     for path in ("POST /predict", "POST /v1/chat/completions", "POST /v2/models/{name}/infer"):
         assert f"### `{path}`" in text
     assert "| `inputs` | string or Pair or array of string or Pair | `required` |" in text
-    assert "| `top_k` | integer or null | `null` | So many labels" in text
+    assert "| `top_k` | integer or null | `null` | Number of labels" in text

@@ -1,4 +1,4 @@
-"""A worse or slower version is stopped, a good one is not, and chance decides nothing."""
+"""The gate stops a worse or slower version, and ignores differences that may be chance."""
 
 import random
 from typing import Any
@@ -11,21 +11,21 @@ from serve.deploy.rollout import Traffic, reasons_against
 from serve.deploy.routing import Route
 from serve.tasks.causal_lm import endpoint as language
 from serve.tasks.comparison import Comparison
-from serve.tasks.text_classification.endpoint import Judged, compare
+from serve.tasks.text_classification.endpoint import LabelCounts, compare
 
 GATE = RolloutSpec().gate
 GOOD = Traffic(1000, 0, 10.0)
 
 
-def against(judged: Comparison | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
-    """Reasons against a version beside a good one."""
+def against(counts: Comparison | None = None, new: Traffic = GOOD, **slo: Any) -> tuple[str, ...]:
+    """Reasons against a new version, compared with a good one."""
     promise = SloSpec.model_validate(slo) if slo else None
-    return reasons_against(GATE, promise, judged, GOOD, new)
+    return reasons_against(GATE, promise, counts, GOOD, new)
 
 
 def test_a_version_like_the_old_one_goes_on() -> None:
-    assert against(Judged(256, 250, 3, 3).comparison()) == ()
-    assert against(Judged(256, 256, 0, 0).comparison(), Traffic(0, 0, None)) == ()
+    assert against(LabelCounts(256, 250, 3, 3).comparison()) == ()
+    assert against(LabelCounts(256, 256, 0, 0).comparison(), Traffic(0, 0, None)) == ()
 
 
 def test_labels_flipped_on_a_tenth_are_seen() -> None:
@@ -34,14 +34,14 @@ def test_labels_flipped_on_a_tenth_are_seen() -> None:
     old = [x if draw.random() < 0.9 else "b" for x in right]
     new = [x if draw.random() < 0.9 else ("a" if x == "b" else "b") for x in old]
     (reason,) = against(compare(old, new, right))
-    assert "its accuracy is -0." in reason
+    assert "its accuracy changes by -0." in reason
 
 
 def test_a_difference_that_may_be_chance_is_let_through() -> None:
-    judged = Judged(256, 246, only_old_right=6, only_new_right=2)
-    assert judged.change < -0.01
-    assert judged.is_chance
-    assert against(judged.comparison()) == ()
+    counts = LabelCounts(256, 246, only_old_right=6, only_new_right=2)
+    assert counts.change < -0.01
+    assert counts.is_chance
+    assert against(counts.comparison()) == ()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_slow_and_failing_versions_are_stopped(
 
 def test_routes_become_maps_and_back() -> None:
     second = Route("two", rate=7, model="films")
-    routes = {"/a": Route("one"), "/b/c": routing.tried(second, "three", 25)}
+    routes = {"/a": Route("one"), "/b/c": routing.with_canary(second, "three", 25)}
     stable, canary, weights, rates, models = routing.maps(routes)
     assert stable == {"/a/": "/_v/one", "/b/c/": "/_v/two"}
     assert (canary, weights) == ({"/b/c/": "/_v/three"}, {"/b/c/": "25"})
@@ -90,4 +90,4 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "", "", "") == {}
-    assert routing.rolled_back(routes["/b/c"]) == second
+    assert routing.without_canary(routes["/b/c"]) == second

@@ -1,4 +1,4 @@
-"""Replicas follow the demand, wherever it is seen."""
+"""The number of replicas follows the demand, whoever counts it."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,7 @@ from serve.deploy.scaling import ON, Policy
 
 
 def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
-    """What Ray Serve hands over."""
+    """The context that Ray Serve passes to a policy."""
     kinds = {f"{ON}{name}": replicas for name, replicas in on.items()}
     return SimpleNamespace(
         total_num_requests=seen,
@@ -54,6 +54,6 @@ def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
     words = "Error: ray::ServeReplica\n  File x\njobs.errors.DeployError: tiny is not served\nmore"
     replica = SimpleNamespace(message=words)
     found = SimpleNamespace(message="Failed to update", deployments={"Replica": replica})
-    assert deployment._why(found) == "tiny is not served"
+    assert deployment._failure_reason(found) == "tiny is not served"
     replica.message = "the node is gone"
-    assert deployment._why(found) == "Failed to update"
+    assert deployment._failure_reason(found) == "Failed to update"

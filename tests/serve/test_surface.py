@@ -19,7 +19,7 @@ from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
 from serve.config import ReplicaConfig, configure
 from serve.http import app, guard
-from serve.http.auth import Access, hashes_of
+from serve.http.auth import Authenticator, hashes_of
 from serve.http.fast_path import connections
 from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
@@ -45,13 +45,13 @@ def server(version: ModelVersion) -> Iterator[ClassificationHandler]:
 
 @pytest.fixture(params=["connection", "application"])
 def ask(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[Ask]:
-    """Sends a request through the whole application, on a socket with the hot path or without."""
+    """Sends a request through the whole application, on a socket with the fast path or without."""
     app.install(server)
     if request.param == "application":
         yield _asker()
     else:
         with (
-            on_socket(app.guarded(routes.api), connections(app.find)) as url,
+            on_socket(app.guarded(routes.api), connections(app.current_handler)) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             yield client.request
@@ -108,7 +108,7 @@ def test_long_inputs_are_cut_and_told_or_refused(ask: Ask) -> None:
     assert ask("POST", "/predict", json=long).headers["x-truncated"] == "true"
     refused = ask("POST", "/predict", json={**long, "truncate": False})
     assert refused.status_code == 422
-    assert "more than the 32 tokens" in refused.json()["error"]["message"]
+    assert "limit of 32" in refused.json()["error"]["message"]
 
 
 def test_the_whole_evaluation_set_scores_as_transformers_does(
@@ -170,7 +170,7 @@ def test_hostile_bodies_end_in_one_shape_without_the_input(
 
 
 def worse() -> Iterator[tuple[str, bytes]]:
-    """Paths and bodies that nobody should send."""
+    """Hostile paths and bodies."""
     valid = b'{"inputs": ["a", "b"], "top_k": 2, "truncate": true}'
     for cut in range(len(valid)):
         yield "/predict", valid[:cut]
@@ -262,8 +262,8 @@ def test_only_those_with_a_token_may_ask(
 ) -> None:
     token = f"{TOKEN}, {request.node.name}"  # the server counts on
     digest = hashlib.sha256(token.encode()).hexdigest()
-    unguarded = server.access
-    server.access = Access(("0" * 64, digest))
+    unguarded = server.authenticator
+    server.authenticator = Authenticator(("0" * 64, digest))
     try:
         body = {"inputs": "a superb film"}
         for header in (None, "", "Bearer", "Bearer wrong", f"Basic {token}", f"Bearer {token}x"):
@@ -279,7 +279,7 @@ def test_only_those_with_a_token_may_ask(
         assert metrics.status_code == 200
         assert f'winnow_serve_token_requests_total{{token="#{digest[:8]}"}} 2.0' in metrics.text
     finally:
-        server.access = unguarded
+        server.authenticator = unguarded
 
 
 def test_tokens_come_from_the_environment(
@@ -327,9 +327,9 @@ def test_altered_weights_are_not_served(version: ModelVersion, tmp_path: Path) -
 
 @pytest.fixture(params=["connection", "auto"])
 def live(server: ClassificationHandler, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The application on a real socket, with the hot path or without."""
+    """The application on a real socket, with the fast path or without."""
     app.install(server)
-    http = connections(app.find) if request.param == "connection" else request.param
+    http = connections(app.current_handler) if request.param == "connection" else request.param
     with on_socket(app.guarded(routes.api), http) as url:
         yield url
     app._current.clear()
@@ -358,7 +358,7 @@ def test_a_client_that_sends_its_body_too_slowly_is_told(
 def test_texts_of_a_client_that_left_are_not_run(
     live: str, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "LOOK_S", 0.01)
+    monkeypatch.setattr(guard, "DISCONNECT_CHECK_S", 0.01)
     begun, held, ran = threading.Event(), threading.Event(), list[int]()
     run = server.client.launch
 
@@ -404,7 +404,7 @@ def test_the_playground_answers_in_a_real_browser(live: str) -> None:
 def test_links_name_the_public_route_and_not_the_path_of_the_version(
     server: ClassificationHandler,
 ) -> None:
-    """What a client follows, or is generated from, lasts longer than a version."""
+    """Redirects and the OpenAPI document name the public route, not a version's path."""
     below = "/_v/0123456789ab/a/reviews"
     app.install(server)
     transport = httpx.ASGITransport(app.guarded(routes.api), root_path=below)

@@ -22,7 +22,7 @@ TEXT = "a superb and moving film"
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What a collector was sent, which the environment names."""
+    """Requests that a collector, which the environment names, has received."""
     bodies: list[bytes] = []
 
     class Collector(BaseHTTPRequestHandler):
@@ -33,7 +33,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     collector = HTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
@@ -45,7 +45,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
 
 
 def ask(server: ClassificationHandler, *requests: dict[str, Any]) -> list[int]:
-    """Status of requests that come at the same time."""
+    """Statuses of requests that are sent at the same time."""
     app.install(server)
 
     async def go() -> list[httpx.Response]:
@@ -60,7 +60,7 @@ def ask(server: ClassificationHandler, *requests: dict[str, Any]) -> list[int]:
 
 
 def spans_of(bodies: list[bytes]) -> list[Any]:
-    """All of them, checked to be of the model's service."""
+    """All received spans, which must belong to the model's service."""
     found = []
     for body in bodies:
         sent = trace_service_pb2.ExportTraceServiceRequest.FromString(body)

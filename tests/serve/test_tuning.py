@@ -1,4 +1,4 @@
-"""The cheapest way to serve that keeps a latency."""
+"""Selects the cheapest way to serve within a latency limit."""
 
 from dataclasses import replace
 from pathlib import Path

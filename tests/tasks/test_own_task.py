@@ -201,7 +201,7 @@ def test_it_answers_over_http_with_levels(
     try:
         assert handler.choice.engine == engine
         application = app.guarded(endpoint.application())
-        with on_socket(application, connections(app.find)) as url:
+        with on_socket(application, connections(app.current_handler)) as url:
             texts = [f"a {word} film" for word in WORDS]
             found = httpx.post(f"{url}/predict", json={"inputs": texts}).json()
             assert [row["level"] for row in found] == [1, 2, 3, 4]
@@ -218,7 +218,7 @@ def test_it_answers_over_http_with_levels(
 
             comparison, _ = endpoint.compare(version, version, ask)
             assert comparison is not None
-            assert comparison.findings["mae"].value == 0.0
+            assert comparison.metrics["mae"].value == 0.0
     finally:
         handler.client.close()
         app._current.clear()

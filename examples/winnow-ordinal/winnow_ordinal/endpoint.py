@@ -16,8 +16,8 @@ from serve.engines.engine import Choice
 from serve.http import app
 from serve.http.handler import HttpResponse
 from serve.http.metrics import Metrics
-from serve.tasks.comparison import Comparison, Finding
-from serve.tasks.endpoint import Ask
+from serve.tasks.comparison import ComparedMetric, Comparison
+from serve.tasks.endpoint import SendRequest
 from serve.tasks.text_classification.endpoint import ClassificationEndpoint, evaluation
 from serve.tasks.text_classification.handler import ClassificationHandler
 from serve.tasks.text_classification.schemas import SENTENCES, ModelInfo, PredictRequest
@@ -49,21 +49,23 @@ class OrdinalHandler(ClassificationHandler):
         return HttpResponse(200, pydantic_core.to_json(value), headers)
 
 
-api = app.framework("Ordinal regression served by Winnow. POST texts to `predict`.", SENTENCES)
+api = app.create_application(
+    "Ordinal regression served by Winnow. POST texts to `predict`.", SENTENCES
+)
 
 
 @api.post("/predict", response_model=Level | list[Level], responses=app.ERRORS)
 async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
     """The level of one text, a pair of texts, or each of a list."""
-    handler = app.ready()
+    handler = app.require_handler()
     assert isinstance(handler, OrdinalHandler)
-    return app.response(await handler.predict(await request.body(), app.timeout(request)))
+    return app.fastapi_response(await handler.predict(await request.body(), app.timeout(request)))
 
 
 @api.get("/health")
 async def health() -> ModelInfo:
     """Say which model answers."""
-    found: ModelInfo = app.ready().info
+    found: ModelInfo = app.require_handler().info
     return found
 
 
@@ -97,7 +99,7 @@ class OrdinalEndpoint(ClassificationEndpoint):
         return OrdinalHandler(config, choice, client, metrics)
 
     def compare(
-        self, old: ModelVersion, new: ModelVersion, ask: Ask
+        self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
         """The errors of both versions on the evaluation rows of the old one."""
         right, texts = evaluation(old)
@@ -105,12 +107,12 @@ class OrdinalEndpoint(ClassificationEndpoint):
             return None, ()
         errors = []
         for version in (old, new):
-            levels = [row["level"] for row in ask(version, {"inputs": list(texts)})]
+            levels = [row["level"] for row in send(version, {"inputs": list(texts)})]
             off = [abs(level - int(wanted)) for level, wanted in zip(levels, right, strict=True)]
             errors.append(sum(off) / len(off))
         change = errors[1] - errors[0]
         sentence = f"its mean error is {errors[1]:.3f} levels, and the old one's {errors[0]:.3f}"
-        return Comparison(f"mae {change:+.3f}", {"mae": Finding(change, sentence)}), texts
+        return Comparison(f"mae {change:+.3f}", {"mae": ComparedMetric(change, sentence)}), texts
 
 
 ENDPOINT = OrdinalEndpoint()

@@ -1,1 +1,1 @@
-"""The endpoint of a language model: conversations in, answers out as they are written."""
+"""The endpoint of a language model: answers conversations, complete or as a stream."""

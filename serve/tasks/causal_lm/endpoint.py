@@ -1,4 +1,4 @@
-"""How language models are served: one entry for all that serving asks of the task."""
+"""The `TaskEndpoint` of language models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,25 +10,25 @@ from jobs.spec.quantities import format_metric
 from serve.config import ReplicaConfig
 from serve.http.handler import Handler
 from serve.tasks.causal_lm.schemas import PATH
-from serve.tasks.comparison import Comparison, Finding
-from serve.tasks.endpoint import Ask, TaskEndpoint
+from serve.tasks.comparison import ComparedMetric, Comparison
+from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.version import ModelVersion
 
 
 class ChatEndpoint(TaskEndpoint):
-    """Language models, behind `/v1/chat/completions`."""
+    """Serves language models at `/v1/chat/completions`."""
 
     path = PATH
     title = "Language models"
 
     def load(self, config: ReplicaConfig) -> Handler:
-        """A loaded language model. Raises CheckpointError when its files were altered."""
+        """Starts a language model; raises CheckpointError or DeployError."""
         from serve.tasks.causal_lm.handler import ChatHandler  # imports torch and transformers
 
         return ChatHandler(config)
 
     def application(self) -> fastapi.FastAPI:
-        """The routes of a language model."""
+        """Returns the FastAPI application of a language model."""
         from serve.tasks.causal_lm import routes
 
         return routes.api
@@ -36,16 +36,19 @@ class ChatEndpoint(TaskEndpoint):
     def bodies(
         self, texts: Sequence[str], model: Mapping[str, Any], *, per_request: int, tokens: int
     ) -> list[Any]:
-        """Conversations of one turn."""
+        """Returns conversations of one message each; raises DeployError for lists."""
         if per_request > 1:
-            raise DeployError("a language model takes one conversation a request, and no lists")
+            raise DeployError(
+                f"{per_request} texts per request: a language model accepts one conversation per"
+                " request; use 1"
+            )
         settings = {"max_tokens": tokens, "temperature": 0}
         return [{"messages": [{"role": "user", "content": text}], **settings} for text in texts]
 
     def compare(
-        self, old: ModelVersion, new: ModelVersion, ask: Ask
+        self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
-        """The perplexities that both versions had on their own evaluation rows."""
+        """Compares the perplexities that both versions had on their own evaluation rows."""
         known = [version.metrics.get("perplexity") for version in (old, new)]
         return (compare(known[0], known[1]) if known[0] and known[1] else None), ()
 
@@ -54,8 +57,8 @@ ENDPOINT = ChatEndpoint()
 
 
 def compare(old: float, new: float) -> Comparison:
-    """Two perplexities."""
+    """Compares two perplexities."""
     ratio, shown = new / old, (format_metric(new), format_metric(old))
     sentence = f"its perplexity is {shown[0]}, {ratio:.3g} times the old one's {shown[1]}"
     summary = f"perplexity {shown[0]} after {shown[1]}"
-    return Comparison(summary, {"perplexity": Finding(ratio, sentence)})
+    return Comparison(summary, {"perplexity": ComparedMetric(ratio, sentence)})

@@ -1,4 +1,4 @@
-"""A language model that writes one answer after the other, on a thread of its own."""
+"""Generates answers with a language model, one request after the other, on its own thread."""
 
 import asyncio
 import contextlib
@@ -21,18 +21,18 @@ from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.tasks.causal_lm.schemas import Finish
 
 UNFINISHED = "\ufffd"
-"""What the start of a character that takes several tokens reads as."""
+"""The replacement character, which a tokenizer returns for an incomplete UTF-8 character."""
 SMOOTHING = 0.1
-"""Weight of the newest answer in the average rate."""
+"""Weight of the newest answer in the moving average of tokens per second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How an answer is written."""
+    """Sampling parameters of one answer."""
 
     most_tokens: int
     temperature: float = 1.0
-    """0 takes the likeliest token always."""
+    """0 always selects the most likely token."""
     top_p: float = 1.0
     stops: tuple[str, ...] = ()
     seed: int | None = None
@@ -40,13 +40,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that was written since the last piece."""
+    """A part of an answer: the text generated since the last piece."""
 
     text: str
     tokens: int
-    """Written so far."""
+    """Tokens of the answer so far."""
     finish: Finish | None = None
-    """Set in the last piece."""
+    """Why the answer ended; set in the last piece only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +54,18 @@ class _Job:
     ids: list[int]
     settings: Settings
     deadline: float
-    tell: Callable[[Piece | Exception], None]
-    is_left: threading.Event = field(default_factory=threading.Event)
-    """Whether nobody waits for it any more."""
+    on_piece: Callable[[Piece | Exception], None]
+    is_cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set once the client no longer waits for the answer."""
 
     @property
     def most_tokens(self) -> int:
-        """Read and written."""
+        """Tokens of the prompt, and most tokens of the answer."""
         return len(self.ids) + self.settings.most_tokens
 
 
 class Generator:
-    """A loaded model, asked from an event loop."""
+    """A language model on its own thread, used from an event loop."""
 
     def __init__(
         self, folder: Path, device: Device, precision: Precision, threads: int, queue_tokens: int
@@ -91,7 +91,7 @@ class Generator:
 
     @property
     def load(self) -> Load:
-        """What waits or is being written."""
+        """The requests that wait or are being answered."""
         with self._lock:
             tokens = sum(job.most_tokens for job in self._waiting)
             return Load(len(self._waiting), float(tokens), self._tokens_per_s)
@@ -99,19 +99,27 @@ class Generator:
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
     ) -> AsyncGenerator[Piece]:
-        """An answer to a prompt of token ids, as it comes; the last piece has a finish.
+        """Yields an answer in pieces while it is generated; the last piece has a finish.
 
-        Raises QueueFullError; DeadlineError when no word came in time. Whoever stops iterating
-        ends the writing.
+        The generation ends when the caller stops iterating.
+
+        Args:
+            ids: Token ids of the prompt.
+            settings: Sampling parameters.
+            timeout_s: Longest time until the answer ends.
+
+        Raises:
+            QueueFullError: if the queued tokens exceed `queue_tokens`.
+            DeadlineError: if the generation does not start before the timeout.
         """
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception]()
 
-        def tell(piece: Piece | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it who asked
+        def on_piece(piece: Piece | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
         load = self.load
-        job = _Job(ids, settings, time.monotonic() + timeout_s, tell)
+        job = _Job(ids, settings, time.monotonic() + timeout_s, on_piece)
         if load.requests and load.tokens + job.most_tokens > self.queue_tokens:
             raise QueueFullError(load.backlog_s)
         with self._lock:
@@ -126,20 +134,20 @@ class Generator:
                 if piece.finish:
                     return
         finally:
-            job.is_left.set()
+            job.is_cancelled.set()
 
     def close(self) -> None:
-        """End the thread after the answer that is being written."""
+        """Ends the thread after the current answer."""
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                if not job.is_left.is_set():
+                if not job.is_cancelled.is_set():
                     self._answer(job)
-            except Exception as error:  # noqa: BLE001 - told to who asked; the thread goes on
-                job.tell(error)
+            except Exception as error:  # noqa: BLE001 - raised in `write`; the thread continues
+                job.on_piece(error)
             finally:
                 with self._lock:
                     self._waiting.remove(job)
@@ -151,9 +159,9 @@ class Generator:
             raise DeadlineError
         writer = _Writer(self.tokenizer, job, self._ends)
         ids = torch.tensor([job.ids], device=self._model.device)
-        chosen: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if settings.temperature > 0:
-            chosen = {
+            sampling = {
                 "do_sample": True,
                 "temperature": settings.temperature,
                 "top_p": settings.top_p,
@@ -168,7 +176,7 @@ class Generator:
             pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
             streamer=writer,
             stopping_criteria=transformers.StoppingCriteriaList([writer.must_end]),
-            **chosen,
+            **sampling,
         )
         writer.finish()
         rate = (len(job.ids) + len(writer.ids)) / max(1e-6, time.monotonic() - begin)
@@ -177,21 +185,21 @@ class Generator:
 
 
 class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
-    """Turns tokens into text as they come, and says when to stop."""
+    """Decodes tokens as they are generated, and decides when the generation stops."""
 
     def __init__(self, tokenizer: Any, job: _Job, ends: frozenset[int]) -> None:
         self._tokenizer, self._job, self._ends = tokenizer, job, ends
         self.ids: list[int] = []
         self._text = ""
-        self._told = 0
-        """Characters told so far."""
+        self._sent = 0
+        """Characters sent so far."""
         self._has_prompt = False
         self._is_stopped = False
-        self._held = max((len(stop) for stop in job.settings.stops), default=1) - 1
-        """Characters that may be the start of a stop text."""
+        self._withheld = max((len(stop) for stop in job.settings.stops), default=1) - 1
+        """Last characters that are not sent yet because a stop text may begin in them."""
 
     def put(self, value: torch.Tensor) -> None:
-        """A token; the prompt comes first."""
+        """Receives the prompt in the first call and one token in every further one."""
         if not self._has_prompt:
             self._has_prompt = True
             return
@@ -200,27 +208,29 @@ class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[m
         text = self._tokenizer.decode(self.ids, skip_special_tokens=True)
         if not text.endswith(UNFINISHED):
             self._text = text
-        found = [self._text.find(stop) for stop in self._job.settings.stops]
-        cuts = [place for place in found if place >= 0]
+        positions = [self._text.find(stop) for stop in self._job.settings.stops]
+        cuts = [position for position in positions if position >= 0]
         if cuts:
             self._text, self._is_stopped = self._text[: min(cuts)], True
-        end = len(self._text) if self._is_stopped else len(self._text) - self._held
-        if end > self._told:
-            self._job.tell(Piece(self._text[self._told : end], len(self.ids)))
-            self._told = end
+        end = len(self._text) if self._is_stopped else len(self._text) - self._withheld
+        if end > self._sent:
+            self._job.on_piece(Piece(self._text[self._sent : end], len(self.ids)))
+            self._sent = end
 
     def end(self) -> None:
-        """Told by `finish`, which knows why."""
+        """Does nothing: `finish` sends the last piece, because it knows why the answer ended."""
 
     def must_end(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Whether each row is done."""
+        """Returns, as [rows] of bool, whether the generation stops; a transformers criterion."""
         is_over = (
-            self._is_stopped or self._job.is_left.is_set() or time.monotonic() >= self._job.deadline
+            self._is_stopped
+            or self._job.is_cancelled.is_set()
+            or time.monotonic() >= self._job.deadline
         )
         return torch.full((len(input_ids),), is_over, device=input_ids.device)
 
     def finish(self) -> None:
-        """Tell the last piece."""
+        """Sends the last piece, with the reason why the answer ended."""
         is_done = self._is_stopped or (bool(self.ids) and self.ids[-1] in self._ends)
         finish: Finish = "stop" if is_done else "length"
-        self._job.tell(Piece(self._text[self._told :], len(self.ids), finish))
+        self._job.on_piece(Piece(self._text[self._sent :], len(self.ids), finish))

@@ -1,4 +1,4 @@
-"""One replica's language model: a conversation in, an answer out. No Ray and no transport."""
+"""The handler of a language model: renders a conversation as a prompt and generates the answer."""
 
 import contextlib
 import time
@@ -22,17 +22,22 @@ from serve.version import fetched
 
 
 class ChatHandler(Handler):
-    """Answers conversations with a loaded language model."""
+    """Answers conversations with a language model."""
 
     path = PATH
 
     def __init__(self, config: ReplicaConfig) -> None:
-        """Raises CheckpointError when the model's files were altered."""
+        """Reads the model and starts its generator.
+
+        Raises:
+            CheckpointError: if a file of the model is missing or was altered.
+            DeployError: if the version is an adapter without its base model.
+        """
         version = fetched(config.version)
         folder = Path(version.path)
         if not (folder / "config.json").exists():
             raise DeployError(
-                f"{version.name} {version.id} is an adapter without its model; train it with"
+                f"{version.name} {version.id} is an adapter without its base model; train it with"
                 " model.adapter.merge: true to serve it"
             )
         config = replace(config, version=version)
@@ -42,20 +47,26 @@ class ChatHandler(Handler):
             folder, config.device, self.precision, config.threads, config.queue_tokens
         )
         fixed: dict[str, Any] = {"registry": self.metrics.registry, "namespace": "winnow_serve"}
-        self._read = prometheus_client.Counter("prompt_tokens", "Tokens read.", **fixed)
-        self._written = prometheus_client.Counter("answer_tokens", "Tokens written.", **fixed)
-        self._first = prometheus_client.Histogram(
-            "first_piece_seconds", "From the whole body to the first words.", **fixed
+        self._prompt_tokens = prometheus_client.Counter(
+            "prompt_tokens", "Tokens of prompts.", **fixed
+        )
+        self._answer_tokens = prometheus_client.Counter(
+            "answer_tokens", "Tokens of answers.", **fixed
+        )
+        self._first_piece = prometheus_client.Histogram(
+            "first_piece_seconds",
+            "Time from the complete request body to the first piece of the answer.",
+            **fixed,
         )
 
     @property
     def load(self) -> Load:
-        """What waits now."""
+        """The requests that wait now."""
         return self.generator.load
 
     @property
     def info(self) -> ChatInfo:
-        """Which model answers."""
+        """The model that this endpoint serves."""
         version = self.config.version
         return ChatInfo(
             name=version.name,
@@ -66,14 +77,20 @@ class ChatHandler(Handler):
         )
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
-        """Change fields named in `ADJUSTABLE`, from the next request on."""
+        """Changes fields named in `ADJUSTABLE`, from the next request on."""
         super().adjust(changes)
         self.generator.queue_tokens = self.config.queue_tokens
 
     def prompt(self, request: ChatRequest) -> list[int]:
-        """A conversation as token ids; HttpError when the model cannot take it."""
+        """Renders a conversation as token ids.
+
+        Raises:
+            HttpError: 422 if the last message is the assistant's, the chat template refuses the
+                conversation, or it has more tokens than the model's limit.
+        """
         if request.messages[-1].role == "assistant":
-            raise HttpError(422, "invalid_request", "the last message must be one to be answered")
+            message = "the last message must be from the user or the system, not the assistant"
+            raise HttpError(422, "invalid_request", message)
         tokenizer, messages = self.generator.tokenizer, request.messages
         if tokenizer.chat_template is None:
             ids = tokenizer(_only_text(messages))["input_ids"]
@@ -91,14 +108,18 @@ class ChatHandler(Handler):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         longest = self.config.version.max_length
         if not 0 < len(ids) < longest:
-            message = f"the conversation has {len(ids)} tokens; the model takes 1 to {longest - 1}"
+            message = f"the conversation has {len(ids)} tokens; the limit is 1 to {longest - 1}"
             raise HttpError(422, "too_long", message)
         return list(ids)
 
     async def write(
         self, ids: Sequence[int], request: ChatRequest, timeout_s: float
     ) -> AsyncGenerator[Piece]:
-        """The answer as it comes; raises HttpError when there is no room or no time."""
+        """Yields the answer in pieces while it is generated.
+
+        Raises:
+            HttpError: 503 if the queue is full, 504 if the generation does not start in time.
+        """
         room = self.config.version.max_length - len(ids)
         settings = Settings(
             most_tokens=min(request.answer_tokens, room),
@@ -110,27 +131,32 @@ class ChatHandler(Handler):
         begin, written = time.perf_counter(), 0
         pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))
         try:
-            async with contextlib.aclosing(pieces) as found:
-                async for piece in found:
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
                     if not written:
-                        self._first.observe(time.perf_counter() - begin)
+                        self._first_piece.observe(time.perf_counter() - begin)
                     written = piece.tokens
                     yield piece
         except QueueFullError as error:
-            message = "too much is waiting; try again later"
+            message = "the queue is full; try again later"
             raise HttpError(
                 503, "overloaded", message, retry_after_s=max(1.0, error.retry_after_s)
             ) from None
         except DeadlineError:
-            raise HttpError(504, "deadline", "the answer would have come too late") from None
+            message = "the request was not answered within its timeout"
+            raise HttpError(504, "deadline", message) from None
         finally:
-            self._read.inc(len(ids))
-            self._written.inc(written)
+            self._prompt_tokens.inc(len(ids))
+            self._answer_tokens.inc(written)
             self.metrics.latency.observe(time.perf_counter() - begin)
 
 
 def _only_text(messages: Sequence[Message]) -> str:
-    """What a model without a chat template is asked: it was trained on prompts as they are."""
+    """Returns the prompt for a model without a chat template, which was trained on raw prompts.
+
+    Raises:
+        HttpError: 422 if the conversation has more than one message.
+    """
     if len(messages) != 1:
         message = "this model has no chat template: send one message, the prompt as it was trained"
         raise HttpError(422, "invalid_request", message)

@@ -1,4 +1,4 @@
-"""The application of a language model: chat completions, health, metrics, documentation."""
+"""The FastAPI application of a language model: chat completions, models, health, page."""
 
 import contextlib
 import time
@@ -31,32 +31,32 @@ from serve.tasks.causal_lm.schemas import (
 
 DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
 DONE = b"data: [DONE]\n\n"
-"""Ends a stream."""
-CLIENT_LEFT = 499
+"""Last event of a stream."""
+CLIENT_DISCONNECTED = 499
 
-api = app.framework(DESCRIPTION)
+api = app.create_application(DESCRIPTION)
 
 
 def ready() -> ChatHandler:
-    """The handler of this process; HttpError until it is there."""
-    return cast("ChatHandler", app.ready())
+    """Returns the handler of this process; raises HttpError 503 until it is ready."""
+    return cast("ChatHandler", app.require_handler())
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})
 async def health() -> ChatInfo:
-    """Say which model answers."""
+    """Describes the model that this endpoint serves."""
     return ready().info
 
 
 @api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
 async def playground() -> fastapi.responses.HTMLResponse:
-    """A page for people."""
+    """A page to try the model in a browser."""
     return app.page(__package__)
 
 
 @api.get("/v1/models")
 async def models() -> Models:
-    """Every model that answers here."""
+    """Lists the models of this endpoint, which is one."""
     return Models(data=[Model(id=ready().config.version.name, created=app.STARTED)])
 
 
@@ -66,16 +66,16 @@ async def models() -> Models:
     responses={**app.ERRORS, 404: {"model": ErrorBody}},
 )
 async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
-    """Answer a conversation, whole or as it is written."""
+    """Answers a conversation, complete or as a stream of events."""
     handler = ready()
     name = handler.config.version.name
     if body.model not in (None, name):
-        raise HttpError(404, "not_found", "no such model answers here")
+        raise HttpError(404, "not_found", f"this endpoint serves {name}")
     ids = handler.prompt(body)
     pieces = handler.write(ids, body, app.timeout(request))
     identity = f"chatcmpl-{uuid.uuid4().hex}"
     if body.stream:
-        first = await anext(aiter(pieces))  # refusals come before the status is sent
+        first = await anext(aiter(pieces))  # raises an error while another status can be sent
         handler.metrics.count(PATH, 200)
         events = _events(first, pieces, body, identity, name, len(ids))
         return fastapi.responses.StreamingResponse(
@@ -85,7 +85,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             if await request.is_disconnected():
-                return fastapi.Response(status_code=CLIENT_LEFT)  # which nobody reads
+                return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
             text += piece.text
             last = piece
     assert last is not None
@@ -121,7 +121,7 @@ async def _events(
 
     yield event(Delta(role="assistant", content=""))
     piece = first
-    async with contextlib.aclosing(rest):  # a client that leaves ends the writing
+    async with contextlib.aclosing(rest):  # the generation ends when the client disconnects
         while True:
             if piece.text:
                 yield event(Delta(content=piece.text))

@@ -1,21 +1,21 @@
-"""Messages of a language model's endpoint, as clients of OpenAI's chat completions know them."""
+"""Messages of a language model's endpoint, a subset of OpenAI's chat completions."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 PATH = "/v1/chat/completions"
-"""Where answers are requested, below the endpoint's route."""
+"""Path of chat completions, below the endpoint's route."""
 MAX_MESSAGES, MAX_CHARACTERS = 256, 65_536
-"""Of a conversation, and of one message."""
+"""Most messages of a conversation, and most characters of one message."""
 MAX_STOPS, MAX_STOP_CHARACTERS = 4, 64
-"""Texts that end an answer, and how long one may be."""
+"""Most stop texts of a request, and most characters of one."""
 MAX_ANSWER_TOKENS = 4096
-"""Most tokens that may be asked for."""
+"""Largest value of `max_tokens`."""
 DEFAULT_ANSWER_TOKENS = 256
 
 Finish = Literal["stop", "length"]
-"""The model or a stop text ended the answer; or its tokens or the time were used up."""
+"""`stop`: the model or a stop text ended the answer; `length`: its tokens or its time ran out."""
 
 
 class Message(BaseModel):
@@ -28,7 +28,7 @@ class Message(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream holds besides the answer."""
+    """Optional parts of a stream."""
 
     include_usage: bool = False
 
@@ -37,7 +37,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
 class ChatRequest(BaseModel):
-    """A conversation to be answered; fields that are not known are passed over."""
+    """A conversation to answer; unknown fields are ignored."""
 
     model_config = ConfigDict(
         extra="ignore",
@@ -48,33 +48,33 @@ class ChatRequest(BaseModel):
     )
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    """The turns so far, the last one by the user."""
+    """The messages so far; the last one must not be the assistant's."""
     model: Annotated[str, Field(max_length=256)] | None = None
-    """Name of the model; left out, the one that answers here."""
+    """Name of the model; the default is the model of this endpoint."""
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     """Most tokens of the answer."""
     max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWER_TOKENS)] | None = (
         None
     )
-    """The same under its newer name."""
+    """OpenAI's newer name of `max_tokens`; it takes precedence."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """How freely words are drawn; 0 always takes the likeliest."""
+    """Sampling temperature; 0 always selects the most likely token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Words are drawn from the likeliest that have this probability together."""
+    """Tokens are sampled from the smallest set of likely ones with this total probability."""
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    """Texts that end the answer, and are not part of it."""
+    """Texts that end the answer; the answer does not include them."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """The same seed draws the same words."""
+    """Seed of the sampling: the same seed gives the same answer."""
     stream: bool = False
-    """Whether the answer comes as it is written, as server-sent events."""
+    """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
     n: Literal[1] = 1
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Texts that end the answer."""
-        found = [self.stop] if isinstance(self.stop, str) else self.stop
-        return tuple(found or ())
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
+        return tuple(stops or ())
 
     @property
     def answer_tokens(self) -> int:
@@ -83,7 +83,7 @@ class ChatRequest(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens read and written."""
+    """Tokens of the prompt and of the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -99,7 +99,7 @@ class Choice(BaseModel):
 
 
 class ChatResponse(BaseModel):
-    """A whole answer."""
+    """A complete answer."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -110,14 +110,14 @@ class ChatResponse(BaseModel):
 
 
 class Delta(BaseModel):
-    """What came since the last piece."""
+    """Text generated since the last event."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
 
 
 class PieceChoice(BaseModel):
-    """A piece of the answer."""
+    """A part of the answer."""
 
     index: int = 0
     delta: Delta
@@ -136,7 +136,7 @@ class ChatPiece(BaseModel):
 
 
 class Model(BaseModel):
-    """A model that answers."""
+    """A model of this endpoint."""
 
     id: str
     object: Literal["model"] = "model"
@@ -145,14 +145,14 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """Every model that answers here."""
+    """The models of this endpoint."""
 
     object: Literal["list"] = "list"
     data: list[Model]
 
 
 class ChatInfo(BaseModel):
-    """Which model answers."""
+    """The model that this endpoint serves."""
 
     task: Literal["causal-lm"] = "causal-lm"
     name: str
@@ -160,4 +160,4 @@ class ChatInfo(BaseModel):
     metrics: dict[str, float]
     engine: str
     max_length: int
-    """Tokens of a conversation and its answer together."""
+    """Most tokens of a conversation and its answer together."""

@@ -1,4 +1,4 @@
-"""How classifiers are served: one entry for all that serving asks of the task."""
+"""The `TaskEndpoint` of classifiers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,44 +14,44 @@ from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.metrics import Metrics
-from serve.tasks.comparison import Comparison, Finding
-from serve.tasks.endpoint import Ask, TaskEndpoint
+from serve.tasks.comparison import ComparedMetric, Comparison
+from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.tasks.text_classification import handler, routes
 from serve.tasks.text_classification.schemas import PATH
 from serve.version import ModelVersion
 
 CHANCE = 1.96
-"""Standard deviations that a difference must exceed to be no accident."""
+"""Standard deviations above which a difference is significant (two-sided, 5 %)."""
 TEXTS_PER_REQUEST = 32
 FEWEST_BODIES, INPUTS = 8, 512
-"""Least different requests of a load test, and about how many inputs they have together."""
+"""Fewest distinct request bodies of a load test, and about how many inputs they have together."""
 
 
 class ClassificationEndpoint(TaskEndpoint):
-    """Classifiers, behind `/predict`."""
+    """Serves classifiers at `/predict`."""
 
     path = PATH
     title = "Classifiers"
     is_exportable = True
 
     def load(self, config: ReplicaConfig) -> handler.ClassificationHandler:
-        """A warm classifier. Raises CheckpointError when the model's files were altered."""
+        """Starts a warm classifier; raises CheckpointError or DeployError."""
         return handler.load(config)
 
     def application(self) -> fastapi.FastAPI:
-        """The routes of a classifier."""
+        """Returns the FastAPI application of a classifier."""
         return routes.api
 
     def in_frontend(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
     ) -> handler.ClassificationHandler:
-        """The handler of a frontend, whose scores a replica computes."""
+        """Returns a frontend worker's handler, which gets its scores from the replica."""
         return handler.ClassificationHandler(config, choice, client, metrics)
 
     def bodies(
         self, texts: Sequence[str], model: Mapping[str, Any], *, per_request: int, tokens: int
     ) -> list[Any]:
-        """Texts, or pairs of them, alone or in lists."""
+        """Returns predict requests with a text or a pair each, or with lists of them."""
         inputs: list[Any] = list(texts)
         if model.get("is_pair"):
             others = [*texts[1:], *texts[:1]]
@@ -65,17 +65,20 @@ class ClassificationEndpoint(TaskEndpoint):
         return [{"inputs": each} for each in inputs]
 
     def compare(
-        self, old: ModelVersion, new: ModelVersion, ask: Ask
+        self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
-        """Labels of both versions on the evaluation rows of the old one; none of pair models."""
+        """Compares the labels that both versions give the old version's evaluation rows.
+
+        Returns None for models of pairs and for versions with different labels.
+        """
         right, texts = evaluation(old)
         if not texts or old.labels != new.labels:
             return None, ()
-        answers = [_labels(version, texts, ask) for version in (old, new)]
+        answers = [_labels(version, texts, send) for version in (old, new)]
         return compare(answers[0], answers[1], right), texts
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
-        """Texts of the rows that a version was evaluated with; none of pair models."""
+        """Returns the texts of a version's evaluation rows; empty for a model of pairs."""
         return evaluation(version)[1]
 
 
@@ -83,9 +86,9 @@ ENDPOINT = ClassificationEndpoint()
 
 
 def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
-    """Labels and texts of the rows that it was evaluated with; none of models of pairs.
+    """Returns the labels and the texts of a version's evaluation rows; empty for a model of pairs.
 
-    Older versions keep rows as tokens alone, which are decoded.
+    Versions that stored token ids without texts get their texts by decoding.
     """
     rows = eval_sample.read(Path(version.path))
     if not rows or version.is_pair:
@@ -97,56 +100,60 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
     return [version.labels[row.label] for row in rows], texts
 
 
-def _labels(version: ModelVersion, texts: Sequence[str], ask: Ask) -> list[str]:
-    found: list[str] = []
+def _labels(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
+    labels: list[str] = []
     for first in range(0, len(texts), TEXTS_PER_REQUEST):
-        answer = ask(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
-        found += [row["label"] for row in answer]
-    return found
+        answer = send(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
+        labels += [row["label"] for row in answer]
+    return labels
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Labels of both versions on the same labelled texts."""
+class LabelCounts:
+    """Counts of the labels that two versions give the same labelled texts."""
 
     rows: int
     agreeing: int
+    """Rows with the same label from both versions."""
     only_old_right: int
     only_new_right: int
 
     @property
     def change(self) -> float:
-        """Accuracy of the new version minus that of the old one."""
+        """Accuracy of the new version minus the accuracy of the old one."""
         return (self.only_new_right - self.only_old_right) / self.rows if self.rows else 0.0
 
     @property
     def is_chance(self) -> bool:
-        """Whether the change may be an accident (McNemar's test)."""
+        """True if the change in accuracy is not significant.
+
+        Source: McNemar's test, in its normal approximation.
+        """
         differing = self.only_old_right + self.only_new_right
         difference = abs(self.only_old_right - self.only_new_right)
         return difference <= CHANCE * math.sqrt(differing)
 
     def comparison(self) -> Comparison:
-        """What rules on accuracy and agreement are held against."""
+        """Returns the metrics `accuracy` and `agreement` for the rules of a gate."""
         if not self.rows:
             return Comparison("no evaluation rows", {})
         share = self.agreeing / self.rows
-        change = f"its accuracy is {self.change:+.3f} off the old one's on {self.rows} texts"
-        same = f"it gives {share:.1%} of {self.rows} texts the old label"
-        findings = {
-            "accuracy": Finding(self.change, change, self.is_chance),
-            "agreement": Finding(share, same),
+        change = f"its accuracy changes by {self.change:+.3f} on {self.rows} texts"
+        same = f"it gives {share:.1%} of {self.rows} texts the old version's label"
+        metrics = {
+            "accuracy": ComparedMetric(self.change, change, self.is_chance),
+            "agreement": ComparedMetric(share, same),
         }
-        return Comparison(f"accuracy {self.change:+.3f}", findings)
+        return Comparison(f"accuracy {self.change:+.3f}", metrics)
 
 
 def compare(old: Sequence[str], new: Sequence[str], right: Sequence[str]) -> Comparison:
-    """The labels of two versions beside the right ones."""
+    """Compares the labels of two versions, given the right labels of the same texts."""
     rows = list(zip(old, new, right, strict=True))
-    judged = Judged(
+    counts = LabelCounts(
         rows=len(rows),
         agreeing=sum(a == b for a, b, _ in rows),
         only_old_right=sum(a == c != b for a, b, c in rows),
         only_new_right=sum(b == c != a for a, b, c in rows),
     )
-    return judged.comparison()
+    return counts.comparison()

@@ -1,4 +1,4 @@
-"""A classifier's requests and responses: texts in, labels out."""
+"""The handler of a text classifier: parses texts and renders their labels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from serve.version import fetched
 
 
 class ClassificationHandler(InferHandler[PredictRequest]):
-    """Answers with the label of each text."""
+    """Answers requests with the label of each text."""
 
     path = PATH
 
@@ -33,7 +33,7 @@ class ClassificationHandler(InferHandler[PredictRequest]):
 
     @property
     def info(self) -> ModelInfo:
-        """Which model answers."""
+        """The model that this endpoint serves."""
         version = self.config.version
         return ModelInfo(
             task=version.task,
@@ -47,15 +47,19 @@ class ClassificationHandler(InferHandler[PredictRequest]):
         )
 
     def parse(self, body: bytes) -> tuple[PredictRequest, list[Text]]:
-        """A predict request and its texts; raises HttpError."""
+        """Returns the predict request in a body, and its texts; raises HttpError."""
         request = schemas.parse(body)
         return request, schemas.as_texts(request.inputs, is_pair=self.config.version.is_pair)
 
     def render(self, request: PredictRequest, answer: Answer) -> HttpResponse:
-        """The labels of a request's texts as JSON; raises HttpError for a text that was cut."""
+        """Returns the labels of a request's texts as JSON.
+
+        Raises:
+            HttpError: 422 if a text was cut and the request has `truncate: false`.
+        """
         if answer.is_cut and not request.truncate:
             length = self.config.version.max_length
-            message = f"an input has more than the {length} tokens that the model takes"
+            message = f"an input has more tokens than the model's limit of {length}"
             raise HttpError(422, "too_long", message)
         labelled = [self._label(scores, request.top_k) for scores in answer.scores]
         headers = {
@@ -91,7 +95,10 @@ class ClassificationHandler(InferHandler[PredictRequest]):
         ]
 
     def _label(self, scores: Sequence[float], top_k: int | None) -> object:
-        """The best label, or a list of the best; few labels are faster without numpy."""
+        """Returns the best label, or the list of the `top_k` best.
+
+        Without numpy, which is slower for few labels.
+        """
         if top_k is None:
             best = max(range(len(scores)), key=scores.__getitem__)
             return {"label": self._labels[best], "score": scores[best]}
@@ -100,7 +107,12 @@ class ClassificationHandler(InferHandler[PredictRequest]):
 
 
 def load(config: ReplicaConfig) -> ClassificationHandler:
-    """A warm classifier. Raises CheckpointError when the model's files were altered."""
+    """Starts a warm classifier.
+
+    Raises:
+        CheckpointError: if a file of the model is missing or was altered.
+        DeployError: if no engine passes the acceptance check.
+    """
     config = replace(config, version=fetched(config.version))
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)

@@ -1,4 +1,4 @@
-"""The application of a classifier behind the guard: health, protocol v2, playground."""
+"""The FastAPI application of a classifier: predictions, health, Open Inference Protocol, page."""
 
 from typing import Any, cast
 
@@ -6,7 +6,14 @@ import fastapi
 import fastapi.responses
 
 from serve.http import open_inference
-from serve.http.app import ERRORS, framework, page, ready, response, timeout
+from serve.http.app import (
+    ERRORS,
+    create_application,
+    fastapi_response,
+    page,
+    require_handler,
+    timeout,
+)
 from serve.http.errors import ErrorBody
 from serve.tasks.text_classification.handler import ClassificationHandler
 from serve.tasks.text_classification.schemas import (
@@ -18,12 +25,12 @@ from serve.tasks.text_classification.schemas import (
 )
 
 DESCRIPTION = "Text classification served by Winnow. POST texts to `predict`."
-api = framework(DESCRIPTION, SENTENCES)
+api = create_application(DESCRIPTION, SENTENCES)
 
 
 def classifier() -> ClassificationHandler:
-    """The classifier of this process; HttpError until it is there."""
-    return cast("ClassificationHandler", ready())
+    """Returns the classifier of this process; raises HttpError 503 until it is ready."""
+    return cast("ClassificationHandler", require_handler())
 
 
 @api.post(
@@ -32,24 +39,23 @@ def classifier() -> ClassificationHandler:
     responses=ERRORS,
 )
 async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
-    """Label one text, a pair of texts, or each of a list.
+    """Labels one text, one pair of texts, or each item of a list.
 
-    The headers of the answer say which model version gave it, how long it waited and in company of
-    how many texts.
+    The response's headers give the model version, the time in the queue, and the rows of the batch.
     """
-    # in the OpenAPI document by this, answered by the guard before it
-    return response(await classifier().predict(await request.body(), timeout(request)))
+    # this route is for the OpenAPI document: the request guard answers the requests themselves
+    return fastapi_response(await classifier().predict(await request.body(), timeout(request)))
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})
 async def health() -> ModelInfo:
-    """Say which model answers."""
+    """Describes the model that this endpoint serves."""
     return classifier().info
 
 
 @api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
 async def playground() -> fastapi.responses.HTMLResponse:
-    """A page for people."""
+    """A page to try the model in a browser."""
     return page(__package__)
 
 

@@ -1,4 +1,4 @@
-"""Messages of a text classifier's endpoint: requests, responses, and what makes one valid."""
+"""Messages of a text classifier's endpoint, and their validation."""
 
 from typing import Annotated, Any
 
@@ -9,17 +9,17 @@ from serve.http.errors import HttpError, describe
 from serve.http.open_inference import MAX_CHARACTERS, MAX_TEXTS
 
 PATH = "/predict"
-"""Where predictions are requested, below the endpoint's route."""
+"""Path of predictions, below the endpoint's route."""
 SENTENCES = {
     "inputs": "inputs must be a string, a pair of texts, or a list of them that is not empty"
 }
-"""What fields of several types must be."""
+"""Messages of validation errors of fields that accept several types."""
 
 TextField = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
 class Pair(BaseModel):
-    """Two texts that are judged together."""
+    """Two texts that are classified together."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,9 +49,9 @@ class PredictRequest(BaseModel):
     )
     """A text, a pair of texts, or a list of them."""
     top_k: Annotated[int, Field(strict=True, ge=1, le=1000)] | None = None
-    """So many labels for each input, best first, as a list; left out, the best label alone."""
+    """Number of labels for each input, as a list, best first; by default the best label alone."""
     truncate: Annotated[bool, Field(strict=True)] = True
-    """Whether inputs longer than the model takes are cut; if not, they are refused."""
+    """Cut inputs that are longer than the model's limit; if false, the request is refused (422)."""
 
 
 class LabelScore(BaseModel):
@@ -62,7 +62,7 @@ class LabelScore(BaseModel):
 
 
 class ModelInfo(BaseModel):
-    """Which model answers."""
+    """The model that this endpoint serves."""
 
     task: str
     name: str
@@ -75,7 +75,11 @@ class ModelInfo(BaseModel):
 
 
 def parse(body: bytes) -> PredictRequest:
-    """A predict request; HttpError when it is no JSON (400) or no request (422)."""
+    """Parses the body of a predict request.
+
+    Raises:
+        HttpError: 400 if the body is not JSON, 422 if a field is invalid.
+    """
     try:
         return PredictRequest.model_validate_json(body)
     except ValidationError as error:
@@ -86,7 +90,11 @@ def parse(body: bytes) -> PredictRequest:
 
 
 def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:
-    """Inputs as tuples for the engine; HttpError for a pair instead of a text or the like."""
+    """Converts the inputs of a request into tuples of one text, or of two for a model of pairs.
+
+    Raises:
+        HttpError: 422 for a pair if the model takes single texts, and the reverse.
+    """
     items = inputs if isinstance(inputs, list) else [inputs]
     texts: list[Text] = [(i.text, i.text_pair) if isinstance(i, Pair) else (i,) for i in items]
     wanted = 2 if is_pair else 1

@@ -1,4 +1,4 @@
-"""Batches on a GPU: every one within the limits has a shape that was captured beforehand."""
+"""On a GPU every batch within the limits has a shape that was captured at the start."""
 
 import random
 from pathlib import Path
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from serve.batching.policy import Limits, block
+from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import Padding, Row, Tokenizer
 from serve.engines import selection
 from serve.engines.captured_engine import CapturedEngine, shape_of, shapes
-from serve.engines.selection import EngineFactory, GateRows
+from serve.engines.selection import EngineFactory, EvalSample
 from serve.version import ModelVersion
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -23,7 +23,7 @@ def test_whatever_a_batch_is_its_shape_is_known(longest: int) -> None:
     known = set(shapes(limits.batch_rows, limits.batch_tokens, longest))
     for _ in range(2000):
         lengths = [draw.randint(1, longest) for _ in range(draw.randint(1, 90))]
-        for batch in block(lengths, limits):
+        for batch in form_batches(lengths, limits):
             assert shape_of(len(batch), max(lengths[n] for n in batch)) in known
     assert len(known) < 200
 
@@ -50,13 +50,13 @@ def test_captured_batches_give_the_scores_of_fp32(
     precision: str, bound: float, version: ModelVersion, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    gate = selection.read_gate(Path(version.path))
-    maker = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
-    expected = selection.scores(maker.make("torch-fp32", GateRows((), ())), gate.rows, 16)
+    sample = selection.read_eval_sample(Path(version.path))
+    factory = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
+    expected = selection.scores(factory.make("torch-fp32", EvalSample((), ())), sample.rows, 16)
     engine = CapturedEngine(Path(version.path), tokenizer, precision)  # type: ignore[arg-type]
     for batch in (1, 16, 50):
-        assert selection.scores(engine, gate.rows, batch) == pytest.approx(expected, abs=bound)
-    launched = [engine.launch(gate.rows[n : n + 8]) for n in (0, 8, 16)]
+        assert selection.scores(engine, sample.rows, batch) == pytest.approx(expected, abs=bound)
+    launched = [engine.launch(sample.rows[n : n + 8]) for n in (0, 8, 16)]
     for number, landing in enumerate(launched):
-        alone = engine.run(gate.rows[8 * number : 8 * number + 8])
+        alone = engine.run(sample.rows[8 * number : 8 * number + 8])
         assert landing() == pytest.approx(alone)

@@ -1,4 +1,4 @@
-"""Engines answer to the scores of training, whatever the architecture; else nothing is served."""
+"""Only engines that reproduce training's scores serve, for every architecture."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Publish = Callable[[str], EngineFactory]
 
 @pytest.fixture(scope="module")
 def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publish:
-    """Trains a tiny model of an architecture; what makes its engines."""
+    """Trains a tiny model of an architecture and returns the factory of its engines."""
     known: dict[str, EngineFactory] = {}
 
     def make(kind: str) -> EngineFactory:
@@ -54,20 +54,20 @@ def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publis
 
 @pytest.mark.parametrize("kind", ["xlnet", "t5", "bart", "gpt2", "roberta"])
 def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publish) -> None:
-    maker = published(kind)
-    gate = selection.read_gate(maker.model)
-    assert gate.scores is not None
-    choice = selection.choose(maker, EXACT, gate, is_timed=False)
+    factory = published(kind)
+    sample = selection.read_eval_sample(factory.model)
+    assert sample.scores is not None
+    choice = selection.choose(factory, EXACT, sample, is_timed=False)
     allowed = [trial.engine for trial in choice.trials if not trial.refusal]
     assert "torch-fp32" in allowed
     for name in allowed:
-        engine = maker.make(name, gate)
+        engine = factory.make(name, sample)
         for batch in (1, 7, 50):
-            assert selection.scores(engine, gate.rows, batch) == pytest.approx(
-                gate.scores, abs=1e-3
+            assert selection.scores(engine, sample.rows, batch) == pytest.approx(
+                sample.scores, abs=1e-3
             )
-    texts = [tuple(row.texts) for row in eval_sample.read(maker.model)]
-    assert [list(row.ids) for row in maker.tokenizer.rows(texts)] == [r.ids for r in gate.rows]
+    texts = [tuple(row.texts) for row in eval_sample.read(factory.model)]
+    assert [list(row.ids) for row in factory.tokenizer.rows(texts)] == [r.ids for r in sample.rows]
 
 
 @pytest.mark.gpu
@@ -78,28 +78,30 @@ def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publ
 def test_models_that_cannot_be_captured_are_run_as_they_are(
     kind: str, engine: type, published: Publish
 ) -> None:
-    maker = replace(published(kind), device="cuda")
-    gate = selection.read_gate(maker.model)
-    assert type(maker.make("torch-fp32", gate)) is engine
-    choice = selection.choose(maker, ("torch-fp32",), gate, is_timed=False)
+    factory = replace(published(kind), device="cuda")
+    sample = selection.read_eval_sample(factory.model)
+    assert type(factory.make("torch-fp32", sample)) is engine
+    choice = selection.choose(factory, ("torch-fp32",), sample, is_timed=False)
     assert (choice.engine, choice.is_one_by_one) == ("torch-fp32", False)
 
 
-def exchanged(maker: EngineFactory, folder: Path) -> EngineFactory:
+def exchanged(factory: EngineFactory, folder: Path) -> EngineFactory:
     """The same model with the rows of its output layer in another order."""
-    model = shutil.copytree(maker.model, folder / "model")
+    model = shutil.copytree(factory.model, folder / "model")
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(model)
     weight = loaded.classifier.out_proj.weight.data
     weight.copy_(weight.flip(0))
     loaded.save_pretrained(model)
-    return EngineFactory(model, folder / "exports", maker.tokenizer, "cpu", 1)
+    return EngineFactory(model, folder / "exports", factory.tokenizer, "cpu", 1)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_version_that_no_engine_scores_as_training_did_is_not_served(
     name: EngineName, published: Publish, tmp_path: Path
 ) -> None:
-    """A planted fault: the classes are exchanged. Also where one engine alone is asked for."""
-    maker = exchanged(published("roberta"), tmp_path)
-    with pytest.raises(DeployError, match="no engine gives its evaluation rows the scores of"):
-        selection.choose(maker, (name,), selection.read_gate(maker.model), is_timed=False)
+    """A planted fault exchanges the classes. The check also runs if one engine is configured."""
+    factory = exchanged(published("roberta"), tmp_path)
+    with pytest.raises(DeployError, match="no engine reproduces training's scores"):
+        selection.choose(
+            factory, (name,), selection.read_eval_sample(factory.model), is_timed=False
+        )

@@ -1,4 +1,4 @@
-"""Every engine gives what transformers gives, whatever stands beside a text in its batch."""
+"""Every engine gives transformers' scores, whatever the other texts of the batch are."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from serve.engines import openvino_engine, packing, selection
 from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, Shape
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
-from serve.engines.selection import PACKED_TOKENS, EngineFactory, GateRows, Judge
+from serve.engines.selection import PACKED_TOKENS, AcceptanceCheck, EngineFactory, EvalSample
 from serve.version import ModelVersion
 
 pytestmark = [
@@ -36,11 +36,11 @@ BOUNDS: dict[EngineName, float] = {
     "openvino-bf16": 0.02,
     "openvino-int8": 0.05,
 }
-"""Most that a probability may differ from transformers' in fp32."""
+"""Largest difference of a probability from transformers' in fp32."""
 
 
 @pytest.fixture(scope="module")
-def maker(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> EngineFactory:
+def factory(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> EngineFactory:
     """Makes engines of the tiny model."""
     folder = Path(version.path)
     tokenizer = Tokenizer(folder, version.max_length)
@@ -48,15 +48,15 @@ def maker(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> En
 
 
 @pytest.fixture(scope="module")
-def gate(version: ModelVersion) -> GateRows:
+def sample(version: ModelVersion) -> EvalSample:
     """The evaluation rows that were saved beside the model."""
-    return selection.read_gate(Path(version.path))
+    return selection.read_eval_sample(Path(version.path))
 
 
-def test_evaluation_rows_are_saved_beside_the_model(gate: GateRows) -> None:
-    assert len(gate.rows) == len(gate.labels) == 50
-    assert set(gate.labels) == {0, 1}
-    assert all(3 <= len(row) <= 32 and row.ids[0] == 101 for row in gate.rows)
+def test_evaluation_rows_are_saved_beside_the_model(sample: EvalSample) -> None:
+    assert len(sample.rows) == len(sample.labels) == 50
+    assert set(sample.labels) == {0, 1}
+    assert all(3 <= len(row) <= 32 and row.ids[0] == 101 for row in sample.rows)
 
 
 def test_a_published_model_says_what_it_is(version: ModelVersion) -> None:
@@ -66,18 +66,18 @@ def test_a_published_model_says_what_it_is(version: ModelVersion) -> None:
 
 
 def test_rows_are_tokenised_as_transformers_does(
-    version: ModelVersion, maker: EngineFactory
+    version: ModelVersion, factory: EngineFactory
 ) -> None:
     reference = transformers.AutoTokenizer.from_pretrained(version.path)
-    for text, row in zip(TEXTS, maker.tokenizer.rows(TEXTS), strict=True):
+    for text, row in zip(TEXTS, factory.tokenizer.rows(TEXTS), strict=True):
         expected = reference(*text, truncation=True, max_length=32)
         assert list(row.ids) == expected["input_ids"]
     pair = ("it rained all day", "the street " * 30)
     expected = reference(*pair, truncation=True, max_length=32)
-    (row,) = maker.tokenizer.rows([pair])
+    (row,) = factory.tokenizer.rows([pair])
     assert (list(row.ids), list(row.types)) == (expected["input_ids"], expected["token_type_ids"])
     assert row.is_cut
-    assert not maker.tokenizer.rows([("short",)])[0].is_cut
+    assert not factory.tokenizer.rows([("short",)])[0].is_cut
 
 
 @pytest.mark.parametrize(
@@ -98,9 +98,9 @@ def test_rows_are_tokenised_as_transformers_does(
 )
 @pytest.mark.parametrize("is_lower", [True, False])
 def test_plain_texts_are_tokenised_the_same(
-    text: str, *, is_lower: bool, maker: EngineFactory, tmp_path: Path
+    text: str, *, is_lower: bool, factory: EngineFactory, tmp_path: Path
 ) -> None:
-    shutil.copytree(maker.model, tmp_path / "model")
+    shutil.copytree(factory.model, tmp_path / "model")
     told = tmp_path / "model/tokenizer_config.json"
     told.write_text(json.dumps(json.loads(told.read_text()) | {"do_lower_case": is_lower}))
     tokenizer = Tokenizer(tmp_path / "model", 32)
@@ -113,8 +113,8 @@ def test_plain_texts_are_tokenised_the_same(
         tokenizer._plain = kept
 
 
-def test_only_plain_texts_go_around_the_normaliser(maker: EngineFactory) -> None:
-    plain = maker.tokenizer._plain
+def test_only_plain_texts_go_around_the_normaliser(factory: EngineFactory) -> None:
+    plain = factory.tokenizer._plain
     assert plain
     assert plain.texts([("One", "TWO two"), ("3",)]) == [("one", "two two"), ("3",)]
     for other in ("é", "[sep]", "a\tb", "\x7f"):
@@ -123,13 +123,13 @@ def test_only_plain_texts_go_around_the_normaliser(maker: EngineFactory) -> None
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_scores_equal_those_of_transformers_alone_and_together(
-    name: EngineName, version: ModelVersion, maker: EngineFactory, gate: GateRows
+    name: EngineName, version: ModelVersion, factory: EngineFactory, sample: EvalSample
 ) -> None:
-    engine = maker.make(name, gate)
+    engine = factory.make(name, sample)
     assert engine.name == name
     tokenizer = transformers.AutoTokenizer.from_pretrained(version.path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(version.path).eval()
-    rows = maker.tokenizer.rows(TEXTS)
+    rows = factory.tokenizer.rows(TEXTS)
     together = selection.scores(engine, rows, len(rows))
     alone = selection.scores(engine, rows, 1)
     for number, text in enumerate(TEXTS):
@@ -191,15 +191,15 @@ def test_a_shape_is_kept_where_that_wastes_little() -> None:
 
 
 def test_a_row_that_is_there_for_the_shape_changes_nothing(
-    maker: EngineFactory, gate: GateRows
+    factory: EngineFactory, sample: EvalSample
 ) -> None:
-    engine = maker.make("openvino-fp32", gate)
+    engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
-    reference = selection.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    reference = selection.scores(factory.make("torch-fp32", sample), sample.rows, 1)
     engine.packing.spare = 1e6
-    engine.run(gate.rows[:20])
+    engine.run(sample.rows[:20])
     shape = engine.packing.last
-    found = selection.scores(engine, gate.rows, 1)
+    found = selection.scores(engine, sample.rows, 1)
     assert engine.packing.last == shape != (1, shape[1])
     assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
 
@@ -222,12 +222,12 @@ def test_usual_shapes_are_one_row_for_few_inputs_and_full_batches_for_many_by_tu
 
 
 def test_every_row_is_as_full_as_it_can_be() -> None:
-    assert packing.filled([6, 5, 5, 4], 10) == [[0, 3], [1, 2]]
-    assert packing.filled([7, 6, 5, 5, 4, 4, 3, 2], 12) == [[0, 2], [1, 4, 7], [3, 5, 6]]  # best
+    assert packing.pack([6, 5, 5, 4], 10) == [[0, 3], [1, 2]]
+    assert packing.pack([7, 6, 5, 5, 4, 4, 3, 2], 12) == [[0, 2], [1, 4, 7], [3, 5, 6]]  # best
     draw = random.Random(3)
     for _ in range(200):
         lengths = [draw.randint(2, 20) for _ in range(draw.randint(1, 12))]
-        rows = packing.filled(lengths, 24)
+        rows = packing.pack(lengths, 24)
         assert sorted(itertools.chain.from_iterable(rows)) == list(range(len(lengths)))
         longest, *others = sorted(range(len(lengths)), key=lambda index: -lengths[index])
         sums = (
@@ -240,7 +240,7 @@ def test_every_row_is_as_full_as_it_can_be() -> None:
 
 
 def test_a_shape_with_a_graph_of_its_own_is_taken_unless_it_wastes_much() -> None:
-    laid = Packing(9, 4, made=((1, 32), (3, 16)))
+    laid = Packing(9, 4, static_shapes=((1, 32), (3, 16)))
     assert laid.arrange([31]) == (32, [[0]])
     assert laid.arrange([10, 11, 8]) == (32, [[1, 0, 2]])
     assert laid.arrange([16, 15, 16]) == (16, [[0], [2], [1]])
@@ -250,12 +250,12 @@ def test_a_shape_with_a_graph_of_its_own_is_taken_unless_it_wastes_much() -> Non
     assert laid.arrange([12]) == (32, [[0]])
     assert laid.arrange([3] * 6) == (20, [[0, 1, 2, 3, 4, 5]])  # more than five have no room
     found = laid.apply([Row([1] * 31, ())])
-    assert found["first"].tolist() == [0] * packing.room((1, 32))
+    assert found["first"].tolist() == [0] * packing.capacity((1, 32))
 
 
 def test_more_inputs_than_the_graph_of_their_shape_takes() -> None:
-    laid = Packing(9, 16, made=((1, 16), (1, 32)))
-    assert packing.room((1, 16)) == 2
+    laid = Packing(9, 16, static_shapes=((1, 16), (1, 32)))
+    assert packing.capacity((1, 16)) == 2
     found = laid.apply([Row([1] * 5, ())] * 3)  # three of one word each
     assert found["segment_ids"].shape == (1, 16)
     assert found["first"].tolist() == [0, 5, 10]
@@ -271,24 +271,24 @@ def test_more_inputs_than_the_graph_of_their_shape_takes() -> None:
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_graphs_of_their_own_shape_give_the_same_scores(
-    name: EngineName, maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    name: EngineName, factory: EngineFactory, sample: EvalSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = maker.make(name, gate)
+    engine = factory.make(name, sample)
     assert isinstance(engine, OpenVinoEngine)
-    before = selection.scores(engine, gate.rows, 1), selection.scores(engine, gate.rows, 50)
-    engine.prepare([len(row) for row in gate.rows], 256)
+    before = selection.scores(engine, sample.rows, 1), selection.scores(engine, sample.rows, 50)
+    engine.prepare([len(row) for row in sample.rows], 256)
     monkeypatch.setattr(engine, "_request", None)  # the graph for any shape
-    after = selection.scores(engine, gate.rows, 1), selection.scores(engine, gate.rows[:30], 30)
+    after = selection.scores(engine, sample.rows, 1), selection.scores(engine, sample.rows[:30], 30)
     assert np.abs(after[0] - before[0]).max() < 1e-5
     assert np.abs(after[1] - before[1][:30]).max() < 1e-5
 
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_texts_of_a_word_each_are_answered_together(
-    name: EngineName, maker: EngineFactory, gate: GateRows
+    name: EngineName, factory: EngineFactory, sample: EvalSample
 ) -> None:
-    engine = maker.make(name, gate)
-    words = maker.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
+    engine = factory.make(name, sample)
+    words = factory.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
     alone = selection.scores(engine, words, 1)
     engine.prepare([14] * 20, 256)  # one of the shapes is a row of the least width
     engine.packing.spare = 0.0
@@ -298,22 +298,22 @@ def test_texts_of_a_word_each_are_answered_together(
 
 
 def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
-    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    factory: EngineFactory, sample: EvalSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = maker.make("openvino-fp32", gate)
+    engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
-    size = (maker.exports / "openvino-rows.bin").stat().st_size
-    each = openvino_engine.OWN_GRAPH_BYTES + openvino_engine.OWN_WEIGHTS[engine.name] * size
-    monkeypatch.setattr(openvino_engine, "OWN_BYTES", 3 * each)
-    engine.prepare([len(row) for row in gate.rows], 256)
-    assert len(engine.packing.made) == 3
-    assert np.isfinite(engine.run(gate.rows)).all()  # as they come, whatever their shape
+    size = (factory.exports / "openvino-rows.bin").stat().st_size
+    each = openvino_engine.STATIC_GRAPH_BYTES + openvino_engine.STATIC_WEIGHTS[engine.name] * size
+    monkeypatch.setattr(openvino_engine, "STATIC_BYTES", 3 * each)
+    engine.prepare([len(row) for row in sample.rows], 256)
+    assert len(engine.packing.static_shapes) == 3
+    assert np.isfinite(engine.run(sample.rows)).all()  # as they come, whatever their shape
 
 
 def test_what_another_shape_costs_is_timed(
-    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    factory: EngineFactory, sample: EvalSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = maker.make("openvino-fp32", gate)
+    engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
     clock = [0.0]
     monkeypatch.setattr(openvino_engine.time, "perf_counter", lambda: clock[0])
@@ -329,13 +329,13 @@ def test_what_another_shape_costs_is_timed(
 
 @pytest.mark.parametrize("name", ["openvino-fp32", "openvino-int8"])
 def test_neighbours_in_a_row_change_nothing(
-    name: EngineName, maker: EngineFactory, gate: GateRows
+    name: EngineName, factory: EngineFactory, sample: EvalSample
 ) -> None:
-    engine = maker.make(name, gate)
+    engine = factory.make(name, sample)
     assert engine.is_packed
-    found = selection.scores(engine, gate.rows, 50)
-    assert np.abs(found - selection.scores(engine, gate.rows, 1)).max() < 1e-5
-    reference = selection.scores(maker.make("torch-fp32", gate), gate.rows, 1)
+    found = selection.scores(engine, sample.rows, 50)
+    assert np.abs(found - selection.scores(engine, sample.rows, 1)).max() < 1e-5
+    reference = selection.scores(factory.make("torch-fp32", sample), sample.rows, 1)
     assert np.abs(found - reference).max() < BOUNDS[name]
 
 
@@ -343,26 +343,26 @@ def test_neighbours_in_a_row_change_nothing(
 def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
     flags: str,
     widths: set[int],
-    maker: EngineFactory,
-    gate: GateRows,
+    factory: EngineFactory,
+    sample: EvalSample,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"flags\t\t: fpu {flags}\n")
     monkeypatch.setattr(openvino_engine, "CPU_FLAGS", tmp_path / "cpuinfo")
-    engine = maker.make("openvino-fp32", gate)
+    engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
-    rows = maker.tokenizer.rows([("x",), ("a superb film",)])
-    laid = openvino_engine.packing_of(maker.tokenizer)
+    rows = factory.tokenizer.rows([("x",), ("a superb film",)])
+    laid = openvino_engine.packing_of(factory.tokenizer)
     assert {laid.apply([row])["input_ids"].shape[1] for row in rows} == widths
-    reference = selection.scores(maker.make("torch-fp32", gate), rows, 1)
+    reference = selection.scores(factory.make("torch-fp32", sample), rows, 1)
     assert np.abs(selection.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
 
 
 def test_models_that_are_not_packed_are_padded(
-    maker: EngineFactory, gate: GateRows, tmp_path: Path
+    factory: EngineFactory, sample: EvalSample, tmp_path: Path
 ) -> None:
-    shutil.copytree(maker.model, tmp_path / "model")
+    shutil.copytree(factory.model, tmp_path / "model")
     config = transformers.DistilBertConfig(dim=16, hidden_dim=16, n_layers=1, n_heads=2)
     made = transformers.DistilBertForSequenceClassification(config)
     made.save_pretrained(tmp_path / "model")
@@ -371,11 +371,12 @@ def test_models_that_are_not_packed_are_padded(
     told.write_text(json.dumps(json.loads(told.read_text()) | names))
     tokenizer = Tokenizer(tmp_path / "model", 32)
     other = EngineFactory(tmp_path / "model", tmp_path / "exports", tokenizer, "cpu", 1)
-    engine = other.make("openvino-fp32", gate)
+    engine = other.make("openvino-fp32", sample)
     assert not engine.is_packed
-    reference = selection.scores(other.make("torch-fp32", gate), gate.rows, 50)
+    reference = selection.scores(other.make("torch-fp32", sample), sample.rows, 50)
     assert (
-        np.abs(selection.scores(engine, gate.rows, 50) - reference).max() < BOUNDS["openvino-fp32"]
+        np.abs(selection.scores(engine, sample.rows, 50) - reference).max()
+        < BOUNDS["openvino-fp32"]
     )
 
 
@@ -389,7 +390,7 @@ class Fake:
         self._wrong, self._drift = wrong, drift
 
     def run(self, rows: list[Row]) -> Logits:
-        """The label is the first id, but for rows whose second id is below `wrong`."""
+        """Gives the first id as the label, except for rows whose second id is below `wrong`."""
         signs = [
             (1 if row.ids[0] else -1) * (-1 if row.ids[1] < self._wrong else 1) for row in rows
         ]
@@ -397,7 +398,7 @@ class Fake:
         return np.array(scores, dtype=np.float32)
 
 
-GATE = GateRows(
+GATE = EvalSample(
     tuple(Row([number % 2, number], [0, 0]) for number in range(400)),
     tuple(number % 2 for number in range(400)),
 )
@@ -411,12 +412,12 @@ GATE = GateRows(
         (Fake(wrong=3), "its accuracy is 0.9925, and 1.0000"),
         (Fake(wrong=10), "another label"),
         (Fake(drift=0.05), "changes by"),
-        (Fake(drift=float("nan")), "not numbers"),
+        (Fake(drift=float("nan")), "NaN or infinity"),
     ],
 )
 def test_the_gate_refuses_engines_that_answer_otherwise(engine: Engine, refusal: str) -> None:
-    judge = Judge(GATE, selection.scores(Fake(), GATE.rows, 32))
-    trial = judge.trial(engine)
+    check = AcceptanceCheck(GATE, selection.scores(Fake(), GATE.rows, 32))
+    trial = check.run(engine)
     assert (refusal in trial.refusal) if refusal else (trial.refusal == "")
 
 
@@ -425,7 +426,7 @@ def test_budgets_are_timed_but_for_an_engine_that_packs(
     *, is_packed: bool, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Costly(Fake):
-        """A batch takes as long whatever is in it: the largest budget is the fastest."""
+        """Every batch takes the same time, so that the largest budget is the fastest."""
 
         def run(self, rows: list[Row]) -> Logits:
             time.sleep(2e-3)
@@ -433,18 +434,18 @@ def test_budgets_are_timed_but_for_an_engine_that_packs(
 
     monkeypatch.setattr(selection, "WARM_S", 0.02)
     monkeypatch.setattr(selection, "TIMED_S", 0.08)
-    engine, gate = Costly(), GateRows((Row([0] * 24, []),) * 32, (0,) * 32)
+    engine, sample = Costly(), EvalSample((Row([0] * 24, []),) * 32, (0,) * 32)
     engine.is_packed = is_packed
-    trial = selection.measure(EngineResult("onnx-fp32", ""), engine, gate, "cpu")
+    trial = selection.measure(EngineResult("onnx-fp32", ""), engine, sample, "cpu")
     assert trial.batch_tokens == budget
     assert trial.texts_per_s > 0
 
 
 def test_the_fastest_that_passes_is_chosen_and_remembered(
-    maker: EngineFactory, gate: GateRows, monkeypatch: pytest.MonkeyPatch
+    factory: EngineFactory, sample: EvalSample, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: tuple[EngineName, ...] = ("openvino-int8", "onnx-fp32", "torch-fp32")
-    found = selection.choose(maker, names, gate)
+    found = selection.choose(factory, names, sample)
     assert [trial.engine for trial in found.trials] == list(names)
     allowed = [trial for trial in found.trials if not trial.refusal]
     best = max(allowed, key=lambda trial: trial.texts_per_s)
@@ -456,36 +457,36 @@ def test_the_fastest_that_passes_is_chosen_and_remembered(
         raise AssertionError("measured again")
 
     monkeypatch.setattr(selection, "measure", refuse)
-    assert selection.choose(maker, names, gate) == found
+    assert selection.choose(factory, names, sample) == found
 
 
 def test_an_engine_that_cannot_be_made_is_told_and_left_out(
-    maker: EngineFactory, gate: GateRows, tmp_path: Path
+    factory: EngineFactory, sample: EvalSample, tmp_path: Path
 ) -> None:
-    broken = EngineFactory(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
+    broken = EngineFactory(factory.model, tmp_path, factory.tokenizer, "cpu", 1)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
-    found: Choice = selection.choose(broken, ("onnx-fp32", "torch-fp32"), gate)
+    found: Choice = selection.choose(broken, ("onnx-fp32", "torch-fp32"), sample)
     assert found.engine == "torch-fp32"
-    assert found.trials[0].refusal.startswith("cannot be made: ")
+    assert found.trials[0].refusal.startswith("cannot be created: ")
 
 
 class Drifting(EngineFactory):
     """Makes engines whose scores change with the rows of a batch."""
 
-    def make(self, name: EngineName, gate: GateRows) -> Engine:
-        """The same for every name."""
+    def make(self, name: EngineName, sample: EvalSample) -> Engine:
+        """Returns the same engine for every name."""
         return Fake(drift=0.05)
 
 
 def test_rows_are_run_by_themselves_where_batches_change_their_scores(
-    maker: EngineFactory, tmp_path: Path
+    factory: EngineFactory, tmp_path: Path
 ) -> None:
-    drifting = Drifting(maker.model, tmp_path, maker.tokenizer, "cpu", 1)
+    drifting = Drifting(factory.model, tmp_path, factory.tokenizer, "cpu", 1)
     alone = selection.scores(Fake(drift=0.05), GATE.rows, 1)
-    gate = GateRows(GATE.rows, GATE.labels, alone)
-    choice = selection.choose(drifting, ("onnx-fp32", "torch-fp32"), gate)
+    sample = EvalSample(GATE.rows, GATE.labels, alone)
+    choice = selection.choose(drifting, ("onnx-fp32", "torch-fp32"), sample)
     assert choice.is_one_by_one
     assert all("changes by" in trial.refusal for trial in choice.trials)
-    assert selection.choose(drifting, ("onnx-fp32", "torch-fp32"), gate) == choice  # remembered
-    engine = OneByOne(drifting.make(choice.engine, gate))
-    assert selection.scores(engine, gate.rows, 32) == pytest.approx(alone)
+    assert selection.choose(drifting, ("onnx-fp32", "torch-fp32"), sample) == choice  # remembered
+    engine = OneByOne(drifting.make(choice.engine, sample))
+    assert selection.scores(engine, sample.rows, 32) == pytest.approx(alone)

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from serve.engines.choose import Maker
-from serve.engines.rows import Tokenizer
-from serve.export import export
-from serve.server import ServerConfig
 
 from jobs.errors import DeployError, JobFileError
-from orchestrator import foresight
-from serve import loading
-from serve.engines import choose, packages
+from orchestrator import preflight
+from serve.batching.rows import Tokenizer
+from serve.config import ReplicaConfig
+from serve.engines import packages, selection, startup
+from serve.engines.selection import EngineFactory
+from serve.tools.export import export
 from serve.version import ModelVersion
 from tests.builders import MINILM, job
 
@@ -36,9 +35,9 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_installed_engines_are_all_tried(version: ModelVersion) -> None:
-    assert loading.engines_for(ServerConfig(version)) == choose.CPU_ENGINES
+    assert startup.engines_for(ReplicaConfig(version)) == selection.CPU_ENGINES
     assert packages.left_out(packages.NEEDS) == ""
-    assert foresight.remarks(job(serve={"route": "/a"})) == ()
+    assert preflight.remarks(job(serve={"route": "/a"})) == ()
 
 
 @pytest.mark.usefixtures("hidden")
@@ -47,9 +46,9 @@ def test_auto_serves_with_torch_and_says_what_it_leaves_out(
 ) -> None:
     own = replace(version, id="without")  # with a folder of its own for what is remembered
     tokenizer = Tokenizer(Path(own.path), own.max_length)
-    gate = choose.read_gate(Path(own.path))
+    sample = selection.read_eval_sample(Path(own.path))
     with caplog.at_level(logging.WARNING):
-        choice, engine = loading.prepare(ServerConfig(own), tokenizer, gate)
+        choice, engine = startup.prepare(ReplicaConfig(own), tokenizer, sample)
     assert [trial.engine for trial in choice.trials] == ["torch-bf16", "torch-fp32"]
     assert engine.name == choice.engine
     assert [record.getMessage() for record in caplog.records] == [ALL]
@@ -57,19 +56,19 @@ def test_auto_serves_with_torch_and_says_what_it_leaves_out(
 
 @pytest.mark.usefixtures("hidden")
 def test_a_plan_names_engines_that_auto_leaves_out() -> None:
-    assert foresight.remarks(job(serve={"route": "/a"})) == (ALL,)
-    (some,) = foresight.remarks(job(serve={"route": "/a", "precision": "bf16"}))
+    assert preflight.remarks(job(serve={"route": "/a"})) == (ALL,)
+    (some,) = preflight.remarks(job(serve={"route": "/a", "precision": "bf16"}))
     assert "leaves out openvino-bf16 without openvino;" in some
-    assert foresight.remarks(job(serve={"route": "/a", "engine": "torch-fp32"})) == ()
-    assert foresight.remarks(job(serve={"route": "/a", "accelerators": "T4:1"})) == ()
-    assert foresight.remarks(job()) == ()
+    assert preflight.remarks(job(serve={"route": "/a", "engine": "torch-fp32"})) == ()
+    assert preflight.remarks(job(serve={"route": "/a", "accelerators": "T4:1"})) == ()
+    assert preflight.remarks(job()) == ()
 
 
 @pytest.mark.usefixtures("hidden")
 def test_a_named_engine_without_its_packages_is_refused_while_planning() -> None:
     spec = job(model__base=MINILM, serve={"route": "/a", "engine": "onnx-fp32"})
     with pytest.raises(JobFileError) as caught:
-        foresight.check(spec)
+        preflight.check(spec)
     assert [f"{found.path}: {found.message}" for found in caught.value.problems] == [
         "serve.engine: needs the package onnxruntime; pip install 'raywinnow[cpu-engines]'",
         "serve.engine: needs the package onnx; pip install 'raywinnow[cpu-engines]'",
@@ -81,7 +80,7 @@ def test_making_or_exporting_without_the_packages_is_refused(
     version: ModelVersion, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    maker = Maker(Path(version.path), tmp_path, tokenizer, "cpu", 1)
+    maker = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
     with pytest.raises(DeployError, match="openvino-int8 needs openvino and nncf; pip install"):
         maker.make("openvino-int8", choose.GateRows((), ()))
     with pytest.raises(DeployError, match="onnx-fp32 needs onnxruntime and onnx; pip install"):
