@@ -82,7 +82,7 @@ def test_making_or_exporting_without_the_packages_is_refused(
     tokenizer = Tokenizer(Path(version.path), version.max_length)
     maker = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
     with pytest.raises(DeployError, match="openvino-int8 needs openvino and nncf; pip install"):
-        maker.make("openvino-int8", choose.GateRows((), ()))
+        maker.make("openvino-int8", selection.EvalSample((), ()))
     with pytest.raises(DeployError, match="onnx-fp32 needs onnxruntime and onnx; pip install"):
         export(version, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()
