@@ -128,6 +128,10 @@ class DeployError(WinnowError):
     """An endpoint that did not become healthy or does not answer."""
 
 
+class RequestError(WinnowError):
+    """A request that an endpoint refuses, or that cannot be sent to one."""
+
+
 def shown(value: object) -> str:
     """A value as errors show it: in one line, and cut where it is long."""
     return _cut(repr(value))

@@ -11,7 +11,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ from jobs.spec.serve import ServeSpec
 from serve.config import configure
 from serve.deploy import endpoints, haproxy_client, release
 from serve.deploy.application import Replica
+from serve.deploy.endpoint import Endpoint
 from serve.deploy.endpoints import HOST
 from serve.deploy.release import Side
 from serve.deploy.routing import application_of, version_of
@@ -56,19 +56,6 @@ DRAIN_S = 3.0
 
 FindVersion = Callable[[str, str], ModelVersion]
 """A published version by name and id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A healthy application."""
-
-    application: str
-    url: str
-    """Of the route; predictions are at `<url>/predict`."""
-    version: str
-    """Id of the model version that answers."""
-    grpc: str | None = None
-    """Address of gRPC, where it answers that too."""
 
 
 def deploy(

@@ -6,11 +6,13 @@ from typing import Any, ClassVar
 
 import fastapi
 
+from jobs.errors import RequestError
 from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.handler import Handler, PredictHandler
 from serve.http.metrics import Metrics
+from serve.tasks.answers import Prediction
 from serve.tasks.comparison import Comparison
 from serve.version import ModelVersion
 
@@ -48,6 +50,19 @@ class TaskEndpoint(abc.ABC):
             per_request: Texts in one request; DeployError where the task takes no lists.
             tokens: Most tokens of a generated answer.
         """
+
+    def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+        """Bodies of requests that together ask for a prediction of each input, in order.
+
+        `options` are further fields of each body. Raises RequestError for an input of another kind.
+        """
+        raise RequestError(
+            f"{self.title} cannot be asked from Python; POST to {self.path} of the endpoint"
+        )
+
+    def predictions(self, reply: Any) -> list[Prediction]:
+        """The predictions in the answer to one of the bodies that `questions` returns."""
+        raise NotImplementedError(f"{self.title} have no predictions")
 
     def in_frontend(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
