@@ -30,6 +30,25 @@ def of(error: BaseException | None) -> type[BaseException] | None:
     return None
 
 
+def take_over() -> None:
+    """Let SIGTERM interrupt from now on; only the main thread may, and elsewhere it is left."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+@contextlib.contextmanager
+def handler_kept() -> Iterator[None]:
+    """What SIGTERM does is the same after the block as before it, whoever changes it inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
 @contextlib.contextmanager
 def asked_first(leave: threading.Event, tell: Callable[[str], None]) -> Iterator[None]:
     """Inside the block a first signal sets `leave`, which is told, and a second one interrupts.

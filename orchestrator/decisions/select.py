@@ -62,6 +62,11 @@ class Winner:
     finalists: tuple[str, ...] = ()
     """Ids of the best candidates, in order, as many as are timed again."""
 
+    def __str__(self) -> str:
+        """Candidate and searched fields."""
+        values = (f"{name.rsplit('.', 1)[-1]} {value}" for name, value in self.params.items())
+        return ", ".join((self.candidate.id, *values))
+
 
 def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
     """Where quality trials run: the candidate with the cheapest sample, or the fastest unpriced."""

@@ -42,6 +42,8 @@ class FitResult:
     """What the whole time looked like on the way."""
     proof: Proven | None = None
     """That its saved model scores as it did in training; None for what an older release trained."""
+    run: str = ""
+    """Id of the run that it is the training of."""
 
 
 @dataclass(frozen=True, slots=True)

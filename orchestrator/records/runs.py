@@ -23,6 +23,8 @@ Value = TypeVar("Value")
 JOURNAL = "journal.jsonl"
 SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
+WINNER = "winner.yaml"
+"""The job that its sweep chose, as a file that can be run as it is."""
 STAGES = (
     "inventory",
     "plan",
@@ -107,6 +109,13 @@ class Run:
             raise RunError(
                 f"{self.url}/{name}.json was altered and cannot be read; start a new run"
             ) from None
+
+    def value(self, name: str, kind: type[Value]) -> Value:
+        """The recorded value of a stage; RunError before it finished."""
+        found = self.read(name, kind)
+        if found is None:
+            raise RunError(f"{self.url} has no {name} yet; resume the run")
+        return found
 
     def append(self, name: str, value: object) -> None:
         """Record one value of a stage that makes many."""
