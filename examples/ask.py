@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import httpx
+import orchestrator as winnow
 
 SENTENCES = (
     "A warm, funny and beautifully acted film.",
@@ -25,14 +25,14 @@ def main() -> int:
     url = json.loads(found[-1].read_text(encoding="utf-8"))["url"]
     texts = sys.argv[1:] or list(SENTENCES)
     try:
-        answer = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=30.0)
-        answer.raise_for_status()
-    except httpx.HTTPError as error:
-        sys.stderr.write(f"error: {url} does not answer ({error}); deploy it again\n")
+        answers = winnow.predict(url, texts)
+    except winnow.WinnowError as error:
+        sys.stderr.write(f"error: {error}; deploy it again\n")
         return 1
     print(f"\nanswers of {url}")
-    for text, label in zip(texts, answer.json(), strict=True):
-        print(f"  {label['label']:>8} {label['score']:.3f}  {text}")
+    for text, answer in zip(texts, answers, strict=True):
+        assert isinstance(answer, winnow.Label)  # as classifiers answer
+        print(f"  {answer.label:>8} {answer.score:.3f}  {text}")
     return 0
 
 

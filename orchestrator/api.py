@@ -5,9 +5,9 @@ for as long as they last; the commands call the same functions. Every error is a
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from cluster.inventory import Inventory, read_inventory
 from jobs.spec import JobSpec
@@ -207,9 +207,31 @@ def deploy(
         return deploy_version(storage, serving, model, nodes, cluster.serve_port, tell)
 
 
+@overload
 def predict(
     endpoint: Endpoint | str,
-    inputs: Any,
+    inputs: list[Any],
+    *,
+    token: str | None = None,
+    timeout_s: float = 30.0,
+    **options: Any,
+) -> "list[Prediction]": ...
+
+
+@overload
+def predict(
+    endpoint: Endpoint | str,
+    inputs: str | tuple[str, str] | Mapping[str, Any],
+    *,
+    token: str | None = None,
+    timeout_s: float = 30.0,
+    **options: Any,
+) -> "Prediction": ...
+
+
+def predict(
+    endpoint: Endpoint | str,
+    inputs: str | tuple[str, str] | Mapping[str, Any] | list[Any],
     *,
     token: str | None = None,
     timeout_s: float = 30.0,
@@ -235,7 +257,9 @@ def predict(
     from serve.tools import client
 
     url = endpoint if isinstance(endpoint, str) else endpoint.url
-    return client.predict(url, inputs, options, token=token, timeout_s=timeout_s)
+    items = inputs if isinstance(inputs, list) else [inputs]
+    found = client.predict(url, items, options, token=token, timeout_s=timeout_s)
+    return found if isinstance(inputs, list) else found[0]
 
 
 def run(

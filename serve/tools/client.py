@@ -1,6 +1,6 @@
 """Asking an endpoint over HTTP, and what it answers as values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -13,17 +13,17 @@ from serve.tasks.registry import endpoint_of
 
 def predict(
     url: str,
-    inputs: Any,
+    inputs: Sequence[Any],
     options: Mapping[str, Any],
     *,
     token: str | None = None,
     timeout_s: float = 30.0,
-) -> Prediction | list[Prediction]:
-    """The prediction for one input, or those for each of a list, in its order.
+) -> list[Prediction]:
+    """The predictions for n inputs, in their order.
 
     Args:
         url: Of the endpoint's route.
-        inputs: What the endpoint's task takes, or a list of it.
+        inputs: n times what the endpoint's task takes.
         options: Further fields of each request.
         token: Bearer token, where the endpoint asks for one.
         timeout_s: Longest time for each request.
@@ -32,7 +32,6 @@ def predict(
         DeployError: if nothing answers, or something that is no endpoint of ours.
         RequestError: if the endpoint refuses a request.
     """
-    items = inputs if isinstance(inputs, list) else [inputs]
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     base = url.rstrip("/")
     with httpx.Client(headers=headers, timeout=timeout_s) as client:
@@ -41,13 +40,13 @@ def predict(
             raise _stranger(base)
         endpoint = endpoint_of(model.get("task", DEFAULT_TASK))
         found: list[Prediction] = []
-        for body in endpoint.questions(items, options):
+        for body in endpoint.questions(inputs, options):
             reply = _reply(client, "POST", f"{base}{endpoint.path}", body)
             try:
                 found += endpoint.predictions(reply)
             except (KeyError, TypeError, ValueError):
                 raise _stranger(base) from None
-    return found if isinstance(inputs, list) else found[0]
+    return found
 
 
 def _reply(client: httpx.Client, method: str, url: str, body: Any) -> Any:

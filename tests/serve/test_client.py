@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+import orchestrator as winnow
 from jobs.errors import DeployError, RequestError
 from serve.config import ReplicaConfig
 from serve.http import app
@@ -48,7 +49,6 @@ def test_texts_of_several_requests_get_the_labels_of_transformers_in_their_order
 ) -> None:
     texts = TEXTS * 20
     found = predict(url, texts, {}, token=TOKEN)
-    assert isinstance(found, list)
     rows = expected(version, TEXTS) * 20
     assert [each.label for each in found if isinstance(each, Label)] == [
         version.labels[row.index(max(row))] for row in rows
@@ -60,8 +60,8 @@ def test_texts_of_several_requests_get_the_labels_of_transformers_in_their_order
 def test_one_text_gets_one_label_and_with_top_k_all_labels_with_the_best_first(
     url: str, version: ModelVersion
 ) -> None:
-    one = predict(f"{url}/", TEXTS[0], {}, token=TOKEN)
-    every = predict(url, TEXTS[0], {"top_k": 2}, token=TOKEN)
+    (one,) = predict(f"{url}/", TEXTS[:1], {}, token=TOKEN)
+    (every,) = predict(url, TEXTS[:1], {"top_k": 2}, token=TOKEN)
     assert isinstance(every, tuple)
     assert every[0] == one
     assert {each.label for each in every} == set(version.labels)
@@ -69,27 +69,37 @@ def test_one_text_gets_one_label_and_with_top_k_all_labels_with_the_best_first(
     assert predict(url, [], {}, token=TOKEN) == []
 
 
+def test_one_input_gives_one_value_and_a_list_a_list(url: str, version: ModelVersion) -> None:
+    endpoint = winnow.Endpoint(version.name, url, version.id)
+    one = winnow.predict(endpoint, TEXTS[0], token=TOKEN)
+    assert isinstance(one, winnow.Label)
+    assert winnow.predict(endpoint, [TEXTS[0]], token=TOKEN) == [one]
+    every = winnow.predict(url, TEXTS[0], token=TOKEN, top_k=2)
+    assert isinstance(every, tuple)
+    assert every[0] == one
+
+
 def test_what_the_endpoint_refuses_is_told_in_its_words(url: str) -> None:
     with pytest.raises(RequestError, match=r"/predict refused the request with 401: .*token"):
-        predict(url, "a film", {})
+        predict(url, ["a film"], {})
     with pytest.raises(RequestError, match=r"422: inputs\[0\] must be a string for this model"):
-        predict(url, ("a film", "another"), {}, token=TOKEN)
+        predict(url, [("a film", "another")], {}, token=TOKEN)
     with pytest.raises(RequestError, match=r"422: .*top_k"):
-        predict(url, "a film", {"top_k": 0}, token=TOKEN)
+        predict(url, ["a film"], {"top_k": 0}, token=TOKEN)
     with pytest.raises(RequestError, match=r"inputs cannot be sent as JSON: .*set"):
-        predict(url, {"text": {"a film"}}, {}, token=TOKEN)
+        predict(url, [{"text": {"a film"}}], {}, token=TOKEN)
 
 
 def test_a_url_where_nothing_or_something_else_answers_is_told(url: str) -> None:
     with pytest.raises(DeployError, match=r"cannot be reached: .*winnow status"):
-        predict(f"http://127.0.0.1:{free_port()}/reviews", "a film", {})
+        predict(f"http://127.0.0.1:{free_port()}/reviews", ["a film"], {})
     with pytest.raises(DeployError, match="cannot be reached"):
-        predict("reviews", "a film", {})
+        predict("reviews", ["a film"], {})
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(DeployError, match=r"gave no answer within 0\.1 s"),
     ):
-        predict(f"http://127.0.0.1:{silent.getsockname()[1]}/x", "a film", {}, timeout_s=0.1)
+        predict(f"http://127.0.0.1:{silent.getsockname()[1]}/x", ["a film"], {}, timeout_s=0.1)
 
 
 def test_a_page_of_another_server_is_no_endpoint() -> None:
@@ -101,7 +111,7 @@ def test_a_page_of_another_server_is_no_endpoint() -> None:
         on_socket(page) as other,
         pytest.raises(DeployError, match="does not answer as an endpoint of Winnow"),
     ):
-        predict(other, "a film", {})
+        predict(other, ["a film"], {})
 
 
 def test_a_language_model_answers_a_text_and_a_conversation_alike(published: ModelVersion) -> None:
@@ -117,7 +127,6 @@ def test_a_language_model_answers_a_text_and_a_conversation_alike(published: Mod
     finally:
         app._current.clear()
         handler.generator.close()  # type: ignore[attr-defined]  # handlers of language models have one
-    assert isinstance(found, list)
     first, second = found
     assert isinstance(first, Answer)
     assert first == second
