@@ -67,12 +67,13 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
     Raises RunError where another process runs the same job, or there is nothing to go on with.
     """
     storage = storage_of(spec)
-    job = spec if beginning.run is None else _job_of(beginning.run, spec)
+    known = None if beginning.run is None else runs.find(storage, beginning.run)
+    job = _job_of(known, spec) if known else spec
     key = f"leases/{job.name}-{runs.digest(job)[:12]}"
     with lease.held(
         storage.objects, key, f"job {spec.name}", lambda text: notify(Remark(text))
     ) as held:
-        if beginning.run is None:
+        if known is None:
             found = inputs.find_or_create(
                 storage,
                 spec,
@@ -81,9 +82,9 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
                 accepts_changes=beginning.accept_changes,
             )
         else:
-            found = runs.find(storage, beginning.run)
+            found = known
             if beginning.reads_inputs:
-                inputs.go_on(found, spec, accepts_changes=beginning.accept_changes)
+                inputs.go_on(known, spec, accepts_changes=beginning.accept_changes)
         run = replace(found, check=held.check)
         run.note("owned", epoch=str(held.epoch))
         notify(Remark(f"run {run.id} in {run.url}"))
@@ -132,13 +133,12 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _job_of(run: str, spec: JobSpec) -> JobSpec:
+def _job_of(run: Run, spec: JobSpec) -> JobSpec:
     """The job that a run is of, or RunError where that is another, or was before it changed."""
-    found = runs.NAME.fullmatch(run)
     for job in (spec, training_alone(spec)):
-        if found and (found["job"], found["digest"]) == (job.name, runs.digest(job)[:6]):
+        if runs.is_of(run, job):
             return job
     raise RunError(
-        f"run {run!r} is not of job {spec.name} as it is now; pass the job that the run began with,"
-        " or begin a new run"
+        f"run {run.id} is not of job {spec.name} as it is now; pass the job that the run began"
+        " with, or begin a new run"
     )

@@ -183,6 +183,17 @@ def newest_of(storage: Storage, spec: JobSpec) -> Run | None:
     return next((run for run in found if NAME.fullmatch(run.id)["job"] == spec.name), None)  # type: ignore[index]  # such names alone are listed
 
 
+def is_of(run: Run, spec: JobSpec) -> bool:
+    """Whether a run began with exactly this job, with today's defaults where it names none."""
+    try:
+        values = yaml.safe_load(run.kept(SPEC_FILE) or b"")
+        return JobSpec.model_validate(values).model_dump(mode="json") == spec.model_dump(
+            mode="json"
+        )
+    except (yaml.YAMLError, ValidationError):
+        return False
+
+
 def every(storage: Storage) -> list[Run]:
     """All runs, newest first."""
     names = [found for name in storage.objects.children("runs") if (found := NAME.fullmatch(name))]

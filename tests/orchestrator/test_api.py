@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 import orchestrator as winnow
 from cluster.session import Connection
-from jobs.errors import DeployError, InfeasibleError, JobFileError, RunError
+from jobs.errors import CheckpointError, DeployError, InfeasibleError, JobFileError, RunError
 from jobs.storage.storage import open_storage
 from orchestrator.context import Context
 from orchestrator.decisions import select
@@ -161,15 +162,18 @@ def test_a_run_of_another_job_is_neither_trained_nor_published(
     spec = winnow.load_job(content(reviews, tmp_path))
     reference = winnow.CheckpointRef("/nowhere", 1, {})
     fit = winnow.FitResult(reference, ("a", "b"), 1, 1.0, 0, (), ())
+    with pytest.raises(RunError, match="run 'gone' is not in"):
+        winnow.publish(spec, replace(fit, run="gone"))
+    storage, now = open_storage(spec.storage), datetime(2026, 11, 27, tzinfo=UTC)
     changed = winnow.load_job(content(reviews, tmp_path), ["seed=7"])
-    digest = runs.digest(changed)[:6]
-    for run in ("", "other-20261127-101010-abcdef", f"{spec.name}-20261127-101010-{digest}"):
-        with pytest.raises(RunError, match="is not of job reviews-from-python as it is now"):
-            winnow.publish(spec, replace(fit, run=run))
+    run = runs.create(storage, changed, now)
+    with pytest.raises(RunError, match=f"run {run.id} is not of job {spec.name} as it is now"):
+        winnow.publish(spec, replace(fit, run=run.id))
     for job in (spec, spec.model_copy(update={"sweep": None, "serve": None})):  # trained alone
-        of_job = f"{spec.name}-20261127-101010-{runs.digest(job)[:6]}"
-        with pytest.raises(RunError, match=f"run '{of_job}' is not in"):
-            winnow.publish(spec, replace(fit, run=of_job))
+        run = runs.create(storage, job, now)
+        with pytest.raises(CheckpointError, match="nowhere"):
+            winnow.publish(spec, replace(fit, run=run.id))
+        assert [note["event"] for note in run.notes] == ["created", "owned", "failed"]
 
 
 def test_what_cannot_be_deployed_is_told_before_a_cluster_is_joined(
