@@ -563,7 +563,7 @@ FAULTS = [
     ),
     Fault(
         name="orchestrator-resumed-winner-looked-for-on-gone-nodes",
-        path="orchestrator/sweep.py",
+        path="orchestrator/sweeping.py",
         old="    recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes\n",
         new="",
         wrong="A run that is resumed on a new cluster waits for its winner's devices on nodes that are gone, and then trains another candidate.",

@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cluster import session  # noqa: E402 - the script runs from a clone, installed or not
-from orchestrator.cli.options import load_job, quiet_libraries  # noqa: E402
+from orchestrator.execution import quiet_libraries  # noqa: E402
+from orchestrator.loading import load_job  # noqa: E402
 from orchestrator.notices import Notice, Progress, Remark  # noqa: E402
 from orchestrator.records import journal, runs  # noqa: E402
 
@@ -53,14 +54,14 @@ def main() -> int:
 
 def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
     """What a sweep under the limit came to."""
-    from orchestrator import pipeline, sweep
+    from orchestrator import pipeline, sweeping
     from orchestrator.context import Context
 
     spec = load_job(job, ["sweep.probe.confirm=0"])
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, open_storage(folder), tell, serve_port)
     _, plan = pipeline.plan_stage(context)
-    found = sweep.run_sweep(context, plan)
+    found = sweeping.run_sweep(context, plan)
     measured = journal.read(run.storage.objects, f"runs/{run.id}/measurements.jsonl").values
     results = [json.loads(value)["candidate"] for value in measured]
     candidate = found.winner.candidate

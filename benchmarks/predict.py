@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from cluster import session  # noqa: E402 - the script runs from a clone, installed or not
 from jobs.spec import JobSpec  # noqa: E402
-from orchestrator.cli.options import load_job, quiet_libraries  # noqa: E402
+from orchestrator.execution import quiet_libraries  # noqa: E402
+from orchestrator.loading import load_job  # noqa: E402
 from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted  # noqa: E402
 from orchestrator.records import runs  # noqa: E402
 
@@ -110,7 +111,7 @@ def measure_job(
     result: Result,
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
-    from orchestrator import pipeline, sweep
+    from orchestrator import pipeline, sweeping
     from orchestrator.availability import Availability
     from orchestrator.context import Context
 
@@ -120,7 +121,7 @@ def measure_job(
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
     devices = Availability(context, plan)
-    speeds = sweep.probe(context, plan, devices, is_thorough=not arguments.give_up)
+    speeds = sweeping.probe(context, plan, devices, is_thorough=not arguments.give_up)
     result.left_out |= given_up(spec, speeds)
     fits: dict[str, Any] = {}
     by_time = sorted(speeds.predictions, key=lambda found: found.time_s.mean)

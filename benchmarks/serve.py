@@ -46,7 +46,7 @@ import psutil  # noqa: E402
 from benchmarks import faults  # noqa: E402 - the script runs from a clone, installed or not
 from cluster import local, session  # noqa: E402
 from jobs.spec.serve import ServeSpec  # noqa: E402
-from orchestrator.cli.options import quiet_libraries  # noqa: E402
+from orchestrator.execution import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve.tools.load_generator import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402

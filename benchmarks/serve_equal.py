@@ -31,7 +31,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 import uvicorn  # noqa: E402
 
-from orchestrator.cli.options import quiet_libraries  # noqa: E402
+from orchestrator.execution import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve.batching.batcher import Batcher  # noqa: E402
 from serve.config import ReplicaConfig  # noqa: E402

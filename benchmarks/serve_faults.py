@@ -47,7 +47,7 @@ import psutil  # noqa: E402
 
 from cluster import local, session  # noqa: E402
 from jobs.spec.serve import ServeSpec  # noqa: E402
-from orchestrator.cli.options import quiet_libraries  # noqa: E402
+from orchestrator.execution import quiet_libraries  # noqa: E402
 from orchestrator.records import registry  # noqa: E402
 from serve.tools.load_generator import sentences  # noqa: E402
 from serve.version import ModelVersion  # noqa: E402

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-import httpx
+import orchestrator as winnow
 
 SENTENCES = (
     "A warm, funny and beautifully acted film.",
@@ -26,14 +26,14 @@ def main() -> int:
     url = json.loads(newest_last[-1].read_text(encoding="utf-8"))["url"]
     texts = sys.argv[1:] or list(SENTENCES)
     try:
-        response = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=30.0)
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        sys.stderr.write(f"error: {url} does not answer ({error}); deploy it again\n")
+        answers = winnow.predict(url, texts)
+    except winnow.WinnowError as error:
+        sys.stderr.write(f"error: {error}; deploy it again\n")
         return 1
-    print(f"\nlabels predicted by {url}")
-    for text, label in zip(texts, response.json(), strict=True):
-        print(f"  {label['label']:>8} {label['score']:.3f}  {text}")
+    print(f"\nanswers of {url}")
+    for text, answer in zip(texts, answers, strict=True):
+        assert isinstance(answer, winnow.Label)  # as classifiers answer
+        print(f"  {answer.label:>8} {answer.score:.3f}  {text}")
     return 0
 
 

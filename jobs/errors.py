@@ -150,6 +150,10 @@ class DeployError(WinnowError):
     """The endpoint does not become healthy or does not answer."""
 
 
+class RequestError(WinnowError):
+    """A request that an endpoint refuses, or that cannot be sent to one."""
+
+
 def shown(value: object) -> str:
     """Returns a value for an error message: on one line, cut to SHOWN characters."""
     return _cut(repr(value))

@@ -30,6 +30,25 @@ def kind_of(error: BaseException | None) -> type[BaseException] | None:
     return None
 
 
+def take_over() -> None:
+    """Let SIGTERM interrupt from now on; only the main thread may, and elsewhere it is left."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+@contextlib.contextmanager
+def handler_kept() -> Iterator[None]:
+    """What SIGTERM does is the same after the block as before it, whoever changes it inside."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
 @contextlib.contextmanager
 def leave_on_signal(leave: threading.Event, log: Callable[[str], None]) -> Iterator[None]:
     """Inside the block, the first signal sets `leave`, and a second one interrupts at once.

@@ -2,51 +2,37 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cluster import discovery
 from cluster.inventory import Inventory
-from cluster.prices import read_book
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError, PublishError
 from jobs.spec import JobSpec
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TRAINING_CONFIG
-from jobs.training.data.longest import longest_row
 from jobs.training.events import Event
-from jobs.training.model.counting import shape_of
-from orchestrator import availability, preflight, sweep
+from orchestrator import availability, preflight, sweeping
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
 from orchestrator.decisions.budget import Spent
-from orchestrator.decisions.plan import Plan, make_plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
+from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
+from orchestrator.planning import plan_on
+from orchestrator.publishing import deploy_stage, publish_stage
 from orchestrator.records import receipt as receipts
-from orchestrator.records import receipt_text, registry, report, tracking
+from orchestrator.records import receipt_text, report, tracking
+from orchestrator.records.outcome import Outcome
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
 from orchestrator.stages.secrets import secrets_of
 from orchestrator.watch import PUBLISH_EVERY_S, FitWatch
 from serve.deploy import deployment
-from serve.deploy.deployment import Endpoint
-from serve.version import ModelVersion
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Everything a run came to; None for stages the job leaves out."""
-
-    run: str
-    folder: str
-    winner: Winner
-    model: ModelVersion
-    receipt: Receipt
-    endpoint: Endpoint | None
-    report: str
 
 
 def run(context: Context) -> Outcome:
@@ -54,40 +40,60 @@ def run(context: Context) -> Outcome:
     context = _measured(context)
     with availability.requested_nodes(context) as keep:
         inventory, plan = plan_stage(context)
-        found = sweep.run_sweep(context, plan)
+        found = sweeping.run_sweep(context, plan)
         keep(found.winner.candidate.placement)
-        fit = fit_stage(context, found.winner, found.cost_usd)
-        model = publish_stage(context, fit)
-        receipt = context.run.stage(
-            "receipt",
-            Receipt,
-            lambda: receipts.write_receipt(
-                context.run.id,
-                found.winner,
-                fit,
-                found.duration_s,
-                found.cost_usd if found.winner.candidate.placement.price_usd_per_hour else None,
-            ),
-        )
-        page = write_report(context, plan, found, fit, receipt)
+        fit, receipt = train_stage(context, found)
+        model = publish_stage(context.run, context.spec, fit, context.notify)
         check_limits(context.spec, found.winner, receipt)
         endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
         context.run.note("completed")
         return Outcome(
-            context.run.id, context.run.url, found.winner, model, receipt, endpoint, page
+            run=context.run.id,
+            folder=context.run.url,
+            winner=found.winner,
+            model=model,
+            receipt=receipt,
+            endpoint=endpoint,
+            report=f"{context.run.url}/{report.PAGE}",
         )
 
 
-def sweep_only(context: Context) -> tuple[Plan, sweep.Sweep, str]:
-    """The plan, what its sweep found, and the page of the report, without training the winner."""
+def sweep_only(context: Context, wanted: Plan | None = None) -> Sweep:
+    """What a sweep finds, written into the report too, without training the winner.
+
+    With `wanted` only the candidates of that plan are tried.
+    """
+    context = _measured(context)
     with availability.requested_nodes(context):
-        _, plan = plan_stage(context)
-        found = sweep.run_sweep(context, plan)
-        return plan, found, write_report(context, plan, found, None, None)
+        _, plan = plan_stage(context, wanted)
+        found = sweeping.run_sweep(context, plan)
+        write_report(context, found, None, None)
+        return found
 
 
-def plan_stage(context: Context) -> tuple[Inventory, Plan]:
-    """Look at the cluster and decide what to try; always anew, because nodes come and go."""
+def train_only(context: Context, swept: Sweep | None = None) -> FitResult:
+    """Train a run's winner, with the receipt and the report, and neither publish nor deploy it.
+
+    The run's sweep is read back; without one the winner is chosen by price. The winner of `swept`
+    takes the place of the recorded one.
+    """
+    context = _measured(context)
+    if swept:
+        sweeping.adopt(context, swept.winner)
+        context = replace(context, began=context.began - swept.duration_s)  # of the budget
+    with availability.requested_nodes(context) as keep:
+        _, plan = plan_stage(context, swept.plan if swept else None)
+        found = sweeping.run_sweep(context, plan)
+        keep(found.winner.candidate.placement)
+        fit, _ = train_stage(context, found)
+        return fit
+
+
+def plan_stage(context: Context, wanted: Plan | None = None) -> tuple[Inventory, Plan]:
+    """Look at the cluster and decide what to try; always anew, because nodes come and go.
+
+    Of another plan, `wanted`, no more than its candidates.
+    """
     context.notify(StageStarted("plan"))
     secrets_of(context.spec)  # what is missing is told before anything is done
     inventory, spec = discovery.discover(), context.spec
@@ -95,8 +101,8 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     preflight.check(spec, is_trained=is_trained)
     if not is_trained:
         preflight.check_base(spec)
-    shape = shape_of(spec.model.base, spec.task)
-    plan = make_plan(spec, inventory, shape, longest_row(spec), read_book())
+    plan = plan_on(spec, inventory)
+    plan = plan.among(wanted) if wanted else plan
 
     def remark(text: str) -> None:
         context.notify(Remark(text))
@@ -117,13 +123,33 @@ def plan_stage(context: Context) -> tuple[Inventory, Plan]:
     return inventory, plan
 
 
+def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
+    """Train the winner, compare it with what was predicted, and write the report."""
+    fit = fit_stage(context, found.winner, found.cost_usd)
+    is_priced = found.winner.candidate.placement.price_usd_per_hour
+    receipt = context.run.stage(
+        "receipt",
+        Receipt,
+        lambda: receipts.write_receipt(
+            context.run.id,
+            found.winner,
+            fit,
+            found.duration_s,
+            found.cost_usd if is_priced else None,
+        ),
+    )
+    write_report(context, found, fit, receipt)
+    return fit, receipt
+
+
 def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitResult:
     """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
 
     `spent_usd`: what of the budget's cost is gone. Raises PublishError when the saved model does
     not score as it did in training.
     """
-    return context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
+    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
+    return replace(fit, run=context.run.id)  # older releases did not record it
 
 
 def _measured(context: Context) -> Context:
@@ -150,37 +176,6 @@ def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str
     teller.publish(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
-def publish_stage(context: Context, fit: FitResult) -> ModelVersion:
-    """Put the trained model into the registry."""
-    model = context.run.stage(
-        "model",
-        ModelVersion,
-        lambda: registry.publish(
-            context.spec, fit.checkpoint, fit.labels, run_id=context.run.id, storage=context.storage
-        ),
-    )
-    context.notify(StageFinished("publish", f"version {model.id} of {model.name}"))
-    return model
-
-
-def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) -> Endpoint:
-    """Bring up the endpoint; always done, because an endpoint may have gone since."""
-    assert context.spec.serve is not None
-    context.notify(StageStarted("deploy"))
-    endpoint = deployment.deploy(
-        model,
-        context.spec.serve,
-        inventory,
-        port=context.serve_port,
-        find_version=functools.partial(registry.read, context.storage),
-        log=lambda text: context.notify(Remark(text)),
-    )
-    context.run.write("endpoint", endpoint)
-    registry.note_deployed(context.storage, model)
-    context.notify(StageFinished("deploy", f"{endpoint.url}/predict answers with {model.id}"))
-    return endpoint
-
-
 def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
     """Refuse to serve a model that breaks a limit on its metrics."""
     broken = select.broken_limits(spec, {**receipt.metrics, "time": None, "cost": None})
@@ -193,13 +188,13 @@ def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
 
 
 def write_report(
-    context: Context, plan: Plan, found: sweep.Sweep, fit: FitResult | None, receipt: Receipt | None
+    context: Context, found: Sweep, fit: FitResult | None, receipt: Receipt | None
 ) -> str:
     """Write the run's report.html and report.json and return where the page is."""
     data = report.ReportData(
         run=context.run.id,
         metric=search.judged_metric(context.spec).name,
-        plan=plan,
+        plan=found.plan,
         winner=found.winner,
         measurements=found.measurements,
         predictions=found.predictions,
@@ -222,7 +217,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     folder = context.run.folder / "fit"
     folder.mkdir(parents=True, exist_ok=True)
     context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))
-    context.notify(StageStarted("fit", sweep.describe(winner)))
+    context.notify(StageStarted("fit", str(winner)))
     price = winner.candidate.placement.price_usd_per_hour
     tell = functools.partial(
         _tell, GaugePublisher(), {"job": context.spec.name, "run": context.run.id}
@@ -264,7 +259,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
     steps = result.stopped_at or result.steps
     context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
-    return replace(result, projections=tuple(watch.projections))
+    return replace(result, run=context.run.id, projections=tuple(watch.projections))
 
 
 def _shown(failure: Failed, decision: Retry | GiveUp) -> str:

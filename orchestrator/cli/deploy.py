@@ -1,11 +1,10 @@
 """`winnow deploy`: put a published version behind its endpoint."""
 
-import functools
 from typing import Annotated
 
 import typer
 
-from cluster import session
+from orchestrator import api
 from orchestrator.cli.options import (
     Address,
     AsJson,
@@ -15,11 +14,9 @@ from orchestrator.cli.options import (
     load_served,
     out,
     print_json,
-    quiet_libraries,
     results_only,
-    storage_of,
 )
-from orchestrator.records import registry
+from orchestrator.console import Console
 
 
 def deploy(
@@ -31,23 +28,11 @@ def deploy(
     as_json: AsJson = False,
 ) -> None:
     """Deploy a published version of the job's model as the serve section says."""
-    spec, serving = load_served(job, settings, "deploy")
-    model = registry.read(storage_of(spec), spec.name, version)
-    quiet_libraries()
-    with results_only(), session.connect(address=address, insecure_local=insecure_local) as cluster:
-        from cluster import discovery
-        from serve.deploy import deployment
-
-        nodes = discovery.discover()
-        endpoint = deployment.deploy(
-            model,
-            serving,
-            nodes,
-            port=cluster.serve_port,
-            find_version=functools.partial(registry.read, storage_of(spec)),
-            log=lambda text: out().print(text, markup=False),
+    spec, _ = load_served(job, settings, "deploy")
+    with results_only(), Console(quiet=as_json) as console:
+        endpoint = api.deploy(
+            spec, version, address=address, insecure_local=insecure_local, notify=console
         )
-        registry.note_deployed(storage_of(spec), model)
     if as_json:
         print_json(endpoint)
     else:

@@ -12,9 +12,9 @@ from orchestrator.cli.options import (
     StorageOption,
     out,
     print_json,
-    quiet_libraries,
     results_only,
 )
+from orchestrator.execution import quiet_libraries
 from orchestrator.records import registry
 
 

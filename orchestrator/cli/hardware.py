@@ -21,7 +21,7 @@ from orchestrator.cli.options import (
     print_json,
     table,
 )
-from orchestrator.cli.plan import known_inventory, live_inventory
+from orchestrator.planning import known_inventory, live_inventory
 
 Probe = Annotated[
     bool, typer.Option("--probe", help="Measure each kind of device here for about a minute.")

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from jobs.storage.files import write_atomically
-from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
+from orchestrator.cli.options import AsJson, JobFile, Settings, out, print_json
 from orchestrator.kubernetes.manifests import Options, documents_of
 from orchestrator.kubernetes.objects import to_text
+from orchestrator.loading import load_job
 
 
 def manifests(

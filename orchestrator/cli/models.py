@@ -17,12 +17,11 @@ from orchestrator.cli.options import (
     JobFile,
     Settings,
     StorageOption,
-    load_job,
     out,
     print_json,
-    storage_of,
     table,
 )
+from orchestrator.loading import load_job, storage_of
 from orchestrator.records import aliases, registry
 from serve.version import CHOICE_FILE, ModelVersion
 

@@ -4,17 +4,10 @@ import yaml
 
 from jobs.training.data.longest import longest_row
 from jobs.training.model.counting import shape_of
-from orchestrator.cli.options import (
-    AsJson,
-    InventoryFile,
-    JobFile,
-    Settings,
-    load_job,
-    out,
-    print_json,
-)
-from orchestrator.cli.plan import known_inventory
+from orchestrator.cli.options import AsJson, InventoryFile, JobFile, Settings, out, print_json
 from orchestrator.decisions.plan import make_plan
+from orchestrator.loading import load_job
+from orchestrator.planning import known_inventory
 
 
 def render(

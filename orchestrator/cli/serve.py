@@ -13,12 +13,8 @@ from jobs.loader.source import Document
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import open_storage
-from orchestrator.cli.options import (
-    DEFAULT_STORAGE,
-    StorageOption,
-    out,
-    quiet_libraries,
-)
+from orchestrator.cli.options import DEFAULT_STORAGE, StorageOption, out
+from orchestrator.execution import quiet_libraries
 from orchestrator.records import registry
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -14,15 +14,9 @@ import typer
 from cluster import access, local
 from jobs.errors import ClusterError, first_line
 from jobs.spec import JobSpec
-from orchestrator.cli.options import (
-    AsJson,
-    InsecureLocal,
-    JobFile,
-    load_job,
-    out,
-    print_json,
-    quiet_libraries,
-)
+from orchestrator.cli.options import AsJson, InsecureLocal, JobFile, out, print_json
+from orchestrator.execution import quiet_libraries
+from orchestrator.loading import load_job
 from orchestrator.records import inputs, runs
 from raywinnow import paths
 

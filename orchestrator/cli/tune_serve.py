@@ -21,11 +21,11 @@ from orchestrator.cli.options import (
     load_served,
     out,
     print_json,
-    quiet_libraries,
     results_only,
-    storage_of,
     table,
 )
+from orchestrator.execution import quiet_libraries
+from orchestrator.loading import storage_of
 from orchestrator.records import registry
 from serve.engines.curve import Curve
 from serve.tools import cost_frontier

@@ -1,7 +1,8 @@
 """`winnow validate`: checks a job file."""
 
 from cluster import catalogue
-from orchestrator.cli.options import AsJson, JobFile, Settings, load_job, out, print_json
+from orchestrator.cli.options import AsJson, JobFile, Settings, out, print_json
+from orchestrator.loading import load_job
 
 
 def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -> None:

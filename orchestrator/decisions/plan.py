@@ -99,6 +99,22 @@ class Plan:
         skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
         return replace(self, candidates=kept, skipped=skipped)
 
+    def among(self, wanted: "Plan") -> "Plan":
+        """What another plan tries of this one; all else is skipped.
+
+        Raises InfeasibleError when nothing is left.
+        """
+        ids = {candidate.id for candidate in wanted.candidates}
+        kept = tuple(c for c in self.candidates if c.id in ids)
+        left = (c for c in self.candidates if c.id not in ids)
+        if not kept:
+            names = ", ".join(sorted(ids)) or "nothing"
+            raise InfeasibleError(
+                f"the plan tries {names}, of which this cluster can run nothing; plan anew on it"
+            )
+        skipped = (*self.skipped, *(Skipped(c.id, "the given plan leaves it out") for c in left))
+        return replace(self, candidates=kept, skipped=skipped)
+
     def without(self, placements: Collection[str], reason: str) -> "Plan":
         """Returns the plan without some placements, by name.
 

@@ -62,6 +62,11 @@ class Winner:
     finalists: tuple[str, ...] = ()
     """Ids of the best candidates, in order, which are measured again."""
 
+    def __str__(self) -> str:
+        """Candidate and searched fields."""
+        values = (f"{name.rsplit('.', 1)[-1]} {value}" for name, value in self.params.items())
+        return ", ".join((self.candidate.id, *values))
+
 
 def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidate:
     """Returns the candidate for quality trials: the cheapest, or without prices the fastest.

@@ -70,6 +70,12 @@ def find_or_create(
     return run
 
 
+def go_on(run: Run, spec: JobSpec, *, accepts_changes: bool = False) -> None:
+    """Write down that a run goes on. Raises RunError where its inputs changed since it began."""
+    run.note("resumed")
+    _check(run, inputs_of(spec), accepts_changes=accepts_changes)
+
+
 def changed(run: Run, inputs: Inputs) -> tuple[str, ...]:
     """Returns the inputs that changed since the run began; none for runs of older releases."""
     kept = run.kept(FILE)

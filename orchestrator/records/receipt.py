@@ -42,6 +42,8 @@ class FitResult:
     """Projected total times during the fit."""
     proof: Proven | None = None
     """Proof that the saved model scores as in training; None for a model of an older release."""
+    run: str = ""
+    """Id of the run that trained it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ Value = TypeVar("Value")
 JOURNAL = "journal.jsonl"
 SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
+WINNER = "winner.yaml"
+"""The job that its sweep chose, as a file that can be run as it is."""
 STAGES = (
     "inventory",
     "plan",
@@ -116,6 +118,13 @@ class Run:
                 f"{self.url}/{name}.json is damaged and cannot be read; start a new run"
             ) from None
 
+    def value(self, name: str, kind: type[Value]) -> Value:
+        """The recorded value of a stage; RunError before it finished."""
+        found = self.read(name, kind)
+        if found is None:
+            raise RunError(f"{self.url} has no {name} yet; resume the run")
+        return found
+
     def append(self, name: str, value: object) -> None:
         """Record one of a stage's many values."""
         self._append(f"{name}.jsonl", TypeAdapter(type(value)).dump_json(value))
@@ -186,24 +195,23 @@ def resume(storage: Storage, spec: JobSpec) -> Run:
 
 
 def newest_of(storage: Storage, spec: JobSpec) -> Run | None:
-    """The newest run of exactly this job, whichever release wrote it."""
-    wanted, begin = spec.model_dump(mode="json"), f"{spec.name}-"
-    for run in every(storage):
-        if run.id.startswith(begin) and _job_of(run) == wanted:
-            return run
-    return None
+    """Returns the newest run of exactly this job, whichever release wrote it, or None."""
+    runs = (run for run in every(storage) if run.id.startswith(f"{spec.name}-"))
+    return next((run for run in runs if is_of(run, spec)), None)
 
 
-def _job_of(run: Run) -> Any:
-    """The values of a run's job with today's defaults; None where they cannot be read.
+def is_of(run: Run, spec: JobSpec) -> bool:
+    """Whether a run began with exactly this job, with today's defaults where it names none.
 
-    Digests are of no use here: a field that a later release adds changes them.
+    Digests would not do: a field that a later release adds changes them.
     """
     try:
         values = yaml.safe_load(run.kept(SPEC_FILE) or b"")
-        return JobSpec.model_validate(values).model_dump(mode="json")
+        return JobSpec.model_validate(values).model_dump(mode="json") == spec.model_dump(
+            mode="json"
+        )
     except (yaml.YAMLError, ValidationError):
-        return None
+        return False
 
 
 def every(storage: Storage) -> list[Run]:

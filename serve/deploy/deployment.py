@@ -11,7 +11,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -27,6 +26,7 @@ from jobs.spec.serve import ServeSpec
 from serve.config import configure
 from serve.deploy import endpoints, haproxy_client, release
 from serve.deploy.application import Replica
+from serve.deploy.endpoint import Endpoint
 from serve.deploy.endpoints import HOST
 from serve.deploy.release import DeployedVersion
 from serve.deploy.routing import application_of, version_of
@@ -56,20 +56,6 @@ DRAIN_S = 3.0
 
 FindVersion = Callable[[str, str], ModelVersion]
 """Returns a published version by its model's name and its id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A route that answers with a model version."""
-
-    application: str
-    """Name of the model, which without HAProxy is also its Ray Serve application's."""
-    url: str
-    """URL of the route; the task's path, such as `/predict`, follows it."""
-    version: str
-    """Id of the model version."""
-    grpc: str | None = None
-    """Address for gRPC, `host:port`; None without `serve.grpc`."""
 
 
 def deploy(

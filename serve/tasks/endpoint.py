@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import fastapi
 
+from jobs.errors import RequestError
 from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
@@ -56,6 +57,19 @@ class TaskEndpoint(abc.ABC):
         Raises:
             DeployError: if `per_request` is over 1 and the task accepts no lists.
         """
+
+    def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+        """Bodies of requests that together ask for a prediction of each input, in order.
+
+        `options` are further fields of each body. Raises RequestError for an input of another kind.
+        """
+        raise RequestError(
+            f"{self.title} cannot be asked from Python; POST to {self.path} of the endpoint"
+        )
+
+    def predictions(self, reply: Any) -> list[Any]:
+        """Values, such as those of `serve.tasks.answers`, in the answer to one of the bodies that `questions` returns."""
+        raise NotImplementedError(f"{self.title} have no predictions")
 
     def in_frontend(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics

@@ -136,7 +136,7 @@ def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(
     ray_cluster: Connection, tmp_path: Path
 ) -> None:
     """As after the death of a head: ids of nodes are those of a cluster that is gone."""
-    from orchestrator import sweep
+    from orchestrator import sweeping
     from orchestrator.decisions import select
 
     available, plan, remarks = prepared(tmp_path, any_of=LISTED)
@@ -145,6 +145,6 @@ def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(
     recorded = replace(winner, candidate=replace(winner.candidate, placement=placement))
     context = available._context
     context.run.write("winner", recorded)
-    found = sweep.run_sweep(context, plan)
+    found = sweeping.run_sweep(context, plan)
     assert found.winner == winner
     assert remarks == []

@@ -7,8 +7,7 @@ import pytest
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
 from orchestrator import cli, interruption
-from orchestrator.cli.run import _journaled
-from orchestrator.console import Console
+from orchestrator.execution import journaled
 from orchestrator.interruption import Terminated
 from orchestrator.records.runs import Run
 
@@ -29,7 +28,7 @@ def test_an_error_that_an_interruption_became_is_one(
     assert interruption.kind_of(found) is type(first)
     assert cli._exit_code(found) == {Terminated: 143, KeyboardInterrupt: 130}[type(first)]
     run = Run("r", open_storage(tmp_path))
-    with pytest.raises(type(error)), _journaled(run, Path("job.yaml"), Console(quiet=True)):
+    with pytest.raises(type(error)), journaled(run):
         raise found
     assert [note["event"] for note in run.notes] == ["interrupted"]
 
@@ -39,6 +38,6 @@ def test_any_other_error_is_a_failure(tmp_path: Path) -> None:
     assert interruption.kind_of(found) is None
     assert cli._exit_code(found) == 1
     run = Run("r", open_storage(tmp_path))
-    with pytest.raises(RunError), _journaled(run, Path("job.yaml"), Console(quiet=True)):
+    with pytest.raises(RunError), journaled(run):
         raise found
     assert [(note["event"], note["error"]) for note in run.notes] == [("failed", "no data")]

@@ -20,9 +20,9 @@ from jobs.training.events import Event, Started
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
 from jobs.training.model.library import as_model_error
-from orchestrator.cli.options import load_job
 from orchestrator.decisions.plan import make_plan
 from orchestrator.decisions.resolve import training_config
+from orchestrator.loading import load_job
 from orchestrator.records import inputs, registry
 from tests import made_up
 from tests.builders import inventory

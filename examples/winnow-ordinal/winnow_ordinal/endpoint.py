@@ -98,6 +98,10 @@ class OrdinalEndpoint(ClassificationEndpoint):
         """The handler of a frontend, whose scores a replica computes."""
         return OrdinalHandler(config, choice, client, metrics)
 
+    def predictions(self, reply: Any) -> list[Any]:
+        """A level for each input, for Python."""
+        return [Level(**row) for row in reply]
+
     def compare(
         self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:

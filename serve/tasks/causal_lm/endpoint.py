@@ -9,6 +9,7 @@ from jobs.errors import DeployError
 from jobs.spec.quantities import format_metric
 from serve.config import ReplicaConfig
 from serve.http.handler import Handler
+from serve.tasks.answers import Answer, Prediction
 from serve.tasks.causal_lm.schemas import PATH
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
@@ -45,6 +46,17 @@ class ChatEndpoint(TaskEndpoint):
         settings = {"max_tokens": tokens, "temperature": 0}
         return [{"messages": [{"role": "user", "content": text}], **settings} for text in texts]
 
+    def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+        """A conversation each: a text is what the user says, `{"messages": […]}` has all turns."""
+        return [
+            {**(each if isinstance(each, Mapping) else _said(each)), **options} for each in inputs
+        ]
+
+    def predictions(self, reply: Any) -> list[Prediction]:
+        """The one answer."""
+        (choice,) = reply["choices"]
+        return [Answer(choice["message"]["content"], choice["finish_reason"])]
+
     def compare(
         self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
@@ -54,6 +66,10 @@ class ChatEndpoint(TaskEndpoint):
 
 
 ENDPOINT = ChatEndpoint()
+
+
+def _said(text: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
 
 
 def compare(old: float, new: float) -> Comparison:

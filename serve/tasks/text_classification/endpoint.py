@@ -4,21 +4,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastapi
 
-from jobs.training import eval_sample
 from serve.batching.client import InferenceClient
 from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.metrics import Metrics
+from serve.tasks.answers import Label, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
-from serve.tasks.text_classification import handler, routes
 from serve.tasks.text_classification.schemas import PATH
 from serve.version import ModelVersion
+
+if TYPE_CHECKING:
+    from serve.tasks.text_classification.handler import ClassificationHandler
 
 CHANCE = 1.96
 """Standard deviations above which a difference is significant (two-sided, 5 %)."""
@@ -34,18 +36,24 @@ class ClassificationEndpoint(TaskEndpoint):
     title = "Classifiers"
     is_exportable = True
 
-    def load(self, config: ReplicaConfig) -> handler.ClassificationHandler:
+    def load(self, config: ReplicaConfig) -> "ClassificationHandler":
         """Starts a warm classifier; raises CheckpointError or DeployError."""
+        from serve.tasks.text_classification import handler  # imports torch and transformers
+
         return handler.load(config)
 
     def application(self) -> fastapi.FastAPI:
         """Returns the FastAPI application of a classifier."""
+        from serve.tasks.text_classification import routes
+
         return routes.api
 
     def in_frontend(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
-    ) -> handler.ClassificationHandler:
+    ) -> "ClassificationHandler":
         """Returns a frontend worker's handler, which gets its scores from the replica."""
+        from serve.tasks.text_classification import handler
+
         return handler.ClassificationHandler(config, choice, client, metrics)
 
     def bodies(
@@ -63,6 +71,21 @@ class ClassificationEndpoint(TaskEndpoint):
                 for first in range(0, count * per_request, per_request)
             ]
         return [{"inputs": each} for each in inputs]
+
+    def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+        """Lists of texts, or of pairs: tuples of two or `{"text": …, "text_pair": …}`."""
+        items = [_item(each) for each in inputs]
+        return [
+            {"inputs": items[first : first + TEXTS_PER_REQUEST], **options}
+            for first in range(0, len(items), TEXTS_PER_REQUEST)
+        ]
+
+    def predictions(self, reply: Any) -> list[Prediction]:
+        """A label for each input; with `top_k` a tuple of labels."""
+        return [
+            tuple(_label(each) for each in row) if isinstance(row, list) else _label(row)
+            for row in reply
+        ]
 
     def compare(
         self, old: ModelVersion, new: ModelVersion, send: SendRequest
@@ -90,6 +113,8 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
 
     Versions that stored token ids without texts get their texts by decoding.
     """
+    from jobs.training import eval_sample  # imports torch
+
     rows = eval_sample.read(Path(version.path))
     if not rows or version.is_pair:
         return [], []
@@ -98,6 +123,17 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         texts = tokenizer.texts([row.ids for row in rows])
     return [version.labels[row.label] for row in rows], texts
+
+
+def _item(given: Any) -> Any:
+    """An input as the endpoint takes it."""
+    if isinstance(given, tuple) and len(given) == 2:
+        return {"text": given[0], "text_pair": given[1]}
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def _label(row: Any) -> Label:
+    return Label(row["label"], row["score"])
 
 
 def _labels(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:

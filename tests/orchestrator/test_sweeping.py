@@ -15,7 +15,7 @@ ID = "T4:1/16/fp16"
 def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
     tmp_path: Path,
 ) -> None:
-    from orchestrator import sweep as stage
+    from orchestrator import sweeping as stage
     from orchestrator.availability import Availability
 
     spec = job(

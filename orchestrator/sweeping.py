@@ -1,10 +1,11 @@
 """The sweep: probe every candidate, try what changes learning, choose."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cluster import discovery
 from cluster.placement import Placement
+from jobs.errors import RunError
 from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
@@ -14,27 +15,12 @@ from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
+from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
 from orchestrator.records import receipt_text, runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.store import Store, is_same_environment
 from orchestrator.stages import quality, speed
-
-WINNER = "winner.yaml"
-"""File of a run with the job that the sweep chose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """What the two sweep stages found."""
-
-    measurements: tuple[Measurement, ...]
-    predictions: tuple[Prediction, ...]
-    trials: tuple[TrialResult, ...]
-    winner: Winner
-    duration_s: float
-    cost_usd: float = 0.0
-    """Of probes, starts and trials, where prices are known."""
 
 
 def run_sweep(context: Context, plan: Plan) -> Sweep:
@@ -48,7 +34,7 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
     if context.spec.sweep is None:
         winner = _choose(context, plan, devices)
         _keep_winner(context, winner)
-        return Sweep((), (), (), winner, 0.0)
+        return Sweep(run.id, plan, (), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
     trials = _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
@@ -62,15 +48,35 @@ def run_sweep(context: Context, plan: Plan) -> Sweep:
         if winner.prediction
         else ""
     )
-    context.notify(StageFinished("select", f"{describe(winner)}, full run {shown}"))
+    context.notify(StageFinished("select", f"{winner}, full run {shown}"))
     cost = budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials)
-    return Sweep(speeds.measurements, speeds.predictions, trials, winner, duration, cost)
+    measured, predicted = speeds.measurements, speeds.predictions
+    return Sweep(run.id, plan, measured, predicted, trials, winner, duration, cost)
+
+
+def adopt(context: Context, winner: Winner) -> None:
+    """Record a winner in place of the one that the sweep chose, where it is another.
+
+    Raises RunError when the run has been trained already.
+    """
+    recorded = context.run.read("winner", Winner)
+    if recorded and _same(recorded, winner):
+        return
+    if context.run.read("fit", FitResult) is not None:
+        raise RunError(
+            f"run {context.run.id} has trained another winner; sweep in a new run to train {winner}"
+        )
+    _keep_winner(context, winner)
+
+
+def _same(one: Winner, other: Winner) -> bool:
+    return (one.candidate.id, one.params) == (other.candidate.id, other.params)
 
 
 def _keep_winner(context: Context, winner: Winner) -> None:
     """Record it, as a value and as a job of its own."""
     job = runs.to_yaml(select.winning_job(context.spec, winner))
-    context.run.keep(WINNER, job.encode())
+    context.run.keep(runs.WINNER, job.encode())
     context.run.write("winner", winner)
 
 
@@ -85,6 +91,8 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
         recorded = _choose(context, plan, devices, found, trials)
         context.run.write("winner", recorded)
     return Sweep(
+        run=context.run.id,
+        plan=plan,
         measurements=speeds.measurements,
         predictions=speeds.predictions,
         trials=trials,
@@ -112,12 +120,6 @@ def _choose(
             busy = ", ".join(sorted(devices.busy))
             told = f"{winner.reason}; {busy} stayed busy" if busy else winner.reason
             return replace(winner, reason=told)
-
-
-def describe(winner: Winner) -> str:
-    """The winner in a few words."""
-    values = (f"{name.rsplit('.', 1)[-1]} {value}" for name, value in winner.params.items())
-    return ", ".join((winner.candidate.id, *values))
 
 
 def probe(

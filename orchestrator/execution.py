@@ -1,0 +1,144 @@
+"""One execution of a job: its run, which nobody else may own meanwhile, and its cluster."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cluster import session
+from jobs.errors import RunError, WinnowError
+from jobs.spec import JobSpec
+from orchestrator import interruption
+from orchestrator.context import Context
+from orchestrator.loading import storage_of
+from orchestrator.notices import Notify, Remark
+from orchestrator.records import inputs, lease, runs
+from orchestrator.records.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Which run is gone on with, if any."""
+
+    resume: bool = False
+    """The newest run of the job."""
+    run: str | None = None
+    """This run, by id, of the job or of its training alone."""
+    or_new: bool = False
+    """With `resume`: a new run where there is none to go on with."""
+    reads_inputs: bool = True
+    """With `run`: whether data and base model are read again, and have to be as they were."""
+    accept_changes: bool = False
+    """Go on though data, base model or code changed since it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which cluster a job runs on."""
+
+    address: str | None = None
+    """None for the one in RAY_ADDRESS, else the local one, which is started if it is not up."""
+    insecure_local: bool = False
+    """Whether one of this machine may be open to whoever reaches it."""
+
+
+@contextlib.contextmanager
+def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -> Iterator[Context]:
+    """A run of a job on a cluster, made or found, and nobody else's; its end is journaled.
+
+    Raises RunError where another process runs the same job, ClusterError for an open cluster.
+    """
+    with owned(spec, beginning, notify) as run, connected(place) as cluster:
+        notify(Remark(f"cluster {cluster.address}"))
+        yield Context(
+            spec,
+            run,
+            run.storage,
+            notify,
+            cluster.serve_port,
+            accepts_changes=beginning.accept_changes,
+        )
+
+
+@contextlib.contextmanager
+def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
+    """A run of a job, made or found, and nobody else's; its end is journaled.
+
+    Raises RunError where another process runs the same job, or there is nothing to go on with.
+    """
+    storage = storage_of(spec)
+    known = None if beginning.run is None else runs.find(storage, beginning.run)
+    job = _job_of(known, spec) if known else spec
+    key = f"leases/{job.name}-{runs.digest(job)[:12]}"
+    with lease.held(
+        storage.objects, key, f"job {spec.name}", lambda text: notify(Remark(text))
+    ) as held:
+        if known is None:
+            found = inputs.find_or_create(
+                storage,
+                spec,
+                resume=beginning.resume,
+                or_new=beginning.or_new,
+                accepts_changes=beginning.accept_changes,
+            )
+        else:
+            found = known
+            if beginning.reads_inputs:
+                inputs.go_on(known, spec, accepts_changes=beginning.accept_changes)
+        run = replace(found, check=held.check)
+        run.note("owned", epoch=str(held.epoch))
+        notify(Remark(f"run {run.id} in {run.url}"))
+        with journaled(run):
+            yield run
+
+
+@contextlib.contextmanager
+def journaled(run: Run) -> Iterator[None]:
+    """Note in the run's journal how it ended, if not well."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(WinnowError):  # the storage may be what failed
+            if interruption.kind_of(error):
+                run.note("interrupted")
+            elif isinstance(error, Exception):
+                run.note("failed", error=str(error))
+        raise
+
+
+@contextlib.contextmanager
+def connected(place: Place) -> Iterator[session.Connection]:
+    """A connection of this process to a cluster; SIGTERM interrupts meanwhile, as Ctrl-C does."""
+    quiet_libraries()
+    with (
+        interruption.handler_kept(),
+        session.connect(address=place.address, insecure_local=place.insecure_local) as cluster,
+    ):
+        interruption.take_over()  # ray.init replaces handlers
+        yield cluster
+
+
+def training_alone(spec: JobSpec) -> JobSpec:
+    """The job without a sweep and without an endpoint."""
+    return spec.model_copy(update={"sweep": None, "serve": None})
+
+
+def quiet_libraries() -> None:
+    """Keep chatter of libraries off the terminal; their log files are not touched."""
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C is ours to handle
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _job_of(run: Run, spec: JobSpec) -> JobSpec:
+    """The job that a run is of, or RunError where that is another, or was before it changed."""
+    for job in (spec, training_alone(spec)):
+        if runs.is_of(run, job):
+            return job
+    raise RunError(
+        f"run {run.id} is not of job {spec.name} as it is now; pass the job that the run began"
+        " with, or begin a new run"
+    )

@@ -1,0 +1,76 @@
+"""From a job file, or from what would be in one, to a checked job."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster import catalogue
+from jobs.errors import JobFileError, Problem, first_line
+from jobs.loader import load, loads
+from jobs.loader.files import files_exist
+from jobs.loader.rows import rows_suit_the_job
+from jobs.spec import JobSpec
+from jobs.spec.serve import ServeSpec
+from jobs.storage.storage import S3_SCHEME, Storage, open_storage
+from orchestrator.decisions.resolve import with_absolute_paths
+
+RAY_JOB_COPY = "runtime_resources"
+"""Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
+
+
+def load_job(
+    job: str | Path | Mapping[str, Any],
+    settings: Sequence[str] | None = None,
+    *,
+    is_elsewhere: bool = False,
+    reads_rows: bool = True,
+) -> JobSpec:
+    """Load and check a job, with the paths in it made absolute.
+
+    Args:
+        job: A job file, or a mapping with the content of one, whose paths are relative to the
+            working directory.
+        settings: Changes of single fields, each as `path=value`, such as `train.epochs=1`.
+        is_elsewhere: Whether the job runs on another machine: it keeps its paths, and its files are
+            not looked for here.
+        reads_rows: Whether the rows of its data are checked, which nothing that trains nothing
+            needs.
+
+    Raises:
+        JobFileError: with every problem that was found.
+    """
+    folder = Path.cwd() if isinstance(job, Mapping) else Path(job).parent
+    of_rows = (rows_suit_the_job(folder),) if reads_rows else ()
+    of_files = () if is_elsewhere else (files_exist(folder), *of_rows)
+    rules = (catalogue.accelerator_rules, *of_files)
+    if isinstance(job, Mapping):
+        spec = loads(_text(job), "job", settings=settings or (), extra_rules=rules)
+    else:
+        spec = load(Path(job), settings=settings or (), extra_rules=rules)
+    return spec if is_elsewhere else with_absolute_paths(spec, folder)
+
+
+def serving_of(spec: JobSpec, purpose: str, file: str | None = None) -> ServeSpec:
+    """The serve section of a job; JobFileError where it has none, with what it is needed for."""
+    if spec.serve is None:
+        what = f"is required to {purpose}; add route"
+        raise JobFileError([Problem(file or f"job {spec.name}", 0, 0, "serve", what)])
+    return spec.serve
+
+
+def storage_of(spec: JobSpec) -> Storage:
+    """Where a job keeps its runs; a submitted job's relative storage goes to the home folder."""
+    is_copy = RAY_JOB_COPY in str(Path.cwd())
+    if is_copy and not spec.storage.startswith((S3_SCHEME, "/", "~")):
+        return open_storage(Path.home() / spec.storage)
+    return open_storage(spec.storage)
+
+
+def _text(job: Mapping[str, Any]) -> str:
+    try:
+        return yaml.safe_dump(dict(job), sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as error:
+        what = f"holds a value that YAML has no word for: {first_line(error)}"
+        raise JobFileError([Problem("job", 0, 0, "", what)]) from None

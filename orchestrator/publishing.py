@@ -1,0 +1,66 @@
+"""From a trained model to a published version, and from a version to its endpoint."""
+
+import functools
+
+from cluster.inventory import Inventory
+from jobs.spec import JobSpec
+from jobs.spec.serve import ServeSpec
+from jobs.storage.storage import Storage
+from orchestrator.context import Context
+from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
+from orchestrator.records import registry
+from orchestrator.records.receipt import FitResult
+from orchestrator.records.runs import Run
+from serve.deploy.endpoint import Endpoint
+from serve.version import ModelVersion
+
+
+def publish_stage(run: Run, spec: JobSpec, fit: FitResult, notify: Notify) -> ModelVersion:
+    """Put the trained model of a run into the registry."""
+    model = run.stage(
+        "model",
+        ModelVersion,
+        lambda: registry.publish(
+            spec, fit.checkpoint, fit.labels, run_id=run.id, storage=run.storage
+        ),
+    )
+    notify(StageFinished("publish", f"version {model.id} of {model.name}"))
+    return model
+
+
+def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) -> Endpoint:
+    """Bring up the endpoint; always done, because an endpoint may have gone since."""
+    assert context.spec.serve is not None
+    storage, port, notify = context.storage, context.serve_port, context.notify
+    endpoint = deploy_version(storage, context.spec.serve, model, inventory, port, notify)
+    context.run.write("endpoint", endpoint)
+    return endpoint
+
+
+def deploy_version(
+    storage: Storage,
+    serving: ServeSpec,
+    model: ModelVersion,
+    inventory: Inventory,
+    port: int,
+    notify: Notify,
+) -> Endpoint:
+    """Put a version behind its endpoint on the cluster that this process is connected to.
+
+    Raises InfeasibleError when the cluster lacks the devices, DeployError when the version stays
+    unhealthy or a gate of its rollout stops it.
+    """
+    from serve.deploy import deployment  # imports Ray, which reads its environment then
+
+    notify(StageStarted("deploy"))
+    endpoint = deployment.deploy(
+        model,
+        serving,
+        inventory,
+        port=port,
+        find_version=functools.partial(registry.read, storage),
+        log=lambda text: notify(Remark(text)),
+    )
+    registry.note_deployed(storage, model)
+    notify(StageFinished("deploy", f"{endpoint.url} answers with {model.id}"))
+    return endpoint
