@@ -68,7 +68,7 @@ class TaskEndpoint(abc.ABC):
         )
 
     def predictions(self, reply: Any) -> list[Any]:
-        """Values, such as those of `serve.tasks.answers`, in the answer to one of the bodies that `questions` returns."""
+        """The predictions, such as `serve.tasks.answers`, in the answer to a body of `questions`."""
         raise NotImplementedError(f"{self.title} have no predictions")
 
     def in_frontend(
