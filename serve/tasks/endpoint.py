@@ -68,7 +68,7 @@ class TaskEndpoint(abc.ABC):
         )
 
     def predictions(self, reply: Any) -> list[Any]:
-        """The predictions, such as `serve.tasks.answers`, in the answer to a body of `questions`."""
+        """The predictions, such as `serve.tasks.answers`, in a reply to a body of `questions`."""
         raise NotImplementedError(f"{self.title} have no predictions")
 
     def in_frontend(
