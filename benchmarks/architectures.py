@@ -63,8 +63,8 @@ from jobs.training.session import build_session  # noqa: E402
 from jobs.training.task import training_of  # noqa: E402
 from jobs.training.world import World  # noqa: E402
 from serve.batching.rows import Tokenizer  # noqa: E402
-from serve.engines import selection  # noqa: E402
-from serve.engines.selection import EngineFactory  # noqa: E402
+from serve.engines import acceptance, engine_factory, selection  # noqa: E402
+from serve.engines.engine_factory import EngineFactory  # noqa: E402
 from tests import tiny  # noqa: E402
 from tests.builders import language_config, language_data, training_config  # noqa: E402
 from tests.jobs.training import workers  # noqa: E402
@@ -344,7 +344,7 @@ def proof(model: Path, name: str) -> float:
 def engines(model: Path, exports: Path, max_length: int) -> str:
     """Engines that pass the acceptance check and answer as training did, alone and in lists."""
     maker = EngineFactory(model, exports, Tokenizer(model, max_length), "cpu", 1)
-    sample = selection.read_eval_sample(model, "softmax")
+    sample = engine_factory.read_eval_sample(model, "softmax")
     assert sample.scores is not None
     try:
         choice = selection.choose(maker, ENGINES, sample, is_timed=False)
@@ -354,7 +354,7 @@ def engines(model: Path, exports: Path, max_length: int) -> str:
     for name in allowed:
         engine = maker.make(name, sample)
         for batch in (1, 7, len(sample.rows)):
-            scores = selection.scores(engine, sample.rows, batch)
+            scores = acceptance.scores(engine, sample.rows, batch)
             if abs(scores - sample.scores).max() > SCORE_BOUND:
                 return f"{name} {WRONG}"
     return ", ".join(name.partition("-")[0] for name in allowed) or "torch, one by one"

@@ -7,7 +7,8 @@ from typing import Any
 from serve.batching.policy import Limits
 from serve.batching.rows import Tokenizer
 from serve.engines.engine import softmax
-from serve.engines.selection import PACKED_TOKENS, EngineFactory, read_eval_sample
+from serve.engines.engine_factory import EngineFactory, read_eval_sample
+from serve.engines.selection import PACKED_TOKENS
 from serve.engines.startup import warm_up
 
 MODEL, EXPORTS = Path(os.environ["PEER_MODEL"]), Path(os.environ["PEER_EXPORTS"])

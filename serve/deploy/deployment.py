@@ -7,13 +7,11 @@ Ray Serve replaces the old version's replicas.
 
 import contextlib
 import logging
-import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import httpx
 import ray.serve
 import ray.serve.config
 import ray.serve.exceptions
@@ -28,6 +26,7 @@ from serve.deploy import endpoints, haproxy_client, release
 from serve.deploy.application import Replica
 from serve.deploy.endpoint import Endpoint
 from serve.deploy.endpoints import HOST
+from serve.deploy.readiness import wait_until_answering
 from serve.deploy.release import DeployedVersion
 from serve.deploy.routing import application_of, version_of
 from serve.deploy.scaling import Policy
@@ -36,11 +35,6 @@ from serve.http.auth import hashes_of
 from serve.http.paths import version_path
 from serve.version import ModelVersion
 
-OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
-"""Matches the message of a Winnow error at the end of Ray's text, which begins with a traceback."""
-HEALTHY_TIMEOUT_S = 300.0
-"""Longest time for an application to select its engine, start its model and answer."""
-POLL_S = 0.3
 GRPC_ABOVE = 1000
 """The gRPC port is the HTTP port plus this number."""
 GRPC_TIMEOUT_S = 30.0
@@ -94,7 +88,7 @@ def deploy(
     if haproxy_client.read() is None:
         _log_ignored_settings(version, spec, log)
         _run(version.name, version, spec, nodes, spec.route)
-        _wait_until_answering(version.name, endpoint.url, version.id)
+        wait_until_answering(version.name, endpoint.url, version.id)
     else:
         _take_over(version, spec, nodes, endpoint, base, find_version, log)
         endpoints.drop(abandoned)
@@ -123,7 +117,7 @@ def _take_over(
     has_route = any(route.stable == version.id for route in routes.values())
     _run(new.application, version, spec, nodes, version_path(version.id) + spec.route)
     try:
-        _wait_until_answering(new.application, new.url, version.id, endpoint.grpc)
+        wait_until_answering(new.application, new.url, version.id, endpoint.grpc)
         if old and is_new and spec.rollout:
             before = _deployed(find_version(version.name, old.stable), spec.route, base)
             release.roll_out(spec, spec.rollout, before, new, log)
@@ -133,7 +127,7 @@ def _take_over(
         if not has_route:
             ray.serve.delete(new.application)
         raise
-    _wait_until_answering(new.application, endpoint.url, version.id)
+    wait_until_answering(new.application, endpoint.url, version.id)
 
 
 def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
@@ -191,7 +185,7 @@ def _start(spec: ServeSpec, port: int) -> None:
         options["grpc_options"] = ray.serve.config.gRPCOptions(
             port=grpc_port(port), grpc_servicer_functions=[grpc_api.ADD]
         )
-    # on a busy machine the proxy may start late; `_wait_until_answering` waits for it
+    # on a busy machine the proxy may start late; `wait_until_answering` waits for it
     with contextlib.suppress(TimeoutError):
         ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
     if spec.grpc and not grpc_api.answers(f"{HOST}:{grpc_port(port)}", GRPC_TIMEOUT_S):
@@ -311,42 +305,3 @@ def _autoscaling(spec: ServeSpec) -> ray.serve.config.AutoscalingConfig:
             policy_function=Policy, policy_kwargs={"targets": targets}
         ),
     )
-
-
-def _failure_reason(application: Any) -> str:
-    """Returns the Winnow error in Ray Serve's status of an application, or Ray Serve's message."""
-    texts = "\n".join(str(each.message) for each in application.deployments.values())
-    ours = OUR_ERROR.findall(texts)
-    return ours[-1] if ours else first_line(application.message)
-
-
-def _wait_until_answering(
-    application: str, url: str, version: str, grpc_at: str | None = None
-) -> None:
-    """Waits until the version answers over HTTP, and over gRPC if an address is given.
-
-    Raises:
-        DeployError: if the application fails to start or does not answer within HEALTHY_TIMEOUT_S.
-    """
-    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        state = ray.serve.status().applications.get(application)
-        if state and state.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{application} did not start: {_failure_reason(state)}")
-        is_running = state is not None and state.status.value == "RUNNING"
-        is_up = is_running and _answering_version(url) == version
-        if is_up and (not grpc_at or grpc_api.is_ready(grpc_at, application)):
-            return
-        time.sleep(POLL_S)
-    raise DeployError(
-        f"{url} did not answer with version {version} within"
-        f" {HEALTHY_TIMEOUT_S:.0f} s; see `winnow status` and the logs of Ray Serve"
-    )
-
-
-def _answering_version(url: str) -> str | None:
-    try:
-        answer = httpx.get(f"{url}/health", timeout=10.0)
-        return str(answer.json()["version"]) if answer.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, ValueError, KeyError):
-        return None

@@ -8,40 +8,24 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError, first_line
-from jobs.spec.quantities import format_metric
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
-from jobs.spec.train import Precision
-from jobs.training import eval_sample
 from jobs.training.config import Device
-from jobs.training.memory import is_out_of_memory
 from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, form_batches
-from serve.batching.rows import Logits, Row, Tokenizer
-from serve.engines import onnx_engine, openvino_engine, openvino_graph, packages
-from serve.engines.captured_engine import CapturedEngine
+from serve.batching.rows import Row
+from serve.engines.acceptance import REFERENCE, AcceptanceCheck, expected_scores
 from serve.engines.curve import Curve
-from serve.engines.engine import ACTIVATIONS, Choice, Engine, EngineResult, OneByOne
-from serve.engines.torch_engine import TorchEngine
+from serve.engines.engine import Choice, Engine, EngineResult, OneByOne
+from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.version import CHOICE_FILE
 
-ACCURACY_DROP, AGREEMENT = 0.005, 0.99
-"""Acceptance check: largest loss of accuracy, and smallest share of rows with training's label."""
-INVARIANCE = 0.02
-"""Acceptance check: largest difference of a row's scores between a full batch and its own batch."""
-TIE = 0.05
-"""A row with another label counts as equal if none of its scores differs by more than this."""
-CHECK_BATCH, CHECK_SINGLE = 32, 48
-"""Acceptance check: rows of a batch, and number of rows that are also run one by one."""
 TIMING_THRESHOLD = 0.6
 """An engine with less than this share of the best throughput so far is not timed further."""
 BUDGETS: dict[Device, tuple[int, ...]] = {
@@ -69,105 +53,9 @@ CPU_ENGINES: tuple[EngineName, ...] = (
     "torch-fp32",
 )
 GPU_ENGINES: tuple[EngineName, ...] = ("torch-bf16", "torch-fp16", "torch-fp32")
-REFERENCE: EngineName = "torch-fp32"
 
 
 CHOICE = TypeAdapter(Choice)
-BLANK = Row((0, 0), ())
-"""The pattern row of a version without an evaluation sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvalSample:
-    """A version's evaluation sample: the rows and scores of the acceptance check."""
-
-    rows: tuple[Row, ...]
-    labels: tuple[int, ...]
-    """Index of each row's label."""
-    scores: Logits | None = None
-    """Scores in training, [rows, labels]; None for a version that was published without scores."""
-    activation: Activation = "softmax"
-    """Function from an engine's logits to scores."""
-
-    @property
-    def pattern(self) -> Row:
-        """The longest row, from whose tokens warm-up rows of any length are built."""
-        return max(self.rows, key=len, default=BLANK)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFactory:
-    """Creates the engines of one published model on one device; caches exported graphs."""
-
-    model: Path
-    exports: Path
-    tokenizer: Tokenizer
-    device: Device
-    threads: int
-
-    def make(self, name: EngineName, sample: EvalSample) -> Engine:
-        """Creates an engine; exports the model first if the graph does not exist.
-
-        Raises whatever the engine's library raises if the model or the machine does not suit it,
-        DeployError if the engine's packages are not installed.
-        """
-        if refusal := packages.refusal(name):
-            raise DeployError(refusal)
-        library, _, precision = name.partition("-")
-        if library == "torch":
-            return self._torch(cast("Precision", precision), sample)
-        if library == "onnx":
-            graph = self._exported("model.onnx", self._export_onnx)
-            return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
-        graph = self._exported("openvino-rows.xml", self._export_openvino)
-        if precision == "int8":
-
-            def quantize(target: Path) -> None:
-                openvino_graph.quantize(graph, self.tokenizer, sample.rows, target)
-
-            graph = self._exported("openvino-rows-int8.xml", quantize)
-        return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
-
-    def _torch(self, precision: Precision, sample: EvalSample) -> Engine:
-        """Creates a torch engine; with CUDA graphs on a GPU, unless the model cannot be captured.
-
-        T5, for example, cannot, because it synchronises with the host.
-        """
-        captured = self._captured(precision, sample) if self.device == "cuda" else None
-        return captured or TorchEngine(
-            self.model, self.tokenizer, precision, self.device, self.threads
-        )
-
-    def _captured(self, precision: Precision, sample: EvalSample) -> Engine | None:
-        engine = CapturedEngine(self.model, self.tokenizer, precision)
-        try:
-            engine.run([sample.pattern])
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return None
-        return engine
-
-    def _export_onnx(self, target: Path) -> None:
-        onnx_engine.export(self.model, self.tokenizer, target)
-
-    def _export_openvino(self, target: Path) -> None:
-        openvino_graph.export(self.model, self.tokenizer, target)
-
-    def _exported(self, name: str, export: Callable[[Path], None]) -> Path:
-        """Returns a file of the exports folder, and exports it if it does not exist.
-
-        The file is written in a temporary folder and moved, so that it is never incomplete.
-        """
-        target = self.exports / name
-        if not target.exists():
-            partial = self.exports / f".{os.getpid()}"
-            partial.mkdir(parents=True, exist_ok=True)
-            export(partial / name)
-            for file in sorted(partial.iterdir(), key=lambda path: path.name == name):
-                file.replace(self.exports / file.name)  # weights before the graph that names them
-            partial.rmdir()
-        return target
 
 
 def choose(
@@ -212,13 +100,6 @@ def choose(
     )
     _write_choice(factory, names, choice)
     return choice
-
-
-def expected_scores(factory: EngineFactory, sample: EvalSample) -> Logits:
-    """Returns the reference scores, [rows, labels]: training's, or else those of torch in fp32."""
-    if sample.scores is not None:
-        return sample.scores
-    return scores(factory.make(REFERENCE, sample), sample.rows, CHECK_BATCH, sample.activation)
 
 
 def curves(
@@ -306,74 +187,6 @@ def _try_one_by_one(
     return replace(result, batch_tokens=DEFAULT_TOKENS[factory.device])
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptanceCheck:
-    """Compares an engine's scores of the evaluation sample with the reference scores.
-
-    An engine passes if its scores are finite, its labels and its accuracy are those of training,
-    and a row's scores do not depend on the other rows of its batch.
-    """
-
-    sample: EvalSample
-    reference: Logits
-    """Reference scores, [rows, labels]."""
-
-    def run(self, engine: Engine) -> EngineResult:
-        """Checks an engine; the result has a refusal if it fails."""
-        rows = self.sample.rows
-        engine.run(rows[:CHECK_BATCH])
-        begin = time.perf_counter()
-        together = scores(engine, rows, CHECK_BATCH, self.sample.activation)
-        spent_s = time.perf_counter() - begin
-        alone = scores(engine, rows[:CHECK_SINGLE], 1, self.sample.activation)
-        agreement = self._agreement(together)
-        accuracy, before = self._accuracy(together), self._accuracy(self.reference)
-        spread = float(np.abs(alone - together[: len(alone)]).max())
-        refusal = ""
-        if not np.isfinite(together).all():
-            refusal = "its scores contain NaN or infinity"
-        elif agreement < AGREEMENT:
-            what = "another label" if self._has_labels else "other scores"
-            refusal = f"it gives {1 - agreement:.1%} of the rows {what} than training"
-        elif accuracy is not None and before is not None and before - accuracy > ACCURACY_DROP:
-            shown = format_metric(accuracy), format_metric(before)
-            refusal = f"its accuracy is {shown[0]}, and {shown[1]} in training"
-        elif spread > INVARIANCE:
-            refusal = f"a text's score changes by {spread:.3f} with the other texts of its batch"
-        return EngineResult(
-            engine.name,
-            refusal,
-            texts_per_s=len(rows) / spent_s,
-            agreement=agreement,
-            accuracy=accuracy,
-        )
-
-    def _agreement(self, actual: Logits) -> float:
-        """Returns the share of rows with the reference scores, within TIE, or reference label."""
-        is_same = np.abs(actual - self.reference).max(axis=1) <= TIE
-        if self._has_labels:
-            is_same |= actual.argmax(axis=1) == self.reference.argmax(axis=1)
-        return float(is_same.mean())
-
-    def _accuracy(self, actual: Logits) -> float | None:
-        if not self._has_labels:
-            return None
-        return float((actual.argmax(axis=1) == np.array(self.sample.labels)).mean())
-
-    @property
-    def _has_labels(self) -> bool:
-        """True if a row's label is the one with the highest score."""
-        return self.sample.activation == "softmax"
-
-
-def scores(
-    engine: Engine, rows: Sequence[Row], batch: int, activation: Activation = "softmax"
-) -> Logits:
-    """Returns the scores of rows, [rows, labels], run in batches of `batch` rows in their order."""
-    pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
-    return ACTIVATIONS[activation](np.concatenate(pieces))
-
-
 def measure(
     result: EngineResult, engine: Engine, sample: EvalSample, device: Device
 ) -> EngineResult:
@@ -420,18 +233,6 @@ def _rate(engine: Engine, rows: Sequence[Row], limits: Limits, waiting: int) -> 
         if not is_warm and time.perf_counter() - begin > WARM_S:
             begin, count, is_warm = time.perf_counter(), 0, True
     return count / (time.perf_counter() - begin)
-
-
-def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSample:
-    """Reads the evaluation sample in a model's folder; without rows if the folder has none."""
-    rows = eval_sample.read(folder)
-    scores = [row.scores for row in rows if row.scores]
-    return EvalSample(
-        tuple(Row(row.ids, row.types) for row in rows),
-        tuple(row.label for row in rows),
-        np.array(scores, dtype=np.float32) if scores else None,
-        activation,
-    )
 
 
 def _key(factory: EngineFactory, names: Sequence[EngineName]) -> dict[str, str]:

@@ -15,12 +15,12 @@ from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import PendingBatch, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import captured_engine, packages, selection
+from serve.engines import acceptance, captured_engine, engine_factory, packages, selection
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
+from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
-from serve.engines.selection import BLANK, EngineFactory, EvalSample
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
     version = config.version
     is_gpu = config.device == "cuda"  # a GPU is faster than one core tokenises
     tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-    sample = selection.read_eval_sample(
+    sample = engine_factory.read_eval_sample(
         Path(version.path), task_registry.find(version.task).activation
     )
     choice, engine = prepare(config, tokenizer, sample)
@@ -158,7 +158,7 @@ def prepare(
     factory = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
     names = engines_for(config)
     if not sample.rows:  # the acceptance check is impossible
-        engine = factory.make(names[0] if len(names) == 1 else selection.REFERENCE, sample)
+        engine = factory.make(names[0] if len(names) == 1 else acceptance.REFERENCE, sample)
         tokens = (
             selection.PACKED_TOKENS if engine.is_packed else selection.DEFAULT_TOKENS[config.device]
         )

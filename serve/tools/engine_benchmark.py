@@ -17,7 +17,7 @@ from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig, configure
 from serve.engines import selection
 from serve.engines.curve import Curve
-from serve.engines.selection import EngineFactory
+from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.startup import engines_for
 from serve.tools.cost_frontier import SIZES
 from serve.version import ModelVersion, fetched
@@ -78,8 +78,6 @@ def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
     factory = EngineFactory(
         Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
     )
-    sample = selection.read_eval_sample(
-        Path(version.path), task_registry.find(version.task).activation
-    )
+    sample = read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
     measured = selection.curves(factory, engines_for(config), sample, SIZES)
     return [replace(curve, accelerators=place) for curve in measured]

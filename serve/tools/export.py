@@ -12,8 +12,8 @@ from jobs.spec import task_registry
 from serve.batching.rows import Tokenizer
 from serve.engines import packages, selection
 from serve.engines.engine import Choice
+from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.openvino_graph import input_names
-from serve.engines.selection import EngineFactory
 from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
 
@@ -113,9 +113,7 @@ def _measured(version: ModelVersion, factory: EngineFactory) -> Choice:
     Raises:
         DeployError: if the version has no evaluation sample or the graph fails the check.
     """
-    sample = selection.read_eval_sample(
-        Path(version.path), task_registry.find(version.task).activation
-    )
+    sample = read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
     if not sample.rows:
         raise DeployError(
             f"{version.name} {version.id} has no evaluation sample, which the check of the exported"

@@ -11,7 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 from jobs.errors import DeployError
 from serve.batching.rows import Tokenizer
-from serve.engines import selection
+from serve.engines.engine_factory import EngineFactory
 from serve.engines.torch_engine import TorchEngine
 from serve.tools.export import export, triton_config
 from serve.version import ModelVersion
@@ -85,7 +85,7 @@ def test_what_cannot_be_exported_is_refused(
         kind = Astray if name == "onnx-fp32" else TorchEngine
         return kind(self.model, self.tokenizer, "fp32", "cpu", 1)
 
-    monkeypatch.setattr(selection.EngineFactory, "make", make)
+    monkeypatch.setattr(EngineFactory, "make", make)
     with pytest.raises(DeployError, match="fails the acceptance check"):
         export(version, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -49,11 +49,11 @@ def test_each_accelerator_may_have_a_target_of_its_own(
 
 
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
-    from serve.deploy import deployment
+    from serve.deploy import readiness
 
     words = "Error: ray::ServeReplica\n  File x\njobs.errors.DeployError: tiny is not served\nmore"
     replica = SimpleNamespace(message=words)
     found = SimpleNamespace(message="Failed to update", deployments={"Replica": replica})
-    assert deployment._failure_reason(found) == "tiny is not served"
+    assert readiness.failure_reason(found) == "tiny is not served"
     replica.message = "the node is gone"
-    assert deployment._failure_reason(found) == "Failed to update"
+    assert readiness.failure_reason(found) == "Failed to update"

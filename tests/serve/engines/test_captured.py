@@ -9,9 +9,9 @@ import torch
 
 from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import Padding, Row, Tokenizer
-from serve.engines import selection
+from serve.engines import acceptance, engine_factory
 from serve.engines.captured_engine import CapturedEngine, shape_of, shapes
-from serve.engines.selection import EngineFactory, EvalSample
+from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.version import ModelVersion
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -50,12 +50,12 @@ def test_captured_batches_give_the_scores_of_fp32(
     precision: str, bound: float, version: ModelVersion, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer(Path(version.path), version.max_length)
-    sample = selection.read_eval_sample(Path(version.path))
+    sample = engine_factory.read_eval_sample(Path(version.path))
     factory = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
-    expected = selection.scores(factory.make("torch-fp32", EvalSample((), ())), sample.rows, 16)
+    expected = acceptance.scores(factory.make("torch-fp32", EvalSample((), ())), sample.rows, 16)
     engine = CapturedEngine(Path(version.path), tokenizer, precision)  # type: ignore[arg-type]
     for batch in (1, 16, 50):
-        assert selection.scores(engine, sample.rows, batch) == pytest.approx(expected, abs=bound)
+        assert acceptance.scores(engine, sample.rows, batch) == pytest.approx(expected, abs=bound)
     launched = [engine.launch(sample.rows[n : n + 8]) for n in (0, 8, 16)]
     for number, landing in enumerate(launched):
         alone = engine.run(sample.rows[8 * number : 8 * number + 8])

@@ -16,9 +16,9 @@ from jobs.spec.train import OptimizerSpec
 from jobs.training import eval_sample
 from jobs.training.loop import train
 from serve.batching.rows import Tokenizer
-from serve.engines import selection
+from serve.engines import acceptance, selection
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.selection import EngineFactory
+from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.torch_engine import TorchEngine
 from tests import tiny
 from tests.builders import training_config
@@ -55,7 +55,7 @@ def published(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Publis
 @pytest.mark.parametrize("kind", ["xlnet", "t5", "bart", "gpt2", "roberta"])
 def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publish) -> None:
     factory = published(kind)
-    sample = selection.read_eval_sample(factory.model)
+    sample = read_eval_sample(factory.model)
     assert sample.scores is not None
     choice = selection.choose(factory, EXACT, sample, is_timed=False)
     allowed = [trial.engine for trial in choice.trials if not trial.refusal]
@@ -63,7 +63,7 @@ def test_engines_that_may_serve_score_as_training_did(kind: str, published: Publ
     for name in allowed:
         engine = factory.make(name, sample)
         for batch in (1, 7, 50):
-            assert selection.scores(engine, sample.rows, batch) == pytest.approx(
+            assert acceptance.scores(engine, sample.rows, batch) == pytest.approx(
                 sample.scores, abs=1e-3
             )
     texts = [tuple(row.texts) for row in eval_sample.read(factory.model)]
@@ -79,7 +79,7 @@ def test_models_that_cannot_be_captured_are_run_as_they_are(
     kind: str, engine: type, published: Publish
 ) -> None:
     factory = replace(published(kind), device="cuda")
-    sample = selection.read_eval_sample(factory.model)
+    sample = read_eval_sample(factory.model)
     assert type(factory.make("torch-fp32", sample)) is engine
     choice = selection.choose(factory, ("torch-fp32",), sample, is_timed=False)
     assert (choice.engine, choice.is_one_by_one) == ("torch-fp32", False)
@@ -102,6 +102,4 @@ def test_a_version_that_no_engine_scores_as_training_did_is_not_served(
     """A planted fault exchanges the classes. The check also runs if one engine is configured."""
     factory = exchanged(published("roberta"), tmp_path)
     with pytest.raises(DeployError, match="no engine reproduces training's scores"):
-        selection.choose(
-            factory, (name,), selection.read_eval_sample(factory.model), is_timed=False
-        )
+        selection.choose(factory, (name,), read_eval_sample(factory.model), is_timed=False)

@@ -15,11 +15,13 @@ import transformers
 
 from jobs.spec.serve import EngineName
 from serve.batching.rows import Logits, Padding, Row, Tokenizer
-from serve.engines import openvino_engine, packing, selection
+from serve.engines import acceptance, engine_factory, openvino_engine, packing, selection
+from serve.engines.acceptance import AcceptanceCheck
 from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, Shape
+from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import Packing
-from serve.engines.selection import PACKED_TOKENS, AcceptanceCheck, EngineFactory, EvalSample
+from serve.engines.selection import PACKED_TOKENS
 from serve.version import ModelVersion
 
 pytestmark = [
@@ -50,7 +52,7 @@ def factory(version: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def sample(version: ModelVersion) -> EvalSample:
     """The evaluation rows that were saved beside the model."""
-    return selection.read_eval_sample(Path(version.path))
+    return engine_factory.read_eval_sample(Path(version.path))
 
 
 def test_evaluation_rows_are_saved_beside_the_model(sample: EvalSample) -> None:
@@ -130,8 +132,8 @@ def test_scores_equal_those_of_transformers_alone_and_together(
     tokenizer = transformers.AutoTokenizer.from_pretrained(version.path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(version.path).eval()
     rows = factory.tokenizer.rows(TEXTS)
-    together = selection.scores(engine, rows, len(rows))
-    alone = selection.scores(engine, rows, 1)
+    together = acceptance.scores(engine, rows, len(rows))
+    alone = acceptance.scores(engine, rows, 1)
     for number, text in enumerate(TEXTS):
         inputs = tokenizer(*text, truncation=True, max_length=32, return_tensors="pt")
         with torch.inference_mode():
@@ -195,11 +197,11 @@ def test_a_row_that_is_there_for_the_shape_changes_nothing(
 ) -> None:
     engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
-    reference = selection.scores(factory.make("torch-fp32", sample), sample.rows, 1)
+    reference = acceptance.scores(factory.make("torch-fp32", sample), sample.rows, 1)
     engine.packing.spare = 1e6
     engine.run(sample.rows[:20])
     shape = engine.packing.last
-    found = selection.scores(engine, sample.rows, 1)
+    found = acceptance.scores(engine, sample.rows, 1)
     assert engine.packing.last == shape != (1, shape[1])
     assert np.abs(found - reference).max() < BOUNDS["openvino-fp32"]
 
@@ -275,10 +277,13 @@ def test_graphs_of_their_own_shape_give_the_same_scores(
 ) -> None:
     engine = factory.make(name, sample)
     assert isinstance(engine, OpenVinoEngine)
-    before = selection.scores(engine, sample.rows, 1), selection.scores(engine, sample.rows, 50)
+    before = acceptance.scores(engine, sample.rows, 1), acceptance.scores(engine, sample.rows, 50)
     engine.prepare([len(row) for row in sample.rows], 256)
     monkeypatch.setattr(engine, "_request", None)  # the graph for any shape
-    after = selection.scores(engine, sample.rows, 1), selection.scores(engine, sample.rows[:30], 30)
+    after = (
+        acceptance.scores(engine, sample.rows, 1),
+        acceptance.scores(engine, sample.rows[:30], 30),
+    )
     assert np.abs(after[0] - before[0]).max() < 1e-5
     assert np.abs(after[1] - before[1][:30]).max() < 1e-5
 
@@ -289,11 +294,11 @@ def test_texts_of_a_word_each_are_answered_together(
 ) -> None:
     engine = factory.make(name, sample)
     words = factory.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
-    alone = selection.scores(engine, words, 1)
+    alone = acceptance.scores(engine, words, 1)
     engine.prepare([14] * 20, 256)  # one of the shapes is a row of the least width
     engine.packing.spare = 0.0
     for count in range(1, len(words) + 1):
-        found = selection.scores(engine, words[:count], count)
+        found = acceptance.scores(engine, words[:count], count)
         assert np.abs(found - alone[:count]).max() < 1e-5
 
 
@@ -333,9 +338,9 @@ def test_neighbours_in_a_row_change_nothing(
 ) -> None:
     engine = factory.make(name, sample)
     assert engine.is_packed
-    found = selection.scores(engine, sample.rows, 50)
-    assert np.abs(found - selection.scores(engine, sample.rows, 1)).max() < 1e-5
-    reference = selection.scores(factory.make("torch-fp32", sample), sample.rows, 1)
+    found = acceptance.scores(engine, sample.rows, 50)
+    assert np.abs(found - acceptance.scores(engine, sample.rows, 1)).max() < 1e-5
+    reference = acceptance.scores(factory.make("torch-fp32", sample), sample.rows, 1)
     assert np.abs(found - reference).max() < BOUNDS[name]
 
 
@@ -355,8 +360,8 @@ def test_packed_rows_fill_the_tiles_of_a_cpu_that_has_some(
     rows = factory.tokenizer.rows([("x",), ("a superb film",)])
     laid = openvino_engine.packing_of(factory.tokenizer)
     assert {laid.apply([row])["input_ids"].shape[1] for row in rows} == widths
-    reference = selection.scores(factory.make("torch-fp32", sample), rows, 1)
-    assert np.abs(selection.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
+    reference = acceptance.scores(factory.make("torch-fp32", sample), rows, 1)
+    assert np.abs(acceptance.scores(engine, rows, 1) - reference).max() < BOUNDS["openvino-fp32"]
 
 
 def test_models_that_are_not_packed_are_padded(
@@ -373,9 +378,9 @@ def test_models_that_are_not_packed_are_padded(
     other = EngineFactory(tmp_path / "model", tmp_path / "exports", tokenizer, "cpu", 1)
     engine = other.make("openvino-fp32", sample)
     assert not engine.is_packed
-    reference = selection.scores(other.make("torch-fp32", sample), sample.rows, 50)
+    reference = acceptance.scores(other.make("torch-fp32", sample), sample.rows, 50)
     assert (
-        np.abs(selection.scores(engine, sample.rows, 50) - reference).max()
+        np.abs(acceptance.scores(engine, sample.rows, 50) - reference).max()
         < BOUNDS["openvino-fp32"]
     )
 
@@ -416,7 +421,7 @@ GATE = EvalSample(
     ],
 )
 def test_the_gate_refuses_engines_that_answer_otherwise(engine: Engine, refusal: str) -> None:
-    check = AcceptanceCheck(GATE, selection.scores(Fake(), GATE.rows, 32))
+    check = AcceptanceCheck(GATE, acceptance.scores(Fake(), GATE.rows, 32))
     trial = check.run(engine)
     assert (refusal in trial.refusal) if refusal else (trial.refusal == "")
 
@@ -482,11 +487,11 @@ def test_rows_are_run_by_themselves_where_batches_change_their_scores(
     factory: EngineFactory, tmp_path: Path
 ) -> None:
     drifting = Drifting(factory.model, tmp_path, factory.tokenizer, "cpu", 1)
-    alone = selection.scores(Fake(drift=0.05), GATE.rows, 1)
+    alone = acceptance.scores(Fake(drift=0.05), GATE.rows, 1)
     sample = EvalSample(GATE.rows, GATE.labels, alone)
     choice = selection.choose(drifting, ("onnx-fp32", "torch-fp32"), sample)
     assert choice.is_one_by_one
     assert all("changes by" in trial.refusal for trial in choice.trials)
     assert selection.choose(drifting, ("onnx-fp32", "torch-fp32"), sample) == choice  # remembered
     engine = OneByOne(drifting.make(choice.engine, sample))
-    assert selection.scores(engine, sample.rows, 32) == pytest.approx(alone)
+    assert acceptance.scores(engine, sample.rows, 32) == pytest.approx(alone)

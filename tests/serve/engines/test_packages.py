@@ -12,8 +12,8 @@ from jobs.errors import DeployError, JobFileError
 from orchestrator import preflight
 from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig
-from serve.engines import packages, selection, startup
-from serve.engines.selection import EngineFactory
+from serve.engines import engine_factory, packages, selection, startup
+from serve.engines.engine_factory import EngineFactory
 from serve.tools.export import export
 from serve.version import ModelVersion
 from tests.builders import MINILM, job
@@ -46,7 +46,7 @@ def test_auto_serves_with_torch_and_says_what_it_leaves_out(
 ) -> None:
     own = replace(version, id="without")  # with a folder of its own for what is remembered
     tokenizer = Tokenizer(Path(own.path), own.max_length)
-    sample = selection.read_eval_sample(Path(own.path))
+    sample = engine_factory.read_eval_sample(Path(own.path))
     with caplog.at_level(logging.WARNING):
         choice, engine = startup.prepare(ReplicaConfig(own), tokenizer, sample)
     assert [trial.engine for trial in choice.trials] == ["torch-bf16", "torch-fp32"]
@@ -82,7 +82,7 @@ def test_making_or_exporting_without_the_packages_is_refused(
     tokenizer = Tokenizer(Path(version.path), version.max_length)
     maker = EngineFactory(Path(version.path), tmp_path, tokenizer, "cpu", 1)
     with pytest.raises(DeployError, match="openvino-int8 needs openvino and nncf; pip install"):
-        maker.make("openvino-int8", selection.EvalSample((), ()))
+        maker.make("openvino-int8", engine_factory.EvalSample((), ()))
     with pytest.raises(DeployError, match="onnx-fp32 needs onnxruntime and onnx; pip install"):
         export(version, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()

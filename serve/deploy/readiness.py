@@ -1,0 +1,63 @@
+"""Waits until a deployed version answers at its URL, or says why it does not."""
+
+import re
+import time
+from typing import Any
+
+import httpx
+import ray.serve
+import ray.serve.config
+import ray.serve.exceptions
+import ray.serve.schema
+
+from jobs.errors import DeployError, first_line
+from serve.frontends import grpc_api
+
+OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
+"""Matches the message of a Winnow error at the end of Ray's text, which begins with a traceback."""
+
+
+HEALTHY_TIMEOUT_S = 300.0
+"""Longest time for an application to select its engine, start its model and answer."""
+
+
+POLL_S = 0.3
+
+
+def failure_reason(application: Any) -> str:
+    """Returns the Winnow error in Ray Serve's status of an application, or Ray Serve's message."""
+    texts = "\n".join(str(each.message) for each in application.deployments.values())
+    ours = OUR_ERROR.findall(texts)
+    return ours[-1] if ours else first_line(application.message)
+
+
+def wait_until_answering(
+    application: str, url: str, version: str, grpc_at: str | None = None
+) -> None:
+    """Waits until the version answers over HTTP, and over gRPC if an address is given.
+
+    Raises:
+        DeployError: if the application fails to start or does not answer within HEALTHY_TIMEOUT_S.
+    """
+    deadline = time.monotonic() + HEALTHY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        state = ray.serve.status().applications.get(application)
+        if state and state.status.value == "DEPLOY_FAILED":
+            raise DeployError(f"{application} did not start: {failure_reason(state)}")
+        is_running = state is not None and state.status.value == "RUNNING"
+        is_up = is_running and _answering_version(url) == version
+        if is_up and (not grpc_at or grpc_api.is_ready(grpc_at, application)):
+            return
+        time.sleep(POLL_S)
+    raise DeployError(
+        f"{url} did not answer with version {version} within"
+        f" {HEALTHY_TIMEOUT_S:.0f} s; see `winnow status` and the logs of Ray Serve"
+    )
+
+
+def _answering_version(url: str) -> str | None:
+    try:
+        answer = httpx.get(f"{url}/health", timeout=10.0)
+        return str(answer.json()["version"]) if answer.status_code == httpx.codes.OK else None
+    except (httpx.HTTPError, ValueError, KeyError):
+        return None

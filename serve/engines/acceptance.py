@@ -1,0 +1,107 @@
+"""Checks that an engine reproduces the scores of training, alone and in batches."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jobs.spec.quantities import format_metric
+from jobs.spec.serve import EngineName
+from jobs.spec.task import Activation
+from serve.batching.rows import Logits, Row
+from serve.engines.engine import ACTIVATIONS, Engine, EngineResult
+from serve.engines.engine_factory import EngineFactory, EvalSample
+
+ACCURACY_DROP, AGREEMENT = 0.005, 0.99
+"""Acceptance check: largest loss of accuracy, and smallest share of rows with training's label."""
+
+
+INVARIANCE = 0.02
+"""Acceptance check: largest difference of a row's scores between a full batch and its own batch."""
+
+
+TIE = 0.05
+"""A row with another label counts as equal if none of its scores differs by more than this."""
+
+
+CHECK_BATCH, CHECK_SINGLE = 32, 48
+"""Acceptance check: rows of a batch, and number of rows that are also run one by one."""
+
+
+REFERENCE: EngineName = "torch-fp32"
+
+
+def expected_scores(factory: EngineFactory, sample: EvalSample) -> Logits:
+    """Returns the reference scores, [rows, labels]: training's, or else those of torch in fp32."""
+    if sample.scores is not None:
+        return sample.scores
+    return scores(factory.make(REFERENCE, sample), sample.rows, CHECK_BATCH, sample.activation)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceCheck:
+    """Compares an engine's scores of the evaluation sample with the reference scores.
+
+    An engine passes if its scores are finite, its labels and its accuracy are those of training,
+    and a row's scores do not depend on the other rows of its batch.
+    """
+
+    sample: EvalSample
+    reference: Logits
+    """Reference scores, [rows, labels]."""
+
+    def run(self, engine: Engine) -> EngineResult:
+        """Checks an engine; the result has a refusal if it fails."""
+        rows = self.sample.rows
+        engine.run(rows[:CHECK_BATCH])
+        begin = time.perf_counter()
+        together = scores(engine, rows, CHECK_BATCH, self.sample.activation)
+        spent_s = time.perf_counter() - begin
+        alone = scores(engine, rows[:CHECK_SINGLE], 1, self.sample.activation)
+        agreement = self._agreement(together)
+        accuracy, before = self._accuracy(together), self._accuracy(self.reference)
+        spread = float(np.abs(alone - together[: len(alone)]).max())
+        refusal = ""
+        if not np.isfinite(together).all():
+            refusal = "its scores contain NaN or infinity"
+        elif agreement < AGREEMENT:
+            what = "another label" if self._has_labels else "other scores"
+            refusal = f"it gives {1 - agreement:.1%} of the rows {what} than training"
+        elif accuracy is not None and before is not None and before - accuracy > ACCURACY_DROP:
+            shown = format_metric(accuracy), format_metric(before)
+            refusal = f"its accuracy is {shown[0]}, and {shown[1]} in training"
+        elif spread > INVARIANCE:
+            refusal = f"a text's score changes by {spread:.3f} with the other texts of its batch"
+        return EngineResult(
+            engine.name,
+            refusal,
+            texts_per_s=len(rows) / spent_s,
+            agreement=agreement,
+            accuracy=accuracy,
+        )
+
+    def _agreement(self, actual: Logits) -> float:
+        """Returns the share of rows with the reference scores, within TIE, or reference label."""
+        is_same = np.abs(actual - self.reference).max(axis=1) <= TIE
+        if self._has_labels:
+            is_same |= actual.argmax(axis=1) == self.reference.argmax(axis=1)
+        return float(is_same.mean())
+
+    def _accuracy(self, actual: Logits) -> float | None:
+        if not self._has_labels:
+            return None
+        return float((actual.argmax(axis=1) == np.array(self.sample.labels)).mean())
+
+    @property
+    def _has_labels(self) -> bool:
+        """True if a row's label is the one with the highest score."""
+        return self.sample.activation == "softmax"
+
+
+def scores(
+    engine: Engine, rows: Sequence[Row], batch: int, activation: Activation = "softmax"
+) -> Logits:
+    """Returns the scores of rows, [rows, labels], run in batches of `batch` rows in their order."""
+    pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
+    return ACTIVATIONS[activation](np.concatenate(pieces))
