@@ -111,9 +111,10 @@ def measure_job(
     result: Result,
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
-    from orchestrator import pipeline, sweeping
+    from orchestrator import pipeline
     from orchestrator.availability import Availability
     from orchestrator.context import Context
+    from orchestrator.speeds import probe
 
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, open_storage(folder), tell, serve_port)
@@ -121,7 +122,7 @@ def measure_job(
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
     devices = Availability(context, plan)
-    speeds = sweeping.probe(context, plan, devices, is_thorough=not arguments.give_up)
+    speeds = probe(context, plan, devices, is_thorough=not arguments.give_up)
     result.left_out |= given_up(spec, speeds)
     fits: dict[str, Any] = {}
     by_time = sorted(speeds.predictions, key=lambda found: found.time_s.mean)

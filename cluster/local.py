@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
     """Returns the variables to set before importing ray, to start or join the local cluster."""
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(_token_file()),
+        "RAY_AUTH_TOKEN_PATH": str(_file("token")),
         **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; training lowers its own priority
@@ -85,7 +85,7 @@ def environment() -> dict[str, str]:
 def running() -> LocalCluster | None:
     """Returns the local cluster, or None if it is not up."""
     try:
-        values = json.loads(_state_file().read_text(encoding="utf-8"))
+        values = json.loads(_file("cluster.json").read_text(encoding="utf-8"))
         cluster = LocalCluster(**{**values, "simulated": tuple(values["simulated"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -122,7 +122,7 @@ def at(address: str) -> LocalCluster | None:
 
 
 def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
-    _state_file().unlink(missing_ok=True)
+    _file("cluster.json").unlink(missing_ok=True)
     _write_token()
     nodes = [parse_accelerators(name) for name in names(simulated)]
     dashboard_port, serve_port = _free_port(DASHBOARD_PORT), _free_port(SERVE_PORT)
@@ -144,7 +144,7 @@ def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
         simulated=names(simulated),
         ingress=str(folder),
     )
-    _state_file().write_text(json.dumps(asdict(cluster)), encoding="utf-8")
+    _file("cluster.json").write_text(json.dumps(asdict(cluster)), encoding="utf-8")
     return cluster
 
 
@@ -185,14 +185,20 @@ def _stop() -> bool:
         _signal(survivor, signal.SIGKILL)
     if cluster and cluster.ingress:
         shutil.rmtree(cluster.ingress, ignore_errors=True)
-    _state_file().unlink(missing_ok=True)
+    _file("cluster.json").unlink(missing_ok=True)
     return True
 
 
 def _start_daemon(
     nodes: Sequence[AcceleratorRequest], dashboard_port: int, folder: Path, log: Path
 ) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cluster.local_daemon", "--address-file", str(_address_file())]
+    command = [
+        sys.executable,
+        "-m",
+        "cluster.local_daemon",
+        "--address-file",
+        str(_file("address")),
+    ]
     command += ["--dashboard-port", str(dashboard_port)]
     command += [option for node in nodes for option in ("--simulate", str(node))]
     with log.open("w", encoding="utf-8") as output:
@@ -247,8 +253,8 @@ def _runs(process: psutil.Process) -> bool:
 def _wait_for_address(process: subprocess.Popen[bytes], log: Path) -> str:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if _address_file().exists():
-            return _address_file().read_text(encoding="utf-8")
+        if _file("address").exists():
+            return _file("address").read_text(encoding="utf-8")
         if process.poll() is not None:
             break
         time.sleep(0.1)
@@ -271,9 +277,9 @@ def _path_with_this_python() -> str:
 
 
 def _write_token() -> None:
-    _address_file().unlink(missing_ok=True)
-    if not _token_file().exists():
-        descriptor = os.open(_token_file(), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    _file("address").unlink(missing_ok=True)
+    if not _file("token").exists():
+        descriptor = os.open(_file("token"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(secrets.token_hex(32))
 
@@ -289,13 +295,6 @@ def _free_port(wanted: int) -> int:
     raise ClusterError("no free port on 127.0.0.1")
 
 
-def _state_file() -> Path:
-    return files.home() / "cluster.json"
-
-
-def _address_file() -> Path:
-    return files.home() / "address"
-
-
-def _token_file() -> Path:
-    return files.home() / "token"
+def _file(name: str) -> Path:
+    """A file of the local cluster: `cluster.json`, `address` or `token`."""
+    return files.home() / name

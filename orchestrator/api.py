@@ -5,7 +5,7 @@ for as long as they last; the commands call the same functions. Every error is a
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -296,11 +296,6 @@ def run(
         return pipeline.run(context)
 
 
-@contextlib.contextmanager
-def _telling(notify: Notify | None) -> Iterator[Notify]:
+def _telling(notify: Notify | None) -> contextlib.AbstractContextManager[Notify]:
     """Who hears how it goes: the one that is given, else bars and lines on stderr."""
-    if notify:
-        yield notify
-        return
-    with Console() as console:
-        yield console
+    return contextlib.nullcontext(notify) if notify else Console()

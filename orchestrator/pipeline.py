@@ -32,7 +32,7 @@ from orchestrator.records.runs import Run
 from orchestrator.stages import fit as fitting
 from orchestrator.stages.secrets import secrets_of
 from orchestrator.watch import PUBLISH_EVERY_S, FitWatch
-from serve.deploy import deployment
+from serve.deploy import deployment, endpoints
 
 
 def run(context: Context) -> Outcome:
@@ -109,7 +109,7 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> tuple[Inventory,
 
     if spec.serve:
         deployment.serving_nodes(spec.serve, inventory)
-        deployment.log_moved_routes(spec.name, spec.serve, context.serve_port, remark)
+        endpoints.log_moved_routes(spec.name, spec.serve, context.serve_port, remark)
     context.run.write("inventory", inventory)
     context.run.write("plan", plan)
     text = (
@@ -293,10 +293,6 @@ def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float |
     if left_s is not None and winner.prediction and winner.prediction.time_s.mean > left_s:
         needed = receipt_text.show_time(winner.prediction.time_s.mean)
         left = receipt_text.show_time(left_s)
-        context.notify(
-            Remark(
-                f"the whole run needs about {needed}, the budget leaves {left}:"
-                " training will stop early"
-            )
-        )
+        text = f"the whole run needs about {needed}, the budget leaves {left}:"
+        context.notify(Remark(f"{text} training will stop early"))
     return budget.stop_after_s(left_s, winner.prediction)

@@ -59,7 +59,7 @@ def live_inventory(
         from cluster import discovery
 
         if spec and spec.serve:
-            from serve.deploy import deployment  # a second that other jobs need not pay
+            from serve.deploy import endpoints  # a second that other jobs need not pay
 
-            deployment.log_moved_routes(spec.name, spec.serve, cluster.serve_port, tell)
+            endpoints.log_moved_routes(spec.name, spec.serve, cluster.serve_port, tell)
         return discovery.discover()

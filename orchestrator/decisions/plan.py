@@ -95,9 +95,7 @@ class Plan:
     def only(self, placement: Placement, reason: str) -> "Plan":
         """Returns the plan on one placement, with all others skipped for a reason."""
         kept = tuple(c for c in self.candidates if c.placement == placement)
-        left = (c for c in self.candidates if c.placement != placement)
-        skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
-        return replace(self, candidates=kept, skipped=skipped)
+        return self._with(kept, reason)
 
     def among(self, wanted: "Plan") -> "Plan":
         """What another plan tries of this one; all else is skipped.
@@ -106,14 +104,17 @@ class Plan:
         """
         ids = {candidate.id for candidate in wanted.candidates}
         kept = tuple(c for c in self.candidates if c.id in ids)
-        left = (c for c in self.candidates if c.id not in ids)
         if not kept:
             names = ", ".join(sorted(ids)) or "nothing"
             raise InfeasibleError(
                 f"the plan tries {names}, of which this cluster can run nothing; plan anew on it"
             )
-        skipped = (*self.skipped, *(Skipped(c.id, "the given plan leaves it out") for c in left))
-        return replace(self, candidates=kept, skipped=skipped)
+        return self._with(kept, "the given plan leaves it out")
+
+    def _with(self, kept: tuple[Candidate, ...], reason: str) -> "Plan":
+        """Returns the plan with these candidates, and the others skipped for a reason."""
+        skipped = (Skipped(c.id, reason) for c in self.candidates if c not in kept)
+        return replace(self, candidates=kept, skipped=(*self.skipped, *skipped))
 
     def without(self, placements: Collection[str], reason: str) -> "Plan":
         """Returns the plan without some placements, by name.

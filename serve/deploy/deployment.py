@@ -84,7 +84,7 @@ def deploy(
     base = f"http://{HOST}:{port}"
     grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else None
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
-    abandoned = moved_routes(version.name, spec, port)
+    abandoned = endpoints.moved_routes(version.name, spec, port)
     if haproxy_client.read() is None:
         _log_ignored_settings(version, spec, log)
         _run(version.name, version, spec, nodes, spec.route)
@@ -128,28 +128,6 @@ def _take_over(
             ray.serve.delete(new.application)
         raise
     wait_until_answering(new.application, endpoint.url, version.id)
-
-
-def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
-    """Returns the routes that the model leaves when it is deployed to the spec's route.
-
-    Raises:
-        DeployError: if the spec's route belongs to another model.
-    """
-    owners = endpoints.models_by_route(port)
-    owner = owners.get(spec.route, model)
-    if owner != model:
-        raise DeployError(
-            f"{model} cannot be deployed: {spec.route} is the route of {owner}; choose another"
-            " serve.route"
-        )
-    return [route for route, owner in owners.items() if owner == model and route != spec.route]
-
-
-def log_moved_routes(model: str, spec: ServeSpec, port: int, log: Callable[[str], None]) -> None:
-    """Logs the routes that the model leaves; raises DeployError as `moved_routes` does."""
-    for route in moved_routes(model, spec, port):
-        log(f"{route} will no longer answer once {model} is deployed to {spec.route}")
 
 
 def _log_ignored_settings(

@@ -1,11 +1,13 @@
 """Lists and removes the endpoints of a cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 import ray.serve
 from pydantic import TypeAdapter, ValidationError
 
+from jobs.errors import DeployError
+from jobs.spec.serve import ServeSpec
 from serve.deploy import haproxy_client
 from serve.deploy.routing import Routes, model_of, version_of
 
@@ -72,3 +74,25 @@ def _proxy_routes(port: int) -> dict[str, str]:
         return TypeAdapter(dict[str, str]).validate_json(answer.raise_for_status().content)
     except (httpx.HTTPError, ValidationError):
         return {}
+
+
+def moved_routes(model: str, spec: ServeSpec, port: int) -> list[str]:
+    """Returns the routes that the model leaves when it is deployed to the spec's route.
+
+    Raises:
+        DeployError: if the spec's route belongs to another model.
+    """
+    owners = models_by_route(port)
+    owner = owners.get(spec.route, model)
+    if owner != model:
+        raise DeployError(
+            f"{model} cannot be deployed: {spec.route} is the route of {owner}; choose another"
+            " serve.route"
+        )
+    return [route for route, owner in owners.items() if owner == model and route != spec.route]
+
+
+def log_moved_routes(model: str, spec: ServeSpec, port: int, log: Callable[[str], None]) -> None:
+    """Logs the routes that the model leaves; raises DeployError as `moved_routes` does."""
+    for route in moved_routes(model, spec, port):
+        log(f"{route} will no longer answer once {model} is deployed to {spec.route}")

@@ -202,7 +202,7 @@ def test_a_model_has_one_route_and_no_other_model_s(
     deploy: Deploy, ray_cluster: Connection, version: ModelVersion
 ) -> None:
     """A model that moves logs its old route, and leaves a model with a similar name alone."""
-    from serve.deploy import deployment, endpoints
+    from serve.deploy import endpoints
 
     told: list[str] = []
     other = replace(version, name=f"{version.name}--b")
@@ -220,7 +220,7 @@ def test_a_model_has_one_route_and_no_other_model_s(
         owners = endpoints.models_by_route(ray_cluster.serve_port)
         assert owners == {"/moved": version.name, "/tested-b": other.name}
         spec = ServeSpec(route="/tested")
-        deployment.log_moved_routes(version.name, spec, ray_cluster.serve_port, told.append)
+        endpoints.log_moved_routes(version.name, spec, ray_cluster.serve_port, told.append)
         assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
     finally:
         endpoints.remove(other.name)

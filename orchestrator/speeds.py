@@ -1,0 +1,190 @@
+"""The speed half of a sweep: probes of candidates, read back or run, and what they found."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cluster.placement import Placement
+from orchestrator.availability import Availability
+from orchestrator.context import Context
+from orchestrator.decisions import budget, predict
+from orchestrator.decisions.measurement import Launch, Measurement, Prediction
+from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.resolve import training_config
+from orchestrator.decisions.search import TrialResult
+from orchestrator.decisions.select import Winner
+from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
+from orchestrator.records.store import Store, is_same_environment
+from orchestrator.stages import speed
+
+
+def probe(
+    context: Context, plan: Plan, devices: Availability, *, is_thorough: bool = False
+) -> "Speeds":
+    """Time every candidate whose devices can be had, those that were timed before read back.
+
+    With `is_thorough` none is given up early.
+    """
+    speeds = Speeds(context, plan)
+    total = len(plan.candidates)
+    context.notify(
+        StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
+    )
+    if not is_thorough:
+        _take_over(context, plan, speeds)
+    todo = [c for c in plan.probing_order if c.id not in speeds.measured]
+    if todo:
+        give_up_s = None if is_thorough else speeds.give_up_s
+
+        def first_free(placements: Sequence[Placement]) -> Placement | None:
+            names = ", ".join(placement.name for placement in placements)
+            return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
+
+        findings = speed.ProbeCallbacks(
+            speeds.take, speeds.take_launch, give_up_s, speeds.tell, first_free
+        )
+        speed.measure(context.spec, todo, context.run.folder, findings)
+    measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
+    for candidate in measured:
+        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches)
+    given_up = sum(found[0].is_given_up for found in speeds.measured.values())
+    text = f"{len(measured)} candidates measured" + (
+        f", {given_up} given up early" if given_up else ""
+    )
+    context.notify(StageFinished("probe", text))
+    return speeds
+
+
+def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
+    """Measurements of earlier runs, where hardware, software, code and data are still the same."""
+    store = Store(context.storage)
+    environments: dict[str, dict[str, str]] = {}
+    for candidate in plan.candidates:
+        if candidate.id in speeds.measured:
+            continue
+        found = store.find(candidate, training_config(context.spec, candidate.execution, {}))
+        if found is None:
+            continue
+        placement = candidate.placement
+        if placement.name not in environments:
+            environments[placement.name] = speed.environment_of(placement)
+        if is_same_environment(found, environments[placement.name]):
+            context.notify(Remark(f"{candidate.id}: measured in an earlier run"))
+            speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
+            if found.launch and placement.name not in {o.placement for o in speeds.launches}:
+                speeds.take_launch(found.launch)
+
+
+def _keep(
+    context: Context, candidate: Candidate, measured: Measurement, launches: list[Launch]
+) -> None:
+    launch = next((o for o in launches if o.placement == candidate.placement.name), None)
+    config = training_config(context.spec, candidate.execution, {})
+    Store(context.storage).keep(candidate, config, measured, launch)
+
+
+def confirm(
+    context: Context,
+    plan: Plan,
+    speeds: "Speeds",
+    winner: Winner,
+    trials: Sequence[TrialResult],
+) -> bool:
+    """Time the best again in fresh processes, and a third time where that disagrees.
+
+    Whether anything was timed; `trials` count as spent.
+    """
+    timed = False
+    for attempts in (2, 3):
+        todo = [
+            plan.candidate(name)
+            for name in winner.finalists
+            if len(speeds.measured[name]) < attempts
+            and (attempts == 2 or predict.are_apart(speeds.measured[name]))
+        ]
+        if todo and not speeds.must_end("timing again", trials):
+            names = " and ".join(candidate.id for candidate in todo)
+            context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=speeds.tell)
+            speed.measure_again(context.spec, todo, context.run.folder, findings)
+            timed = True
+    return timed
+
+
+class Speeds:
+    """What probes have found so far, recorded as it comes."""
+
+    def __init__(self, context: Context, plan: Plan) -> None:
+        self._context, self._plan = context, plan
+        self.launches = list(context.run.read_all("launches", Launch))
+        self.measured: dict[str, list[Measurement]] = {}
+        """By candidate; more than one where a probe was repeated."""
+        for found in context.run.read_all("measurements", Measurement):
+            self.measured.setdefault(found.candidate, []).append(found)
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """One for each candidate, in the order of the plan."""
+        found = (self.measured.get(candidate.id) for candidate in self._plan.candidates)
+        return tuple(predict.settle(several) for several in found if several)
+
+    @property
+    def eval_rows(self) -> int:
+        """Rows that metrics are judged by."""
+        return max(measured.eval_rows for measured in self.measurements)
+
+    @property
+    def every(self) -> tuple[Measurement, ...]:
+        """Repeated ones among them."""
+        return tuple(found for several in self.measured.values() for found in several)
+
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """Of each candidate that was measured to the end."""
+        plan = self._plan
+        return predict.predict_all(
+            self._context.spec, plan.candidates, self.measurements, self.launches
+        )
+
+    def take(self, measured: Measurement) -> None:
+        """Record a measurement and tell it."""
+        self.measured.setdefault(measured.candidate, []).append(measured)
+        self._context.run.append("measurements", measured)
+        total = len(self._plan.candidates)
+        text = f"{measured.candidate}: {_speed_text(measured)}"
+        self._context.notify(Progress("probe", len(self.measured), total, text))
+        for disturbance in measured.disturbances:
+            self._context.notify(Remark(f"{measured.candidate}: {disturbance}"))
+
+    def tell(self, text: str) -> None:
+        """Say something."""
+        self._context.notify(Remark(text))
+
+    def take_launch(self, launch: Launch) -> None:
+        """Record what starting a group took."""
+        self.launches.append(launch)
+        self._context.run.append("launches", launch)
+
+    def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
+        """Whether the budget leaves too little for `what` next; told when it does."""
+        context = self._context
+        cost = budget.sweep_cost_usd(self._plan, self.every, self.launches, trials)
+        spent = budget.Spent(context.clock() - context.began, cost)
+        is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
+        if is_over:
+            context.notify(Remark(f"no {what}: the budget is kept for the full run"))
+        return is_over
+
+    def give_up_s(self, candidate: Candidate) -> float | None:
+        """Mean step time from which on a candidate is worse than what is known."""
+        steps = next((m.steps for m in self.measurements if m.steps), None)
+        if steps is None:
+            return None
+        known = {known.id: known for known in self._plan.candidates}
+        return predict.give_up_s(candidate, steps, known, self.predictions)
+
+
+def _speed_text(measured: Measurement) -> str:
+    if measured.step_s is None:
+        return "out of memory"
+    text = f"{measured.step_s.mean:.3g} s a step"
+    return f"{text}, given up" if measured.is_given_up else text
