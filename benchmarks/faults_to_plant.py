@@ -59,7 +59,7 @@ FAULTS = [
     ),
     Fault(
         name="jobs-onednn-out-of-memory-unknown",
-        path="jobs/training/memory.py",
+        path="jobs/training/out_of_memory.py",
         old=(
             '    "could not create a primitive",'
             "  # oneDNN, which says no more when its buffers do not fit\n"
@@ -313,7 +313,7 @@ FAULTS = [
     ),
     Fault(
         name="cluster-wide-norms-not-counted",
-        path="cluster/memory.py",
+        path="cluster/memory_estimate.py",
         old=(
             "        wide = 4 * WIDE_NORMS if element < 4 else 0\n"
             "        layer = elements * element + (MASKS + wide) * shape.hidden\n"

@@ -8,7 +8,7 @@ from cluster import local
 from cluster.inventory import Inventory, read_inventory
 from cluster.prices import read_book
 from jobs.spec import JobSpec
-from jobs.training.data.longest import longest_row
+from jobs.training.data.longest_row import longest_row
 from jobs.training.model.counting import shape_of
 from orchestrator import preflight
 from orchestrator.decisions.plan import Plan, make_plan

@@ -23,7 +23,7 @@ from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training.model import location
-from serve.engines import packages
+from serve.engines import optional_packages
 
 if TYPE_CHECKING:
     from jobs.training.data.table import Table
@@ -42,8 +42,8 @@ PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     ("tracking.mlflow", "mlflow", "mlflow", lambda s: bool(s.tracking and s.tracking.mlflow)),
     ("serve.grpc", "tritonclient", "grpc", lambda s: bool(s.serve and s.serve.grpc)),
     *(
-        ("serve.engine", package, packages.EXTRA, functools.partial(_names, engine))
-        for engine, needed in packages.NEEDS.items()
+        ("serve.engine", package, optional_packages.EXTRA, functools.partial(_names, engine))
+        for engine, needed in optional_packages.NEEDS.items()
         for package in needed
     ),
 )
@@ -77,7 +77,9 @@ def remarks(spec: JobSpec) -> tuple[str, ...]:
     if serve.accelerators.name.lower() != catalogue.CPU:
         return ()
     ending = "" if serve.precision == "auto" else f"-{serve.precision}"
-    text = packages.left_out(name for name in packages.NEEDS if name.endswith(ending))
+    text = optional_packages.left_out(
+        name for name in optional_packages.NEEDS if name.endswith(ending)
+    )
     return (text,) if text else ()
 
 

@@ -17,7 +17,7 @@ from orchestrator.notices import Progress, StageFinished, StageStarted
 from orchestrator.records import receipt_text, runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.speeds import Speeds, confirm, probe
-from orchestrator.stages import quality
+from orchestrator.stages import hyperparameter_search
 
 
 def run_sweep(context: Context, plan: Plan) -> Sweep:
@@ -145,7 +145,7 @@ def _try(
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
     count = discovery.discover().counts()[candidate.placement.sku]
-    quality.run_trials(
+    hyperparameter_search.run_trials(
         spec,
         candidate,
         length,

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.loader.reference_examples import EXAMPLES
 from jobs.loader.schema import job_schema
 from jobs.spec import task_registry
-from jobs.spec.support import USES
+from jobs.spec.unsupported import USES
 
 HEAD = """# The job file
 

@@ -33,8 +33,8 @@ from jobs.training.events import (
     Tokenised,
     WorkersReady,
 )
-from jobs.training.memory import is_out_of_memory
 from jobs.training.meter import Meter
+from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 

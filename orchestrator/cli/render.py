@@ -2,7 +2,7 @@
 
 import yaml
 
-from jobs.training.data.longest import longest_row
+from jobs.training.data.longest_row import longest_row
 from jobs.training.model.counting import shape_of
 from orchestrator.cli.options import AsJson, InventoryFile, JobFile, Settings, out, print_json
 from orchestrator.decisions.plan import make_plan

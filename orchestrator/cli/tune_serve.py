@@ -27,7 +27,7 @@ from orchestrator.cli.options import (
 from orchestrator.execution import quiet_libraries
 from orchestrator.loading import storage_of
 from orchestrator.records import registry
-from serve.engines.curve import Curve
+from serve.engines.timing_curve import Curve
 from serve.tools import cost_frontier
 from serve.tools.cost_frontier import Option
 

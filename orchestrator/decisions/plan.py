@@ -5,9 +5,9 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from cluster import catalogue, memory
+from cluster import catalogue, memory_estimate
 from cluster.inventory import Inventory
-from cluster.memory import MemoryEstimate, Verdict
+from cluster.memory_estimate import MemoryEstimate, Verdict
 from cluster.placement import Placement, place
 from cluster.prices import NO_QUOTES, PriceBook
 from jobs.errors import InfeasibleError
@@ -287,14 +287,14 @@ def _memory(
     spec, shape = workload.spec, workload.shape
     if shape is None:
         return None, "unknown"
-    needed = memory.estimate(
+    needed = memory_estimate.estimate(
         shape,
         micro_batch_size=batch,
         tokens=workload.longest,
         precision=precision,
         device=placement.device,
         eval_batch=spec.task.eval_batch,
-        sharding=memory.StateSharding(
+        sharding=memory_estimate.StateSharding(
             workers=placement.workers,
             strategy=spec.train.strategy,
             adapter=spec.model.adapter is not None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cluster.memory import MemoryEstimate
+from cluster.memory_estimate import MemoryEstimate
 from cluster.placement import Placement
 from jobs.training.events import CheckpointRef, Metered, Proven
 from orchestrator.decisions.measurement import Interval, Phases, disturbances

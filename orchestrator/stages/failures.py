@@ -11,7 +11,7 @@ import ray.exceptions
 
 from cluster.placement import Placement
 from jobs.errors import ClusterError, StorageError, TrainingError, WinnowError, first_line
-from jobs.training.memory import is_out_of_memory
+from jobs.training.out_of_memory import is_out_of_memory
 from orchestrator.decisions.recovery import Cause, Failed
 
 LOST_KINDS = ("WorkerHealthCheckFailedError", "WorkerGroupStartupFailedError")

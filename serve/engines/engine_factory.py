@@ -14,9 +14,9 @@ from jobs.spec.task import Activation
 from jobs.spec.train import Precision
 from jobs.training import eval_sample
 from jobs.training.config import Device
-from jobs.training.memory import is_out_of_memory
+from jobs.training.out_of_memory import is_out_of_memory
 from serve.batching.rows import Logits, Row, Tokenizer
-from serve.engines import onnx_engine, openvino_engine, openvino_graph, packages
+from serve.engines import onnx_engine, openvino_engine, openvino_graph, optional_packages
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Engine
 from serve.engines.torch_engine import TorchEngine
@@ -59,7 +59,7 @@ class EngineFactory:
         Raises whatever the engine's library raises if the model or the machine does not suit it,
         DeployError if the engine's packages are not installed.
         """
-        if refusal := packages.refusal(name):
+        if refusal := optional_packages.refusal(name):
             raise DeployError(refusal)
         library, _, precision = name.partition("-")
         if library == "torch":

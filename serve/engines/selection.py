@@ -21,9 +21,9 @@ from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, form_batches
 from serve.batching.rows import Row
 from serve.engines.acceptance import REFERENCE, AcceptanceCheck, expected_scores
-from serve.engines.curve import Curve
 from serve.engines.engine import Choice, Engine, EngineResult, OneByOne
 from serve.engines.engine_factory import EngineFactory, EvalSample
+from serve.engines.timing_curve import Curve
 from serve.version import CHOICE_FILE
 
 TIMING_THRESHOLD = 0.6

@@ -15,7 +15,7 @@ from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import PendingBatch, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import acceptance, captured_engine, engine_factory, packages, selection
+from serve.engines import acceptance, captured_engine, engine_factory, optional_packages, selection
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
 from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
@@ -179,6 +179,6 @@ def engines_for(config: ReplicaConfig) -> tuple[EngineName, ...]:
     if config.precision is not None:
         wanted = "fp32" if config.precision == "tf32" else config.precision
         names = tuple(name for name in names if name.endswith(f"-{wanted}"))
-    if text := packages.left_out(names):
+    if text := optional_packages.left_out(names):
         _logger.warning(text)
-    return tuple(name for name in names if not packages.missing(name))
+    return tuple(name for name in names if not optional_packages.missing(name))

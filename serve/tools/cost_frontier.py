@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.spec.serve import EngineName
-from serve.engines.curve import Curve
+from serve.engines.timing_curve import Curve
 
 SIZES = (1, 4, 16, 64, 256)
 """Batch sizes that are timed, in texts."""

@@ -16,9 +16,9 @@ from jobs.spec.serve import ServeSpec
 from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig, configure
 from serve.engines import selection
-from serve.engines.curve import Curve
 from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.startup import engines_for
+from serve.engines.timing_curve import Curve
 from serve.tools.cost_frontier import SIZES
 from serve.version import ModelVersion, fetched
 

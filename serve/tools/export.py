@@ -10,7 +10,7 @@ from typing import Literal
 from jobs.errors import DeployError
 from jobs.spec import task_registry
 from serve.batching.rows import Tokenizer
-from serve.engines import packages, selection
+from serve.engines import optional_packages, selection
 from serve.engines.engine import Choice
 from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.openvino_graph import input_names
@@ -56,7 +56,7 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
             f"{version.name} is a model for {version.task}, which has no graph export; other"
             f" servers can read it from {version.path} as it is"
         )
-    if text := packages.refusal("onnx-fp32"):
+    if text := optional_packages.refusal("onnx-fp32"):
         raise DeployError(text)
     if folder.exists() and any(folder.iterdir()):
         raise DeployError(f"{folder} is not empty; export into a new folder")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster import memory
+from cluster import memory_estimate
 from jobs.spec.train import Precision, Strategy
 from jobs.training.model.counting import shape_of
 from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
@@ -19,7 +19,7 @@ def test_shapes_have_the_published_number_of_parameters() -> None:
 
 def test_bert_base_at_length_512_and_batch_16_lands_where_practice_reports_it() -> None:
     """A practice report gives 10-12 GB in all for eager steps, other libraries included."""
-    found = memory.estimate(
+    found = memory_estimate.estimate(
         BERT_BASE,
         micro_batch_size=16,
         tokens=512,
@@ -32,7 +32,7 @@ def test_bert_base_at_length_512_and_batch_16_lands_where_practice_reports_it() 
 
 def test_memory_grows_with_the_micro_batch_and_shrinks_with_16_bits() -> None:
     def expected(micro: int, precision: str) -> float:
-        return memory.estimate(
+        return memory_estimate.estimate(
             BERT_BASE, micro_batch_size=micro, tokens=128, precision=precision, device="cuda"
         ).expected_gib
 
@@ -42,7 +42,7 @@ def test_memory_grows_with_the_micro_batch_and_shrinks_with_16_bits() -> None:
 
 @pytest.mark.parametrize(("gib", "verdict"), [(1, "too big"), (9, "tight"), (24, "fits")])
 def test_verdicts_follow_the_interval(gib: float, verdict: str) -> None:
-    found = memory.MemoryEstimate(8.0, 9.0, 12.0)
+    found = memory_estimate.MemoryEstimate(8.0, 9.0, 12.0)
     assert found.verdict(gib) == verdict
 
 
@@ -59,13 +59,13 @@ def test_memory_before_a_run_is_within_a_tenth_of_what_fits_took(
     micro: int, workers: int, tokens: int, precision: Precision, measured_gib: float
 ) -> None:
     """benchmarks/results/predict-h200-20261121.json: SST-2 and MRPC in full, 512 rows a step."""
-    found = memory.estimate(
+    found = memory_estimate.estimate(
         BERT_BASE,
         micro_batch_size=micro,
         tokens=tokens,
         precision=precision,
         device="cuda",
-        sharding=memory.StateSharding(workers=workers),
+        sharding=memory_estimate.StateSharding(workers=workers),
     )
     assert found.expected_gib == pytest.approx(measured_gib, rel=0.1)
 
@@ -86,7 +86,7 @@ def test_a_llama_on_two_h200_takes_what_was_measured(
 
     A context with NCCL, 1.65 GiB, is added to what was measured there.
     """
-    found = memory.estimate(
+    found = memory_estimate.estimate(
         ModelShape(
             16,
             2048,
@@ -103,7 +103,7 @@ def test_a_llama_on_two_h200_takes_what_was_measured(
         precision=precision,
         device="cuda",
         eval_batch=16,
-        sharding=memory.StateSharding(workers=2, strategy=strategy),
+        sharding=memory_estimate.StateSharding(workers=2, strategy=strategy),
     )
     assert found.expected_gib == pytest.approx(measured_gib, rel=0.2)
     assert found.low_gib <= measured_gib
@@ -115,13 +115,13 @@ def test_a_llama_s_weights_are_counted_with_shared_heads_and_gates() -> None:
 
 def test_an_adapter_shards_and_checkpointing_each_take_less() -> None:
     def expected(**fields: object) -> float:
-        found = memory.estimate(
+        found = memory_estimate.estimate(
             KNOWN_SHAPES["bert-large-uncased"],
             micro_batch_size=8,
             tokens=128,
             precision="bf16",
             device="cuda",
-            sharding=memory.StateSharding(**fields),
+            sharding=memory_estimate.StateSharding(**fields),
         )
         return found.expected_gib
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator import frames
+from orchestrator import data_frames
 from orchestrator.decisions import select
 from orchestrator.decisions.sweep import Sweep
 from tests.builders import any_of, inventory, job, measurement, plan_of, prediction, trial
@@ -11,7 +11,7 @@ from tests.builders import any_of, inventory, job, measurement, plan_of, predict
 def test_a_plan_has_a_row_for_each_candidate_and_for_each_that_is_skipped() -> None:
     spec = job(resources__any_of=any_of("T4:1", "L40S:1"), train__micro_batch_size=16)
     plan = plan_of(spec, inventory(T4=1))
-    frame = frames.plan_frame(plan)
+    frame = data_frames.plan_frame(plan)
     assert list(frame.index) == [each.id for each in (*plan.candidates, *plan.skipped)]
     (candidate,) = plan.candidates
     row = frame.loc[candidate.id]
@@ -41,17 +41,17 @@ def test_a_sweep_has_its_candidates_with_the_soonest_done_first_and_those_not_me
         winner=select.select_unmeasured(plan),
         duration_s=5.0,
     )
-    frame = frames.candidate_frame(found)
+    frame = data_frames.candidate_frame(found)
     assert list(frame.index) == [two, one, four]
     assert list(frame["time_s"][:2]) == [60, 100]
     assert list(frame["cost_usd_high"][:2]) == [2.0, 1.0]
     assert frame["time_s"].isna().tolist() == [False, False, True]
-    tried = frames.trial_frame(trials)
+    tried = data_frames.trial_frame(trials)
     assert tried["train.optimizer.lr"].tolist() == [1e-4, 1e-3]
     assert tried["accuracy"].tolist() == [0.9, 0.5]
     assert tried["steps"].tolist() == [20, 0]
     assert tried["failure"].tolist()[1] == "the loss is not finite"
-    curves = frames.curve_frame(trials)
+    curves = data_frames.curve_frame(trials)
     assert curves.to_dict("list") == {
         "trial": [trials[0].id] * 2,
         "step": [10, 20],

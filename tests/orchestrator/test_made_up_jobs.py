@@ -15,7 +15,7 @@ from jobs.errors import DataError, PublishError, WinnowError
 from jobs.spec import JobSpec
 from jobs.storage.storage import open_storage
 from jobs.training import eval_sample, plain_scores, publication
-from jobs.training.data.longest import longest_row
+from jobs.training.data.longest_row import longest_row
 from jobs.training.events import Event, Started
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of

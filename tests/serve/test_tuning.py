@@ -9,7 +9,7 @@ from cluster.session import Connection
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
 from orchestrator.cli.tune_serve import Tuned, places, why_none
-from serve.engines.curve import Curve
+from serve.engines.timing_curve import Curve
 from serve.tools.cost_frontier import SIZES, options
 from serve.version import ModelVersion
 

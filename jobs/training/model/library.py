@@ -21,7 +21,9 @@ def as_model_error(clause: str) -> Iterator[None]:
     except WinnowError:
         raise
     except Exception as error:
-        from jobs.training.memory import is_machine_error  # imports torch, which planning avoids
+        from jobs.training.out_of_memory import (
+            is_machine_error,  # imports torch, which planning avoids
+        )
 
         if is_machine_error(error):
             raise

@@ -19,8 +19,8 @@ from jobs.training.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
 from jobs.training.events import OutOfMemory, Overheads, Probed, WorkersReady
 from jobs.training.loop import Report
-from jobs.training.memory import is_out_of_memory
 from jobs.training.meter import Meter
+from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
 from jobs.training.probing.stepper import Stepper
 from jobs.training.probing.timing import ProbeTiming

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.training.data.longest import longest_row
+from jobs.training.data.longest_row import longest_row
 from tests.builders import MINILM, job
 
 WORDS = "a truly fine film"

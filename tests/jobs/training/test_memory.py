@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jobs.training.config import TrainingConfig
-from jobs.training.memory import is_out_of_memory
+from jobs.training.out_of_memory import is_out_of_memory
 from orchestrator.decisions.resolve import with_smaller_micro_batch
 from tests.builders import training_config
 from tests.jobs.training import workers

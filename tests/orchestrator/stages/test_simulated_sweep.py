@@ -61,7 +61,7 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
 ) -> None:
     """Catches work on another SKU than its own in a whole sweep: each worker checks its node."""
     from cluster.discovery import discover
-    from orchestrator.stages import quality, speed
+    from orchestrator.stages import hyperparameter_search, speed
 
     spec = sweep_job(reviews, tiny_model, "A100-80GB:1", "L40S:2")
     plan = make_plan(spec, discover(), shape_of(tiny_model))
@@ -79,7 +79,7 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     predictions = predict.predict_all(spec, plan.candidates, measured, launches)
     trials: list[TrialResult] = []
     on_l40s = next(c for c in plan.candidates if c.id == "L40S:2/16/fp32")
-    quality.run_trials(
+    hyperparameter_search.run_trials(
         spec,
         on_l40s,
         search.trial_budget(spec, 160),
@@ -100,7 +100,7 @@ def test_what_earlier_trials_found_is_used_and_a_killed_one_is_run_again(
 ) -> None:
     """Ranges are searched, lists are tried in full; the kill comes before the first report."""
     from cluster.discovery import discover
-    from orchestrator.stages import quality
+    from orchestrator.stages import hyperparameter_search
 
     lr = "train.optimizer.lr"
     spec = sweep_job(reviews, tiny_model, "cpu:1")
@@ -113,7 +113,7 @@ def test_what_earlier_trials_found_is_used_and_a_killed_one_is_run_again(
     killed: list[psutil.Process] = []
     killer = threading.Thread(target=kill_a_trial, args=(killed,))
     killer.start()
-    quality.run_trials(
+    hyperparameter_search.run_trials(
         spec,
         candidate,
         search.trial_budget(spec, 160),

@@ -12,7 +12,7 @@ from jobs.errors import DeployError, JobFileError
 from orchestrator import preflight
 from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig
-from serve.engines import engine_factory, packages, selection, startup
+from serve.engines import engine_factory, optional_packages, selection, startup
 from serve.engines.engine_factory import EngineFactory
 from serve.tools.export import export
 from serve.version import ModelVersion
@@ -27,7 +27,7 @@ ALL = (
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python itself finds none of the packages, as where they are not installed."""
-    for needed in packages.NEEDS.values():
+    for needed in optional_packages.NEEDS.values():
         for package in needed:
             monkeypatch.setitem(sys.modules, package, None)
             with pytest.raises(ModuleNotFoundError):
@@ -36,7 +36,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_installed_engines_are_all_tried(version: ModelVersion) -> None:
     assert startup.engines_for(ReplicaConfig(version)) == selection.CPU_ENGINES
-    assert packages.left_out(packages.NEEDS) == ""
+    assert optional_packages.left_out(optional_packages.NEEDS) == ""
     assert preflight.remarks(job(serve={"route": "/a"})) == ()
 
 
