@@ -96,7 +96,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
     monkeypatch.setitem(group.SETTINGS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     _, plan, _ = prepared(tmp_path, any_of=LISTED)
     placement = plan.placements[1]
-    start = group.Start(report_payload, 1, placement, "fit", tmp_path, delayed=one_more)
+    start = group.Start(report_payload, 1, placement, "fit", tmp_path, after_wait=one_more)
     with contextlib.ExitStack() as other:
         other.enter_context(held(plan, placement.name))
         with pytest.raises(failures.BusyError, match="did not get their devices in time"):

@@ -471,7 +471,7 @@ def test_grpc_is_refused_where_ray_serve_runs_without_it(
 
     monkeypatch.setattr(deployment, "GRPC_ABOVE", deployment.GRPC_ABOVE + 1)  # nothing is there
     monkeypatch.setattr(deployment, "GRPC_TIMEOUT_S", 1)
-    with pytest.raises(DeployError, match="runs without it"):
+    with pytest.raises(DeployError, match="Ray Serve was started without it"):
         deploy(version, grpc=True)
 
 
