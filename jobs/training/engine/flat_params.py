@@ -150,10 +150,14 @@ class FlatGroup:
 
     def take(self, numbers: range) -> None:
         """Copies gradients into the flat tensor; the gradient of a weight without one is zero."""
-        pairs = ((self._gradient_views[n], self.weights[n].source.grad) for n in numbers)
+        pairs = [(self._gradient_views[n], self.weights[n].source.grad) for n in numbers]
         found = [(view, gradient) for view, gradient in pairs if gradient is not None]
+        without = [view for view, gradient in pairs if gradient is None]
         with torch.no_grad():
-            torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
+            if found:
+                torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
+            if without:  # such as an expert without tokens: an earlier step's gradient is there
+                torch._foreach_zero_(without)
 
     def received_of(self, bucket: Bucket) -> torch.Tensor:
         """Returns the tensor that receives the summed gradients of a bucket."""

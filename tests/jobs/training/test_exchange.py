@@ -47,6 +47,22 @@ class Model(torch.nn.Module):
         return torch.nn.functional.linear(values, self.last.weight)
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["all", "by number"])
+def test_a_weight_without_a_gradient_in_a_step_gets_none_of_an_earlier_one(by_hand: bool) -> None:  # noqa: FBT001
+    """As an expert that no token of a batch is sent to."""
+    sources = [torch.nn.Parameter(torch.ones(8)) for _ in range(3)]
+    weights = [Weight(str(n), source.data, source) for n, source in enumerate(sources)]
+    group = flat_params.FlatGroup(weights, OptimizerSpec(), World(0, 1, torch.device("cpu")))
+    numbers = [range(3)] if not by_hand else [range(1), range(1, 3)]
+    for used in ((0, 1, 2), (0, 2), (1,)):
+        for number, source in enumerate(sources):
+            source.grad = torch.full((8,), float(number + 1)) if number in used else None
+        for each in numbers:
+            group.take(each)
+        taken = [group.part(group.gradients, number).mean().item() for number in range(3)]
+        assert taken == [number + 1.0 if number in used else 0.0 for number in range(3)]
+
+
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens, in order; nothing is fetched, because there is no other worker."""
