@@ -2,7 +2,8 @@
 
     python benchmarks/serve.py NAME|--tiny|--blank [--storage .winnow] [--engine openvino-int8]
         [--seconds 20] [--rounds 3] [--concurrency 1 8 32 64] [--texts 1 …] [--accelerators cpu:1]
-        [--batch 64] [--fronts auto] [--local] [--peer litserve=VENV/bin/python …] [--out FILE]
+        [--batch 64] [--fronts auto] [--local] [--peer litserve=VENV/bin/python …]
+        [--checkout FOLDER] [--out FILE]
 
 Serves the published model NAME on a local cluster of our own (HAProxy, one replica of one thread)
 and each peer that is named with a Python that has it (litserve, mosec, fastapi, bentoml, mlserver,
@@ -80,8 +81,8 @@ end
 
 
 @dataclass(frozen=True, slots=True)
-class ClassificationHandler:
-    """Something that answers at a URL, and the process that it all hangs on."""
+class Server:
+    """A server: its URL and the process that is the parent of all others."""
 
     name: str
     url: str
@@ -171,6 +172,7 @@ def asked_for() -> argparse.Namespace:
     parser.add_argument("--fronts", default="auto", help="processes that take our requests")
     parser.add_argument("--local", action="store_true", help="ours as `winnow serve`, without Ray")
     parser.add_argument("--peer", action="append", default=[], help="name=python that has it")
+    parser.add_argument("--checkout", type=Path, help="clone whose server is compared")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if arguments.name is None and not arguments.tiny and not arguments.blank:
@@ -236,7 +238,7 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, list[Row]]:
         stack.callback(local.stop)
         texts = sentences()
         peers = [peer.split("=", 1) for peer in arguments.peer]
-        names = ("winnow", *(name for name, _ in peers))
+        names = ("winnow", "checkout", *(name for name, _ in peers))
         for size, name in itertools.product(arguments.texts, names):
             lists = [[texts[(n + i) % len(texts)] for i in range(size)] for n in range(len(texts))]
             bodies = ", ".join(json.dumps(json.dumps(asking(name, each)[1])) for each in lists)
@@ -244,6 +246,9 @@ def compare(version: ModelVersion, arguments: Any) -> tuple[str, list[Row]]:
         make = ours_without_ray if arguments.local else ours
         servers = [stack.enter_context(make(version, arguments))]
         engine = httpx.get(f"{servers[0].url}/health").json()["engine"]
+        if arguments.checkout:
+            other_commit = without_ray("checkout", arguments.checkout, version, engine, arguments)
+            servers.append(stack.enter_context(other_commit))
         servers += [
             stack.enter_context(other(name, python, version, engine, arguments))
             for name, python in peers
@@ -284,7 +289,7 @@ def script_of(home: str, size: int, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def ours(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandler]:
+def ours(version: ModelVersion, arguments: Any) -> Iterator[Server]:
     """Our endpoint on a local cluster, as `winnow deploy` makes it."""
     spec = ServeSpec.model_validate(
         {
@@ -308,25 +313,36 @@ def ours(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandle
         )
         running = local.running()
         assert running is not None
-        yield ClassificationHandler("winnow", endpoint.url, running.pid)
+        yield Server("winnow", endpoint.url, running.pid)
+
+
+def ours_without_ray(
+    version: ModelVersion, arguments: Any
+) -> contextlib.AbstractContextManager[Server]:
+    """Our endpoint as `winnow serve` makes it."""
+    return without_ray("winnow", ROOT, version, arguments.engine, arguments)
 
 
 @contextlib.contextmanager
-def ours_without_ray(version: ModelVersion, arguments: Any) -> Iterator[ClassificationHandler]:
-    """Our endpoint as `winnow serve` makes it."""
+def without_ray(
+    name: str, sources: Path, version: ModelVersion, engine: str, arguments: Any
+) -> Iterator[Server]:
+    """The endpoint that `winnow serve` of a checkout makes."""
+    port = LOCAL_PORT if sources == ROOT else LOCAL_PORT - 1
     words = [sys.executable, "-m", "orchestrator", "serve", version.name, "--version", version.id]
-    words += ["--storage", str(arguments.storage.resolve()), "--engine", arguments.engine]
-    words += ["--port", str(LOCAL_PORT), "--batch", str(arguments.batch)]
+    words += ["--storage", str(arguments.storage.resolve()), "--engine", engine]
+    words += ["--port", str(port), "--batch", str(arguments.batch)]
     words += ["--gpu"] if device_of(arguments) == "cuda" else []
     words += [] if arguments.fronts == "auto" else ["--fronts", arguments.fronts]
-    with process_of("winnow", words, dict(os.environ), LOCAL_PORT) as server:
+    environment = {**os.environ, "PYTHONPATH": str(sources.resolve())}
+    with process_of(name, words, environment, port) as server:
         yield server
 
 
 @contextlib.contextmanager
 def other(
     name: str, python: str, version: ModelVersion, engine: str, arguments: Any
-) -> Iterator[ClassificationHandler]:
+) -> Iterator[Server]:
     """A peer in a process of its own."""
     if name not in PEERS:
         raise SystemExit(f"--peer {name} is not among {', '.join(PEERS)}")
@@ -350,13 +366,13 @@ def other(
 @contextlib.contextmanager
 def process_of(
     name: str, words: list[str], environment: dict[str, str], port: int
-) -> Iterator[ClassificationHandler]:
+) -> Iterator[Server]:
     """A server in a process that ends with the `with`."""
     log = log_of(name)
     with log.open("wb") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=output)
     try:
-        server = ClassificationHandler(name, f"http://127.0.0.1:{port}", process.pid)
+        server = Server(name, f"http://127.0.0.1:{port}", process.pid)
         wait_for(server, process, log)
         yield server
     finally:
@@ -378,7 +394,7 @@ def is_up(process: "subprocess.Popen[bytes]") -> bool:
     return process.poll() is None
 
 
-def wait_for(server: ClassificationHandler, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def wait_for(server: Server, process: "subprocess.Popen[bytes]", log: Path) -> None:
     """Until it answers."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline and is_up(process):
@@ -437,7 +453,7 @@ def ceiling_of(version: ModelVersion, engine: str, device: str) -> float:
 
 
 def measure(
-    server: ClassificationHandler,
+    server: Server,
     concurrency: int,
     size: int,
     arguments: Any,

@@ -69,12 +69,6 @@ def fits_one_batch(lengths: Sequence[int], limits: Limits) -> bool:
     return len(batches) == 1 and len(batches[0]) == len(lengths)
 
 
-def is_batch_full(lengths: Sequence[int], limits: Limits) -> bool:
-    """Returns True if a batch of these rows has no room for a further row of mean length."""
-    more = len(lengths) + 1
-    return more > limits.batch_rows or sum(lengths) * more > limits.batch_tokens * len(lengths)
-
-
 def _count_within(lengths: Sequence[int], most: float) -> int:
     """Returns how many of the first rows have at most `most` tokens together; at least one."""
     count = bisect.bisect_right(list(itertools.accumulate(lengths)), most)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,25 +14,14 @@ import pytest
 from jobs.spec.serve import EngineName
 from serve.batching.batcher import Batcher
 from serve.batching.client import (
-    Answer,
     DeadlineError,
     InternalError,
     NonFiniteScoresError,
     QueueFullError,
 )
-from serve.batching.policy import Limits, form_batches, is_batch_full
+from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import Logits, PendingBatch, Row, Text
-from serve.batching.waiting import (
-    APART_S,
-    IN_TIME,
-    IN_VAIN,
-    LAST,
-    MOST,
-    NOTHING,
-    PAUSE_S,
-    Returning,
-    Saving,
-)
+from serve.batching.waiting import LONGEST_PAUSE, NOTHING, Saving, Waiting
 from serve.engines.startup import saving
 
 
@@ -299,149 +289,86 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
     assert sizes(NOTHING, turns=3) == [5, 3] * 3
     only_all = Saving((23.0, 24.0), (0.0, 0.05))  # who was not tokenised yet counts too
     found = sizes(only_all, turns=40)
-    assert found[:4] == [5, 3] * 2  # that they come again has to be seen first
-    assert found[-15:].count(8) > 12
+    assert found[0] == 5
+    assert found[1:20].count(8) > 16
 
 
-def answered(*turns: Sequence[tuple[int, float]]) -> Returning:
-    """Four were answered in each turn, after which some came back, then four at 1000 s."""
-    returning, now = Returning(), 0.0
-    for back in turns:
-        now += 10
-        returning.told([3] * 4, now)
-        for inputs, after_s in back:
-            returning.came(inputs, now + after_s)
-    returning.told([3] * 4, 1000.0)
-    return returning
+def test_a_free_engine_waits_until_as_many_are_back_as_it_answered() -> None:
+    waiting = Waiting(Saving((10.0, 20.0), (0.1, 0.2)))
+    waiting.answered([3, 4, 5])
+    assert list(waiting.missing) == [3, 4, 5]
+    waiting.arrived(2)
+    assert list(waiting.missing) == [5]
+    threading.Timer(0.02, waiting.arrived, [1]).start()
+    begin = time.monotonic()
+    waiting.wait(20)
+    assert time.monotonic() - begin < 0.2
+    assert not waiting.missing
+    waiting.answered([3, 4, 5])
+    begin = time.monotonic()
+    waiting.wait(10)  # nobody comes
+    assert 0.1 <= time.monotonic() - begin < 0.3
 
 
-def test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came() -> None:
-    all_in_time, late, half = [(4, 0.5)], [(3, 0.5), (1, 1.1)], [(2, 0.1)]
-    assert not answered(*[all_in_time] * (IN_TIME - 1)).pays(1.0)  # it has to be seen first
-    assert not answered(*[late] * LAST).pays(1.0)
-    assert answered(*[late] * LAST).pays(1.2)
-    held_up = [half] * (LAST - IN_TIME)
-    assert answered(*[all_in_time] * LAST, *held_up).pays(1.0)
-    assert not answered(*[all_in_time] * LAST, *held_up, half).pays(1.0)
-
-    paused = [[(4, PAUSE_S + 1)], []] * LAST  # and ended
-    assert answered(*[all_in_time] * LAST, *paused).pays(1.0)
-    assert not answered(*[late] * LAST, *paused).pays(1.0)
-    returning = answered(*[all_in_time] * LAST)
-    assert not returning.came(4, 1000.1 + PAUSE_S)
-    assert returning.left_s(1000.1 + PAUSE_S, PAUSE_S / MOST) == 0.0
-
-    returning = answered(*[all_in_time] * LAST)
-    assert returning.pays(1.0)
-    assert returning.pays(0.4)  # it goes on
-    assert not returning.pays(0.2)
-    assert not returning.pays(0.4)
-    assert not answered(*[[(4, 0.0)]] * LAST).pays(0.0)  # nothing is saved
-    assert not returning.came(3, 1000.1)
-    assert returning.left_s(1000.2, 1.0) == pytest.approx(MOST - 0.2)
-    assert returning.left_s(1000.0 + 2 * MOST, 1.0) == 0.0
-    assert returning.came(1, 1000.3)
-    assert returning.left_s(1000.3, 1.0) == 0.0
+def test_nobody_is_waited_for_where_nobody_is_missing_or_nothing_is_saved() -> None:
+    waiting = Waiting(Saving((10.0, 20.0), (0.0, 0.2)))
+    assert not waiting.is_due(0, 20)
+    assert not waiting.is_due(3, 10)
+    assert waiting.is_due(3, 20)
+    assert not Waiting(NOTHING).is_due(3, 20)
 
 
-def test_waiting_begins_and_ends_only_once_most_of_the_last_batches_say_so() -> None:
-    returning, now = Returning(), 0.0
+def test_a_wait_in_vain_is_followed_by_a_pause_that_doubles_and_another_by_one_of_half() -> None:
+    def pause() -> int:
+        return next(count for count in range(1000) if waiting.is_due(10, 10))
 
-    def waits(after_s: Sequence[float]) -> list[bool]:
-        """Whether it pays after each of some batches; all come again after such times."""
-        nonlocal now
-        found = list[bool]()
-        for back_s in after_s:
-            returning.told([3] * 4, now)
-            returning.came(4, now + back_s)
-            now += 10
-            returning.told([], now)
-            found.append(returning.pays(0.2))
-        return found
+    def wait(back: int) -> None:
+        waiting.answered([1] * 10)
+        waiting.arrived(back)
+        waiting.wait(10)
 
-    in_time, late, in_vain = 0.15, 0.35, 0.45  # none is a pause
-    assert waits([in_time] * IN_TIME) == [False] * (IN_TIME - 1) + [True]
-    assert all(waits([late] * LAST))
-    assert waits([in_vain] * IN_VAIN) == [True] * (IN_VAIN - 1) + [False]
-    assert not any(waits([late, in_time] * LAST))
-    assert waits([in_time] * LAST)[-1] is True
-
-
-def test_a_burst_is_followed_until_nothing_comes_or_no_more_is_saved() -> None:
-    saving, busy = Saving((10.0, 20.0), (0.1, 0.2)), Returning()
-    busy.told([3], 5.0)
-    assert busy.burst_left_s([5.0], 5.0, saving, 3) == 0.0  # a lone text
-    came = [5.02, 5.0, 5.04]
-    assert busy.burst_left_s(came, 5.05, saving, 9) == pytest.approx(0.09)
-    assert busy.burst_left_s(came, 5.14, saving, 20) == 0.0
-    came.append(4.99 + MOST * 0.1)
-    assert busy.burst_left_s(came, 5.19, saving, 10) == pytest.approx(MOST * 0.1 - 0.19)
-    assert busy.burst_left_s(came, 5.19, saving, 20) == pytest.approx(MOST * 0.1 - 0.1)
-    assert busy.burst_left_s(came, 5.05, NOTHING, 10) == 0.0
-
-
-def test_a_burst_after_a_pause_is_followed_for_as_long_as_groups_come_apart() -> None:
-    saving, came = Saving((10.0, 20.0), (1e-3, 4e-3)), [5.0, 5.001]
-    paused, busy, slow = Returning(), Returning(), Saving((10.0, 20.0), (0.1, 0.2))
-    paused.told([3], 4.999 - PAUSE_S)
-    busy.told([3], 5.001 - PAUSE_S)
-    assert busy.burst_left_s(came, 5.0015, saving, 10) == pytest.approx(0.5e-3)
-    for returning in (paused, Returning()):
-        left_s = returning.burst_left_s(came, 5.0015, saving, 10)
-        assert left_s == pytest.approx(APART_S - 0.5e-3)
-    assert paused.burst_left_s(came, 5.001 + APART_S, saving, 10) == 0.0
-    assert paused.burst_left_s(came, 5.0015, slow, 10) == pytest.approx(0.1 - 0.5e-3)
-    came.append(4.999 + MOST * 4e-3)  # a full batch saves no more
-    assert paused.burst_left_s(came, 5.0075, saving, 10) == pytest.approx(MOST * 4e-3 - 7.5e-3)
-    assert paused.burst_left_s([5.0], 5.0, saving, 3) == 0.0
-
-
-def test_a_batch_is_full_when_another_row_of_mean_length_has_no_room() -> None:
-    limits = Limits(batch_tokens=40, batch_rows=5)
-    assert [is_batch_full([9] * rows, limits) for rows in (1, 3, 4)] == [False, False, True]
-    assert [is_batch_full([2] * rows, limits) for rows in (4, 5)] == [False, True]
-
-
-def test_an_idle_engine_takes_a_burst_in_one_batch_where_that_pays() -> None:
-    def sizes(saved: Saving) -> list[int]:
-        engine = Summing(0.05)
-        asyncio.run(ask_all(engine, saved))
-        return [len(batch) for batch in engine.batches]
-
-    async def ask_all(engine: Summing, saved: Saving) -> None:
-        asked = batcher(engine, saved=saved)
-        asking = list[asyncio.Future[Answer]]()
-        for _ in range(20):
-            asking += [asyncio.ensure_future(asked.score([("a b c",)], 10)) for _ in range(2)]
-            await asyncio.sleep(1e-3)
-        await asyncio.gather(*asking)
-        asked.close()
-
-    # a machine that is held up may begin late, or end a burst early
-    assert min(sizes(NOTHING)[0] for _ in range(3)) < 20
-    assert max(sizes(Saving((1.0,), (0.1,)))[0] for _ in range(3)) == 40
-    # groups come further apart than what a batch of few saves, and nobody had come before
-    few_s = 1e-4
-    assert max(sizes(Saving((1.0, 200.0), (few_s, 0.1)))[0] for _ in range(3)) == 40
+    waiting, pauses = Waiting(Saving((10.0,), (1e-4,))), list[int]()
+    for _ in range(9):
+        pauses.append(pause())
+        wait(back=8)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE]
+    pauses = []
+    for _ in range(8):
+        pauses.append(pause())
+        wait(back=9)  # nearly all
+    assert pauses == [LONGEST_PAUSE, 32, 16, 8, 4, 2, 1, 0]
 
 
 @pytest.mark.parametrize("row_s", [5e-4, 3e-3, 8e-3, 2e-2, 0.3])
 @pytest.mark.parametrize("busy", [0.3, 0.6, 0.9])
 def test_clients_that_do_not_wait_for_answers_are_hardly_ever_waited_for(
-    row_s: float, busy: float
+    row_s: float, busy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts arrive at random; a batch has all that arrived during the batch before."""
-    draw, rate, saved_s = random.Random(1), busy / row_s, 0.01
-    returning, begin, rows, paid = Returning(), 0.0, 1, 0
-    for _ in range(5000):
-        returning.told([1] * rows, begin)
-        paid += returning.pays(saved_s)
-        end, at, came = begin + saved_s + rows * row_s, begin + draw.expovariate(rate), 0
-        while at < end or not came:  # an idle engine takes the first at once
-            returning.came(1, at)
-            begin, came, at = max(end, at), came + 1, at + draw.expovariate(rate)
-        rows = came
-    assert paid < 5000 / 150
+    saved_s, batches = 0.01, 5000
+    draw, rate = random.Random(1), busy / row_s
+    waiting = Waiting(Saving((1.0,), (saved_s,)))
+    now, waited = 0.0, 0
+    monkeypatch.setattr(waiting, "_are_back", Mock())  # the clock is drawn
+    arrival, rows = draw.expovariate(rate), 1
+    for _ in range(batches):
+        now += saved_s + rows * row_s
+        waiting.answered([1] * rows)
+        answered, rows = rows, 0
+        while arrival < now or not rows:  # an idle engine takes the first at once
+            if arrival >= now:
+                now = arrival
+                waiting.arrived(1)
+            rows, arrival = rows + 1, arrival + draw.expovariate(rate)
+        missing = answered - (rows if rows == 1 else 0)
+        if missing > 0 and waiting.is_due(missing, 1.0):
+            waited, end = waited + 1, now + saved_s
+            while arrival < end:
+                waiting.arrived(1)
+                rows, arrival = rows + 1, arrival + draw.expovariate(rate)
+            waiting.wait(1.0)
+            now = end
+    assert waited < batches / 35
 
 
 def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
