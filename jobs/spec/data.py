@@ -91,9 +91,23 @@ class DataSpec(SpecModel):
         return ()
 
     @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        """Columns of each sequence of tokens that the model reads of a row; empty like those."""
+        return (self.text_columns,) if self.text_columns else ()
+
+    @property
     def is_packed(self) -> bool:
         """Whether several samples may share a row."""
         return False
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the loss compares the rows of a global batch, which then is one pass."""
+        return False
+
+    def can_compute(self, metric: str) -> bool:
+        """Returns whether the columns suffice for a metric of the task."""
+        return True
 
     def violations(self) -> Iterator[tuple[str, str]]:
         """Rules of the task that the section breaks: a field, or an empty text, and a sentence."""

@@ -122,4 +122,5 @@ class JobSpec(SpecModel):
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of what the model is judged by: the job's choice, or the task's default."""
-        return self.train.eval.metrics or self.task.default_metrics
+        defaults = self.task.default_metrics
+        return self.train.eval.metrics or tuple(filter(self.data.can_compute, defaults))

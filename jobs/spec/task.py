@@ -14,9 +14,10 @@ from jobs.spec.base import SpecModel
 Goal = Literal["max", "min"]
 ServeField = Literal["engine", "grpc", "fronts"]
 RowKind = Literal["labelled-texts", "conversations"]
-Activation = Literal["softmax", "sigmoid", "identity", "token-loss"]
+Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
-a row, or the mean loss of the tokens that are trained."""
+a row, or the mean loss of the tokens that are trained. A `vector` is the identity; two models are
+then compared by the cosines between the vectors of all rows."""
 
 Z95 = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""
@@ -77,6 +78,10 @@ class Task:
     """How it is served, `module:name` of a `serve.tasks.endpoint.TaskEndpoint`."""
     activation: Activation
     """What the kept scores of its models are."""
+    library: str = "transformers"
+    """The library that the model card names for loading a published folder."""
+    usage: str = ""
+    """Python code of the model card that loads the folder "this/folder"; by default a pipeline."""
     eval_batch: int = 128
     """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
     scores_vocabulary: bool = False

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.train import Precision
@@ -16,7 +17,7 @@ from jobs.training.data.batches import FILLER, Indices
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
 from jobs.training.session import Session
-from jobs.training.task import Batch, Generate, training_of
+from jobs.training.task import Batch, Generate, TaskTraining, training_for
 from jobs.training.world import World
 
 
@@ -53,7 +54,7 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """
-    training = training_of(session.config.model.task)
+    training = training_for(session.config)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
     session.update.synchronize()
@@ -76,14 +77,9 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 def _evaluate_rows(
     session: Session, number_format: Precision, limit: int | None
 ) -> dict[str, float]:
-    world, names = session.world, session.corpus.label_names
-    training, total = training_of(session.config.model.task), None
-    for batch, counts in _batches(session, limit):
-        with autocast(number_format, world.device):
-            sums = training.sums(session.model, batch, counts, names)
-        total = sums if total is None else total + sums
-    assert total is not None
-    values = training.metrics(np.array(world.sum_numbers(total.tolist())), names)
+    training = training_for(session.config)
+    judge = _judge_together if training.judges_rows else _judge_by_sums
+    values = judge(session, training, number_format, limit)
     wanted = session.config.metrics
     metrics = task_registry.find(session.config.model.task).metrics
     if limit is None and any(each.is_generated and each.name in wanted for each in metrics):
@@ -91,6 +87,44 @@ def _evaluate_rows(
             session.config.data, session.corpus.tokenizer, _generator(session, number_format)
         )
     return {**{name: values[name] for name in wanted if name in values}, "loss": values["loss"]}
+
+
+def _judge_by_sums(
+    session: Session, training: TaskTraining, number_format: Precision, limit: int | None
+) -> dict[str, float]:
+    """Returns the metrics from sums over the rows of all workers."""
+    world, names, total = session.world, session.corpus.label_names, None
+    for batch, counts in _batches(session, limit):
+        with autocast(number_format, world.device):
+            sums = training.sums(session.model, batch, counts, names)
+        total = sums if total is None else total + sums
+    assert total is not None
+    return training.metrics(np.array(world.sum_numbers(total.tolist())), names)
+
+
+def _judge_together(
+    session: Session, training: TaskTraining, number_format: Precision, limit: int | None
+) -> dict[str, float]:
+    """Returns the metrics from values of all rows, which workers exchange once."""
+    world, tokens = session.world, session.corpus.eval
+    own = []
+    for batch, _ in _batches(session, limit):
+        with autocast(number_format, world.device):
+            own.append(training.row_values(session.model, batch).float().cpu().numpy())
+    rows = _rounds(session, limit)
+    by_worker = [part.reshape(len(rows), -1, part.shape[1]) for part in _gathered(world, own)]
+    found = np.stack(by_worker, axis=1).reshape(rows.size, -1)
+    is_real = rows.ravel() != FILLER
+    index = rows.ravel()[is_real]
+    order = np.argsort(index, kind="stable")
+    kept = tokens if limit is None else tokens.taken(index[order])
+    return training.metrics_of_rows(found[is_real][order], kept, session.corpus.label_names)
+
+
+def _gathered(world: World, own: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    """Returns the values of all workers, each (rounds * rows, n)."""
+    parts: list[NDArray[np.float32]] = world.gather(np.concatenate(own))
+    return parts
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:

@@ -23,7 +23,7 @@ from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import settle, token_embeddings
 from jobs.training.model.library import as_model_error
 from jobs.training.model.precision import autocast
-from jobs.training.task import training_of
+from jobs.training.task import training_for
 from jobs.training.world import World
 
 PADDED_ROWS, PADDING = 4, 8
@@ -60,7 +60,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
     model.eval()
     try:
         with torch.no_grad():
-            check = _check_packing if training_of(config.model.task).is_causal else _check_padding
+            check = _check_packing if training_for(config).is_causal else _check_padding
             with as_model_error("cannot score a row of the training data"):
                 result = check(_LogitsCheck(model, config, world.device), corpus)
     except ModelError as error:
@@ -142,18 +142,19 @@ def _positions(model: Any) -> float:
 
 def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
     """Determines the side on which rows may be padded, with rows of different lengths."""
-    lengths = corpus.train.lengths
+    train = corpus.train.first_sequence
+    lengths = train.lengths
     order = np.argsort(lengths, kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, PADDED_ROWS).astype(np.int64)]
     alone = torch.cat(
-        [logits_check.scores(corpus.train, [row], int(lengths[row])) for row in chosen]
+        [logits_check.scores(train, [row], int(lengths[row])) for row in chosen]
     )
     # at most as wide as the model's positions
     width = int(
         min(lengths[chosen].max() + PADDING, max(_positions(logits_check.model), lengths.max()))
     )
     for pads_left in (False, True):
-        tokens = dataclasses.replace(corpus.train, pads_left=pads_left)
+        tokens = dataclasses.replace(train, pads_left=pads_left)
         if logits_check.are_equal(logits_check.scores(tokens, chosen, width), alone):
             return _CheckResult(pads_left=pads_left)
     return _CheckResult("scores a text otherwise when padding stands beside it, on either side")
@@ -222,7 +223,7 @@ class _LogitsCheck:
             torch.arange(len(rows), device=self._device), width
         )
         with autocast(self._precision, self._device):
-            return training_of(self.config.model.task).logits(self.model, batch).cpu()
+            return training_for(self.config).logits(self.model, batch).cpu()
 
     def logits_alone(self, sample: Tokens) -> torch.Tensor:
         """Returns the logits of a row with a single sample, (tokens, vocabulary)."""

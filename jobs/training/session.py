@@ -16,7 +16,7 @@ from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, low_precision, parallel, precision
 from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
-from jobs.training.task import training_of
+from jobs.training.task import training_for
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -88,7 +88,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         loader=DeviceLoader(_store(corpus.train, world), plan, world.device),
         batch_plan=plan,
         update=update,
-        objective=training_of(config.model.task).loss,
+        objective=training_for(config).loss,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),

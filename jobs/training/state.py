@@ -17,6 +17,7 @@ from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
 from jobs.training.model.weight import Weight
 from jobs.training.session import Session, reseed
+from jobs.training.task import training_for
 
 OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "optimizer.safetensors",
@@ -262,6 +263,7 @@ def _write_beside(snapshot: Snapshot, session: Session, folder: Path) -> None:
     """Writes the tokenizer, and the sampled evaluation rows if there are scores."""
     corpus = session.corpus
     corpus.tokenizer.save_pretrained(folder)
+    training_for(session.config).write_beside(folder, session.model)
     if snapshot.scores is not None:
         rows = eval_sample.rows_of(corpus.eval, snapshot.scores, corpus.sample_texts)
         eval_sample.write(rows, folder)

@@ -5,6 +5,7 @@ The torch half of a task; its pure half is a `jobs.spec.task.Task`, which names 
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
+from jobs.training.config import TrainingConfig
+from jobs.training.data.tokens import TokenSet
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
@@ -35,6 +38,17 @@ class TaskTraining(abc.ABC):
     is then kept, in their order."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
+    judges_rows: ClassVar[bool] = False
+    """Whether metrics come from `row_values` of all evaluation rows together, and not from sums:
+    such as ranks, or similarities of every row with every other."""
+
+    def with_options(self, data: DataSpec, base: str) -> "TaskTraining":  # noqa: ARG002
+        """Returns the half that follows a job's options; itself for tasks without options.
+
+        Raises:
+            ModelError: if an option does not suit the base model.
+        """
+        return self
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
         """Settle what of the tokenizer is saved with the model, before the first row is encoded."""
@@ -103,6 +117,22 @@ class TaskTraining(abc.ABC):
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
         """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
 
+    def row_values(self, model: Any, batch: Batch) -> torch.Tensor:
+        """What metrics need of each row, (rows, n), if the task `judges_rows`."""
+        raise NotImplementedError(f"{type(self).__name__} judges no rows")
+
+    def metrics_of_rows(
+        self, values: NDArray[np.float32], tokens: TokenSet, label_names: Sequence[str]
+    ) -> dict[str, float]:
+        """Every metric that needs no generated answers, and `loss`, from the values of all rows.
+
+        `values`, (rows, n), are those of `row_values`, in the order of `tokens`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} judges no rows")
+
+    def write_beside(self, folder: Path, model: Any) -> None:  # noqa: B027 - few tasks need it
+        """Write what other libraries need in a model's folder beside its weights."""
+
     def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
         """Every metric of generated answers."""
         return {}
@@ -112,3 +142,13 @@ def training_of(task: str) -> TaskTraining:
     """The torch half of a task. Raises TaskError where it cannot be imported."""
     found: TaskTraining = task_registry.resolve(task_registry.find(task).training)
     return found
+
+
+def training_for(config: TrainingConfig) -> TaskTraining:
+    """The torch half of a run's task, with the options of its job.
+
+    Raises:
+        TaskError: if it cannot be imported.
+        ModelError: if an option does not suit the base model.
+    """
+    return training_of(config.model.task).with_options(config.data, config.model.base)

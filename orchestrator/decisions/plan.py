@@ -260,6 +260,12 @@ def _combine(
             f"micro batch {batch} x {placement.workers} workers does not divide the global batch"
             f" of {spec.train.global_batch_size}",
         )
+    if spec.data.needs_whole_batch and batch != share:
+        return Skipped(
+            identity,
+            f"the loss compares all rows of the global batch of {spec.train.global_batch_size}, so"
+            f" the micro batch must be {share}",
+        )
     needed, verdict = _memory(workload, placement, precision, batch)
     if needed and verdict == "too big":
         least, has = needed.low_gib, placement.memory_gib
@@ -272,6 +278,8 @@ def _combine(
 def _auto_batch(workload: _Workload, placement: Placement, precision: Precision) -> tuple[int, str]:
     """Returns the largest power of two that divides a worker's batch and fits, and the reason."""
     share = max(1, workload.spec.train.global_batch_size // placement.workers)
+    if workload.spec.data.needs_whole_batch:
+        return share, f"{share}: the loss compares all rows of the global batch"
     powers = [2**n for n in range(share.bit_length()) if share % 2**n == 0]
     if workload.shape is None:
         known = [size for size in powers if size <= LARGEST_UNKNOWN_MICRO_BATCH]
@@ -289,7 +297,7 @@ def _memory(
         return None, "unknown"
     needed = memory_estimate.estimate(
         shape,
-        micro_batch_size=batch,
+        micro_batch_size=batch * max(1, len(spec.data.sequences)),
         tokens=workload.longest,
         precision=precision,
         device=placement.device,

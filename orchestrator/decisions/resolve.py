@@ -58,9 +58,12 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
 def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
     """Returns the configuration with the largest smaller micro batch that divides the present one.
 
-    The global batch stays the same. Returns None for a micro batch of 1.
+    The global batch stays the same. Returns None for a micro batch of 1, and for a loss that needs
+    all rows of the global batch in one pass.
     """
     micro = config.micro_batch_size
+    if config.data.needs_whole_batch:
+        return None
     smaller = [size for size in range(1, micro // 2 + 1) if micro % size == 0]
     return replace(config, micro_batch_size=smaller[-1]) if smaller else None
 
@@ -68,8 +71,11 @@ def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
 def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> list[int]:
     """Returns smaller numbers of workers for the same global and micro batch, the largest first.
 
-    They are below `workers` and not below `least`; empty if `least` is None.
+    They are below `workers` and not below `least`; empty if `least` is None, and for a loss that
+    needs all rows of the global batch in one pass.
     """
+    if config.data.needs_whole_batch:
+        return []
     batch, micro = config.global_batch_size, config.micro_batch_size
     counts = range(workers - 1, (least or workers) - 1, -1)
     return [n for n in counts if batch % (n * micro) == 0]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.training.data.batches import Indices
-from jobs.training.data.tokens import INPUT_IDS, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, Ragged, TokenSet
 from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
@@ -18,6 +18,7 @@ CHUNK_ROWS = 8192
 SAMPLED_ROWS = 256
 """Evaluation rows that are saved with a model, spread evenly over their split."""
 LABELS_KEY = b"label_names"
+SEQUENCES_KEY = b"sequences"
 
 Progress = Callable[[int, int], None]
 """Called with the number of tokenised rows and of all rows."""
@@ -58,15 +59,24 @@ def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequ
 
 
 def lists(
-    columns: dict[str, list[list[int]]], *, labels: pa.Array, label_names: Sequence[str]
+    columns: dict[str, list[list[int]]],
+    *,
+    labels: pa.Array,
+    label_names: Sequence[str],
+    sequences: Sequence[str] = (),
 ) -> pa.Table:
-    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`."""
+    """Returns a table of ids as int32, other token columns as int8, and `labels`.
+
+    The names of columns with ids end in `input_ids`. `sequences` are the columns of further
+    sequences of tokens, with lengths of their own.
+    """
     arrays = {
-        name: pa.array(rows, pa.large_list(pa.int32() if name == INPUT_IDS else pa.int8()))
+        name: pa.array(rows, pa.large_list(pa.int32() if name.endswith(INPUT_IDS) else pa.int8()))
         for name, rows in columns.items()
     }
     made = pa.table({**arrays, "labels": labels})
-    return made.replace_schema_metadata({LABELS_KEY: json.dumps(list(label_names))})
+    names = {LABELS_KEY: json.dumps(list(label_names)), SEQUENCES_KEY: json.dumps(list(sequences))}
+    return made.replace_schema_metadata(names)
 
 
 def sample(rows: int) -> Indices:
@@ -82,11 +92,17 @@ def label_names(table: pa.Table) -> tuple[str, ...]:
 
 def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
     """Returns the columns of a table as flat arrays, which share the memory-mapped file."""
-    columns = {}
-    offsets = np.zeros(1, np.int64)
+    columns, ragged = {}, {}
+    offsets, pad = np.zeros(1, np.int64), tokenizer.pad_token_id
+    sequences = json.loads((table.schema.metadata or {}).get(SEQUENCES_KEY, b"[]"))
     for name in table.column_names:
-        if name != "labels":
-            array = table[name].combine_chunks()
-            offsets = array.offsets.to_numpy()
-            columns[name] = array.values.to_numpy()
-    return TokenSet(columns, offsets, table["labels"].to_numpy(), tokenizer.pad_token_id)
+        if name == "labels":
+            continue
+        array = table[name].combine_chunks()
+        values, own_offsets = array.values.to_numpy(), array.offsets.to_numpy()
+        if name in sequences:
+            filler = pad if name.endswith(INPUT_IDS) else 0
+            ragged[name] = Ragged(values, own_offsets, filler, is_sequence=True)
+        else:
+            columns[name], offsets = values, own_offsets
+    return TokenSet(columns, offsets, table["labels"].to_numpy(), pad, ragged=ragged)

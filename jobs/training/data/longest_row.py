@@ -26,14 +26,14 @@ def longest_row(spec: JobSpec) -> int | None:
     packed, so they have max_length tokens.
     """
     source = spec.data.train
-    if not spec.data.text_columns or not source.is_local or not source.is_file:
+    if not spec.data.sequences or not source.is_local or not source.is_file:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]
         found = readers.read_files(places, LARGEST_FILES)
         if found is None:
             return None
-        rows = _longest_texts(found, spec.data.text_columns)
+        rows = [row for each in spec.data.sequences for row in _longest_texts(found, each)]
     except (OSError, KeyError, DataError):
         return None  # training reports the error in the file
     try:

@@ -27,6 +27,14 @@ class Ragged:
     """(rows + 1,): where each row begins."""
     filler: float = 0
     """What rows are padded with on the right."""
+    is_sequence: bool = False
+    """Whether it is a further sequence of tokens for the model, such as the second text of a pair
+    that is read by itself: it is padded as the row's own tokens are, to the same width."""
+
+    @property
+    def lengths(self) -> Indices:
+        """(rows,): values of each row."""
+        return np.diff(self.offsets)
 
     @property
     def width(self) -> int:
@@ -62,8 +70,16 @@ class TokenSet:
 
     @property
     def lengths(self) -> Indices:
-        """(rows,): tokens of each row."""
-        return np.diff(self.offsets)
+        """(rows,): tokens of each row, or of its longest sequence if it has several."""
+        own: Indices = np.diff(self.offsets)
+        others = [column.lengths for column in self.ragged.values() if column.is_sequence]
+        return np.maximum.reduce([own, *others]) if others else own
+
+    @property
+    def first_sequence(self) -> "TokenSet":
+        """The set without the further sequences of tokens of its rows."""
+        kept = {name: each for name, each in self.ragged.items() if not each.is_sequence}
+        return replace(self, ragged=kept)
 
     @property
     def targets(self) -> Indices:
@@ -108,7 +124,7 @@ class TokenStore:
                     torch.from_numpy(column.values[:0]).dtype
                 ),
                 torch.tensor(column.offsets, device=place),
-                column.width,
+                None if column.is_sequence else column.width,
                 column.filler,
             )
             for name, column in tokens.ragged.items()
@@ -118,33 +134,46 @@ class TokenStore:
         """Rows padded to `width`: tensors of (rows, width), and `labels`, rows first.
 
         `attention_mask` is 1 for tokens and 0 for padding. A ragged column is (rows, its width),
-        and `<name>_mask` is 1 for its values and 0 for its padding.
+        or (rows, width) if it is a sequence of tokens, and `<name>_mask` is 1 for its values and 0
+        for its padding.
         """
-        start = self._offsets[rows]
-        lengths = (self._offsets[rows + 1] - start)[:, None]
-        steps = torch.arange(width, device=self.place)
-        if self._pads_left:
-            steps = steps - (width - lengths)
-        valid = (steps >= 0) & (steps < lengths)
         last = self._columns[INPUT_IDS].shape[0] - 1
-        index = (start[:, None] + steps).clamp(min=0, max=last)
+        index, valid = self._places(self._offsets, rows, width, last, pads_left=self._pads_left)
         batch = {
             name: torch.where(valid, column[index].long(), self._filler(name))
             for name, column in self._columns.items()
         }
         batch |= {"attention_mask": valid.long(), "labels": self._labels[rows]}
         for name in self._ragged:
-            batch[name], batch[f"{name}_mask"] = self._gather_ragged(name, rows)
+            batch[name], batch[f"{name}_mask"] = self._gather_ragged(name, rows, width)
         return batch
 
-    def _gather_ragged(self, name: str, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, offsets, width, filler = self._ragged[name]
-        start = offsets[rows]
-        steps = torch.arange(width, device=self.place)
-        valid = steps < (offsets[rows + 1] - start)[:, None]
-        index = (start[:, None] + steps).clamp(max=values.shape[0] - 1)
-        found = values[index]
+    def _gather_ragged(
+        self, name: str, rows: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        values, offsets, own_width, filler = self._ragged[name]
+        is_sequence = own_width is None
+        index, valid = self._places(
+            offsets,
+            rows,
+            own_width or width,
+            values.shape[0] - 1,
+            pads_left=is_sequence and self._pads_left,
+        )
+        found = values[index].long() if is_sequence else values[index]
         return torch.where(valid, found, torch.full_like(found, filler)), valid.long()
+
+    def _places(
+        self, offsets: torch.Tensor, rows: torch.Tensor, width: int, last: int, *, pads_left: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where the values of padded rows are, and which are real, each (rows, width)."""
+        start = offsets[rows]
+        lengths = (offsets[rows + 1] - start)[:, None]
+        steps = torch.arange(width, device=self.place)
+        if pads_left:
+            steps = steps - (width - lengths)
+        index = (start[:, None] + steps).clamp(min=0, max=last)
+        return index, (steps >= 0) & (steps < lengths)
 
     def _filler(self, name: str) -> int:
         return self._pad_token_id if name == INPUT_IDS else 0
