@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jobs.training.data import encoding
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
 
 FILE = "gate.jsonl"
 TYPES = "token_type_ids"
+TINY = 1e-12
+"""Least length of a vector."""
+Vectors = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +29,11 @@ class SampleRow:
     ids: Sequence[int]
     types: Sequence[int]
     """Token types: 0 in the first text, 1 in the second."""
-    label: int
-    """Index of the label; 0 for tasks without labels."""
+    label: float
+    """Index of the label, or the number to predict; 0 for tasks without labels."""
     texts: Sequence[str] = ()
-    """The text or the pair of texts; empty for tasks that keep only tokens."""
+    """The text or the pair of texts, or the texts of a row that are read one by one, of which
+    `ids` are the first; empty for tasks that keep only tokens."""
     scores: Sequence[float] = ()
     """The model's logits after the task's activation."""
     trained: Sequence[int] = ()
@@ -60,6 +67,19 @@ def read(folder: Path) -> tuple[SampleRow, ...]:
     return tuple(SampleRow(**json.loads(line)) for line in text.splitlines())
 
 
+def similarities(vectors: Vectors, reference: Vectors) -> Vectors:
+    """Returns what vectors of rows say of these rows, (rows, references + 1).
+
+    It is the cosine with each vector of `reference`, and the length relative to that of the row's
+    own reference. Both have a row for each row of the sample, in its order; `vectors` may have
+    fewer.
+    """
+    lengths = [np.maximum(np.linalg.norm(each, axis=1), TINY) for each in (vectors, reference)]
+    cosines = (vectors / lengths[0][:, None]) @ (reference / lengths[1][:, None]).T
+    ratios = lengths[0] / lengths[1][: len(vectors)]
+    return np.concatenate([cosines, ratios[:, None]], axis=1)
+
+
 def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[str]) -> SampleRow:
     part = slice(int(tokens.offsets[index]), int(tokens.offsets[index + 1]))
 
@@ -71,7 +91,7 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
     return SampleRow(
         ids=ids,
         types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
-        label=int(tokens.labels[index]),
+        label=tokens.labels[index].item(),
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),

@@ -2,8 +2,8 @@
 
 It runs by its path, in its own process, and imports nothing of this project, as any other user of
 the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
-the activation of its logits (softmax, sigmoid, identity, or token-loss for the mean loss of the
-trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
+the activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts, or
+token-loss for the mean loss of the trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
 batches, and the number of texts that are tokenised otherwise than in training.
 """
 
@@ -19,6 +19,8 @@ BATCH, ALONE = 8, 48
 """Rows of a padded batch, and number of rows that are also scored one by one."""
 IGNORED = -100
 """Label of tokens without a loss."""
+PEFT_CLASSES = {"AutoModel": "AutoPeftModelForFeatureExtraction"}
+"""Classes of peft by those of transformers, where their names do not correspond."""
 Rows = list[dict[str, Any]]
 Scores = list[list[float]]
 
@@ -37,7 +39,7 @@ def load(folder: Path, auto_class: str, outputs: int) -> tuple[Any, Any]:
         return getattr(transformers, auto_class).from_pretrained(folder), tokenizer
     import peft
 
-    kind = getattr(peft, auto_class.replace("Auto", "AutoPeft", 1))
+    kind = getattr(peft, PEFT_CLASSES.get(auto_class, auto_class.replace("Auto", "AutoPeft", 1)))
     if not outputs:
         return kind.from_pretrained(folder), tokenizer
     settings = {
@@ -56,6 +58,23 @@ def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores
     logits = model(**inputs.to(model.device)).logits
     score: Any = ACTIVATIONS[activation]
     found: Scores = score(logits.float()).tolist()
+    return found
+
+
+def vectors(model: Any, tokenizer: Any, rows: Rows, folder: Path) -> Scores:
+    """Returns the vector of each row's first text, pooled as `modules.json` of the folder says."""
+    texts = [row["texts"][0] for row in rows]
+    inputs = tokenizer(texts, padding=True, truncation=True, return_tensors="pt").to(model.device)
+    hidden = model(**inputs).last_hidden_state.float()
+    mask = inputs["attention_mask"][:, :, None].float()
+    pooled = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+    settings = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+    if settings["pooling_mode_cls_token"]:
+        first = mask[:, :, 0].argmax(dim=1)
+        pooled = hidden[torch.arange(len(rows), device=hidden.device), first]
+    if "Normalize" in (folder / "modules.json").read_text(encoding="utf-8"):
+        pooled = torch.nn.functional.normalize(pooled, dim=-1)
+    found: Scores = pooled.tolist()
     return found
 
 
@@ -81,19 +100,23 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
     transformers.utils.logging.disable_progress_bar()
     lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    has_texts = activation in ACTIVATIONS
-    outputs = len(rows[0]["scores"]) if has_texts else 0
+    is_vector = activation == "vector"
+    has_texts = is_vector or activation in ACTIVATIONS
+    outputs = len(rows[0]["scores"]) if activation in ACTIVATIONS else 0
     model, tokenizer = load(folder, auto_class, outputs)
     model = model.float().to(device).eval()
 
     def score(part: Rows) -> Scores:
+        if is_vector:
+            return vectors(model, tokenizer, part, folder)
         if has_texts:
             return activated(model, tokenizer, part, activation)
         return losses(model, tokenizer, part)
 
     retokenised = 0
     if has_texts:
-        found = [tokenizer(*row["texts"], truncation=True)["input_ids"] for row in rows]
+        texts = [row["texts"][:1] if is_vector else row["texts"] for row in rows]
+        found = [tokenizer(*each, truncation=True)["input_ids"] for each in texts]
         retokenised = sum(ids != row["ids"] for ids, row in zip(found, rows, strict=True))
     with torch.inference_mode():
         alone = [scores for row in rows[:ALONE] for scores in score([row])]

@@ -64,7 +64,11 @@ def prove(
     difference = 0.0
     if plain:
         difference, refusal = compare(
-            rows, plain, BOUNDS[precision], is_loss=task.activation == "token-loss"
+            rows,
+            plain,
+            BOUNDS[precision],
+            is_loss=task.activation == "token-loss",
+            is_vector=task.activation == "vector",
         )
     return Proven(len(rows), difference, refusal, time.monotonic() - begin)
 
@@ -101,13 +105,26 @@ def _score(
 
 
 def compare(
-    rows: Sequence[eval_sample.SampleRow], plain: PlainScores, bound: float, *, is_loss: bool
+    rows: Sequence[eval_sample.SampleRow],
+    plain: PlainScores,
+    bound: float,
+    *,
+    is_loss: bool,
+    is_vector: bool = False,
 ) -> tuple[float, str]:
     """Returns the largest difference of a score, and why the model must not be published.
 
-    The reason is empty if all differences are at most `bound`.
+    The reason is empty if all differences are at most `bound`. Scores that are vectors are compared
+    by their cosines with the vectors of all rows.
     """
     expected = np.array([row.scores for row in rows])
+    if is_vector:
+        alone, together = (
+            eval_sample.similarities(np.array(found), expected).tolist()
+            for found in (plain.alone, plain.together)
+        )
+        plain = PlainScores(alone, together, plain.retokenised)
+        expected = eval_sample.similarities(expected, expected)
     scale = np.maximum(np.abs(expected), 1.0) if is_loss else np.ones_like(expected)
     far = {
         name: float((np.abs(np.array(found) - expected[: len(found)]) / scale[: len(found)]).max())

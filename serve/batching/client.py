@@ -44,6 +44,8 @@ class Answer:
     """Time from the request's arrival to the start of its last batch."""
     infer_s: float
     """Duration of the last batch."""
+    tokens: int = 0
+    """Tokens of all texts of the request."""
 
 
 Callback = Callable[[Answer | Exception], None]

@@ -32,6 +32,8 @@ class Request:
     tokenised: int = 0
     """Inputs that the engine's thread has tokenised."""
     is_cut: bool = False
+    counted: int = 0
+    """Tokens of the scored inputs."""
     timer: asyncio.TimerHandle | None = None
     """Calls `on_answered` with DeadlineError."""
 
@@ -82,11 +84,13 @@ class BatchResult:
                 continue
             request.scores[item.index] = self.scores[number]
             request.is_cut |= item.row.is_cut
+            request.counted += item.length
             request.unscored -= 1
             if not request.unscored:
                 queue_s, rows = self.begin - request.began, len(self.items)
+                times = queue_s, self.infer_s
                 request.on_answered(
-                    Answer(request.scores, request.is_cut, rows, queue_s, self.infer_s)
+                    Answer(request.scores, request.is_cut, rows, *times, request.counted)
                 )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jobs.spec.quantities import format_metric
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
+from jobs.training import eval_sample
 from serve.batching.rows import Logits, Row
 from serve.engines.engine import ACTIVATIONS, Engine, EngineResult
 from serve.engines.engine_factory import EngineFactory, EvalSample
@@ -44,7 +45,8 @@ class AcceptanceCheck:
     """Compares an engine's scores of the evaluation sample with the reference scores.
 
     An engine passes if its scores are finite, its labels and its accuracy are those of training,
-    and a row's scores do not depend on the other rows of its batch.
+    and a row's scores do not depend on the other rows of its batch. Of vectors, the cosines with the
+    reference vectors of all rows are compared.
     """
 
     sample: EvalSample
@@ -59,8 +61,14 @@ class AcceptanceCheck:
         together = scores(engine, rows, CHECK_BATCH, self.sample.activation)
         spent_s = time.perf_counter() - begin
         alone = scores(engine, rows[:CHECK_SINGLE], 1, self.sample.activation)
-        agreement = self._agreement(together)
-        accuracy, before = self._accuracy(together), self._accuracy(self.reference)
+        reference = self.reference
+        if self.sample.activation == "vector":
+            together, alone, reference = (
+                eval_sample.similarities(found, self.reference).astype(np.float32)
+                for found in (together, alone, self.reference)
+            )
+        agreement = self._agreement(together, reference)
+        accuracy, before = self._accuracy(together), self._accuracy(reference)
         spread = float(np.abs(alone - together[: len(alone)]).max())
         refusal = ""
         if not np.isfinite(together).all():
@@ -81,11 +89,11 @@ class AcceptanceCheck:
             accuracy=accuracy,
         )
 
-    def _agreement(self, actual: Logits) -> float:
+    def _agreement(self, actual: Logits, reference: Logits) -> float:
         """Returns the share of rows with the reference scores, within TIE, or reference label."""
-        is_same = np.abs(actual - self.reference).max(axis=1) <= TIE
+        is_same = np.abs(actual - reference).max(axis=1) <= TIE
         if self._has_labels:
-            is_same |= actual.argmax(axis=1) == self.reference.argmax(axis=1)
+            is_same |= actual.argmax(axis=1) == reference.argmax(axis=1)
         return float(is_same.mean())
 
     def _accuracy(self, actual: Logits) -> float | None:

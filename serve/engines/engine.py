@@ -31,6 +31,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
     "identity": lambda logits: logits,
+    "vector": lambda logits: logits,
 }
 """Functions from logits to scores, by the activation of a task."""
 

@@ -15,7 +15,7 @@ import torch
 from serve.batching.rows import Padding, Row, Tokenizer
 from serve.engines.engine import Shape
 from serve.engines.packing import Arrays, Packing, capacity
-from serve.engines.torch_engine import load_classifier, quiet_tracing
+from serve.engines.torch_engine import PooledModel, load_classifier, quiet_tracing
 
 WIDTHS = 4
 """The widths of padded rows are multiples of this. Powers of two would cost a third of the speed.
@@ -59,15 +59,53 @@ class PackedClassifier(torch.nn.Module):
             first: Index of each input's first token among all tokens, [inputs].
         """
         model = self._model
-        output = model.bert(
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
-        )
-        tokens = output.last_hidden_state.flatten(0, 1)
+        tokens = packed_tokens(model.bert, inputs_embeds, token_type_ids, segment_ids, position_ids)
         logits: torch.Tensor = model.classifier(model.bert.pooler(tokens[first].unsqueeze(1)))
         return logits
+
+
+class PackedVectors(PackedClassifier):
+    """A BERT whose tokens are pooled, for the packed rows of `Packing`."""
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        segment_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        first: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns vectors, [inputs, n]; the arguments are those of `PackedClassifier`."""
+        pooled, bert = self._model.pooling, self._model.model
+        tokens = packed_tokens(bert, inputs_embeds, token_type_ids, segment_ids, position_ids)
+        row = torch.ones_like(segment_ids).cumsum(0)
+        row, segments = row.flatten(), segment_ids.flatten()
+        # the tokens of an input are those of its row and segment; the first one stands for cls
+        is_own = (row == row[first][:, None]) & (segments == segments[first][:, None])
+        is_own = is_own & (segments > 0)
+        if pooled.mode == "cls":
+            is_own = torch.arange(len(segments)) == first[:, None]
+        weights = is_own.to(tokens.dtype)
+        vectors = weights @ tokens / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+        return torch.nn.functional.normalize(vectors, dim=-1) if pooled.is_normalized else vectors
+
+
+def packed_tokens(
+    bert: Any,
+    inputs_embeds: torch.Tensor,
+    token_type_ids: torch.Tensor,
+    segment_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the last hidden states of packed rows, [rows * width, hidden]."""
+    output = bert(
+        inputs_embeds=inputs_embeds,
+        token_type_ids=token_type_ids,
+        position_ids=position_ids,
+        attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
+    )
+    tokens: torch.Tensor = output.last_hidden_state.flatten(0, 1)
+    return tokens
 
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
@@ -77,12 +115,14 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
 
     model: Any = load_classifier(folder)
     if model.config.model_type in PACKED:
-        words = model.bert.embeddings.word_embeddings.weight.detach().numpy()
+        bert = model.model if isinstance(model, PooledModel) else model.bert
+        words = bert.embeddings.word_embeddings.weight.detach().numpy()
         np.save(graph.with_name(WORDS), words)
         inputs = PackedInputs(Packing(tokenizer.pad_id), words)
         arrays = inputs([Row((1,) * 3, ()), Row((1,) * 5, ()), Row((1,) * 8, ())])
         example = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        model = PackedClassifier(model)
+        is_pooled = isinstance(model, PooledModel)
+        model = PackedVectors(model) if is_pooled else PackedClassifier(model)
     else:
         example = {
             name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)

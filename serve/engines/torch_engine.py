@@ -4,6 +4,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -11,6 +12,8 @@ import transformers
 from jobs.spec.serve import EngineName
 from jobs.spec.train import Precision
 from jobs.training.config import Device
+from jobs.training.model import pooling
+from jobs.training.model.pooling import Pooling
 from jobs.training.model.precision import autocast
 from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Row, Tokenizer
 
@@ -22,8 +25,42 @@ NAMES: dict[Precision, EngineName] = {
 }
 
 
+class PooledModel(torch.nn.Module):
+    """A model whose logits are its last hidden states, pooled into a vector for each row."""
+
+    def __init__(self, model: Any, pooling: Pooling) -> None:
+        super().__init__()
+        self.model, self.pooling, self.config = model, pooling, model.config
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+    ) -> Any:
+        """Returns an output of transformers with `logits`, [rows, n].
+
+        Args:
+            input_ids: [rows, width].
+            attention_mask: [rows, width].
+            token_type_ids: [rows, width], for models with token types.
+        """
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, **types)
+        vectors = self.pooling.pool(output.last_hidden_state, attention_mask)
+        return transformers.modeling_outputs.SequenceClassifierOutput(logits=vectors)
+
+
 def load_classifier(folder: Path) -> torch.nn.Module:
-    """Reads the published classifier in fp32."""
+    """Reads a published model in fp32, whose outputs have the logits of each row.
+
+    A folder that says how vectors of tokens are pooled holds a model of vectors; any other holds a
+    classifier.
+    """
+    pooled = pooling.read(folder)
+    if pooled is not None:
+        bare = transformers.AutoModel.from_pretrained(folder, use_safetensors=True)
+        return PooledModel(bare, pooled).eval()
     model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, use_safetensors=True
     )

@@ -121,7 +121,7 @@ class TokenStore:
         self._ragged = {
             name: (
                 torch.tensor(np.append(column.values, column.filler), device=place).to(
-                    torch.from_numpy(column.values[:0]).dtype
+                    torch.from_numpy(column.values[:0].copy()).dtype
                 ),
                 torch.tensor(column.offsets, device=place),
                 None if column.is_sequence else column.width,

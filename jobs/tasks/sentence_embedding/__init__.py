@@ -1,0 +1,1 @@
+"""Sentence embedding: texts that mean the same get vectors of the same direction."""

@@ -1,0 +1,108 @@
+"""Metrics of vectors of all evaluation rows: correlations with scores, and ranks of positives."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.floating]
+BLOCK = 1024
+"""Rows whose similarities with all candidates are in memory at once."""
+SMALLEST_NORM = 1e-12
+
+
+def correlations(one: Numbers, other: Numbers, scores: Numbers) -> dict[str, float]:
+    """Returns Spearman's and Pearson's correlation of cosines with scores, and the mean error.
+
+    Args:
+        one: Vectors of the first texts, (rows, n).
+        other: Vectors of the second texts, (rows, n).
+        scores: (rows,), from -1 to 1.
+    """
+    found = (unit(one).astype(np.float64) * unit(other)).sum(axis=1)
+    return {
+        "spearman": pearson(average_ranks(found), average_ranks(scores)),
+        "pearson": pearson(found, scores),
+        "loss": float(((found - scores) ** 2).mean()),
+    }
+
+
+def ranking(
+    anchors: Numbers, others: Sequence[Numbers], keys: Sequence[Sequence[bytes]], scale: float
+) -> dict[str, float]:
+    """Returns how high each anchor ranks its positive among all texts of the evaluation rows.
+
+    The candidates are the distinct positives and negatives of all rows. Texts that are positives of
+    the same anchor in other rows do not count against it. Equal similarities count against the
+    positive.
+
+    Args:
+        anchors: Vectors, (rows, n).
+        others: Vectors of positives, and perhaps of negatives, (rows, n) each.
+        keys: A key of each text by its role: equal for equal texts.
+        scale: Factor of the cosines in the loss.
+    """
+    pool = _Pool(keys)
+    candidates = unit(np.concatenate(others)[pool.places])
+    ranks, losses = [], []
+    for first in range(0, len(anchors), BLOCK):
+        rows = np.arange(first, min(first + BLOCK, len(anchors)))
+        similar = unit(anchors[rows]) @ candidates.T
+        own = similar[np.arange(len(rows)), pool.positive[rows]]
+        is_beside = pool.also_right(rows)
+        is_above = ~(similar < own[:, None]) & ~is_beside  # so that NaN counts against it
+        ranks.append(is_above.sum(axis=1))
+        logits = np.where(is_beside, -np.inf, scale * similar.astype(np.float64))
+        losses.append(np.logaddexp.reduce(logits, axis=1) - scale * own)
+    rank, loss = np.concatenate(ranks), np.concatenate(losses)
+    return {
+        "mrr": float((1 / np.maximum(rank, 1)).mean()),
+        "recall_at_1": float((rank <= 1).mean()),
+        "recall_at_10": float((rank <= 10).mean()),
+        "loss": float(loss.mean()),
+    }
+
+
+class _Pool:
+    """The distinct texts that anchors are compared with."""
+
+    def __init__(self, keys: Sequence[Sequence[bytes]]) -> None:
+        anchors, *others = keys
+        numbers: dict[bytes, int] = {}
+        texts = [key for role in others for key in role]
+        self.places = [n for n, key in enumerate(texts) if numbers.setdefault(key, n) == n]
+        """Of each candidate among the texts of all roles, one role after the other."""
+        index = {texts[place]: number for number, place in enumerate(self.places)}
+        self.positive = np.array([index[key] for key in others[0]])
+        """(rows,): the candidate that is the row's positive."""
+        self._right: dict[bytes, set[int]] = {}
+        for anchor, number in zip(anchors, self.positive.tolist(), strict=True):
+            self._right.setdefault(anchor, set()).add(number)
+        self._anchors = anchors
+
+    def also_right(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which candidates are other positives of the same anchors, (rows, candidates)."""
+        found = np.zeros((len(rows), len(self.places)), dtype=np.bool_)
+        for place, row in enumerate(rows.tolist()):
+            found[place, list(self._right[self._anchors[row]] - {int(self.positive[row])})] = True
+        return found
+
+
+def unit(vectors: Numbers) -> Numbers:
+    """Returns the vectors at length 1."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.maximum(lengths, SMALLEST_NORM)  # type: ignore[no-any-return]
+
+
+def average_ranks(values: Numbers) -> Numbers:
+    """Returns the rank of each value from 1 on, (n,); equal values share the mean of theirs."""
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    mean_rank: Numbers = np.cumsum(sizes) - (sizes - 1) / 2
+    return mean_rank[group]
+
+
+def pearson(one: Numbers, other: Numbers) -> float:
+    """Returns the correlation of two lists of numbers; 0 where one of them is constant."""
+    first, second = (values.astype(np.float64) - values.mean() for values in (one, other))
+    spread = float(np.sqrt((first**2).sum() * (second**2).sum()))
+    return float((first * second).sum() / spread) if spread else 0.0
