@@ -90,7 +90,7 @@ _GATE_RULE = re.compile(r"([a-z][a-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
 RULES_OF_ALL = ("slo", "latency")
 """Rules of a gate that suit every task."""
 GATE_RULE = (
-    "write slo, 'accuracy>=-0.01' (change), 'agreement>=0.95' (share), 'perplexity<=1.05' (times)"
+    "write slo, 'accuracy>=-0.01' (change; mrr and spearman alike), 'agreement>=0.95' (share), 'perplexity<=1.05' (times)"
     " or 'latency<=1.5' (times)"
 )
 
@@ -139,12 +139,15 @@ class RolloutSpec(SpecModel):
     gate: Items[Gate] = (
         GateRule("slo"),
         GateRule("accuracy", Bound(">=", -0.01)),
+        GateRule("mrr", Bound(">=", -0.01)),
+        GateRule("spearman", Bound(">=", -0.01)),
         GateRule("perplexity", Bound("<=", 1.05)),
         GateRule("latency", Bound("<=", 1.5)),
     )
     """Rules that must hold before the first step and after each; otherwise the old version stays.
-    accuracy and agreement compare classifiers on the old version's evaluation rows; perplexity
-    compares language models by the values from their training."""
+    accuracy and agreement compare classifiers on the old version's evaluation rows; mrr, spearman
+    and agreement (mean cosine of old and new vectors) compare embeddings there; perplexity compares
+    language models by the values from their training."""
 
 
 class AuthSpec(SpecModel):

@@ -30,7 +30,23 @@ def correlations(one: Numbers, other: Numbers, scores: Numbers) -> dict[str, flo
 def ranking(
     anchors: Numbers, others: Sequence[Numbers], keys: Sequence[Sequence[bytes]], scale: float
 ) -> dict[str, float]:
-    """Returns how high each anchor ranks its positive among all texts of the evaluation rows.
+    """Returns how high each anchor ranks its positive, and the loss with all rows in one batch.
+
+    The arguments are those of `ranks_and_losses`.
+    """
+    ranks, losses = ranks_and_losses(anchors, others, keys, scale)
+    return {
+        "mrr": float((1 / ranks).mean()),
+        "recall_at_1": float((ranks <= 1).mean()),
+        "recall_at_10": float((ranks <= 10).mean()),
+        "loss": float(losses.mean()),
+    }
+
+
+def ranks_and_losses(
+    anchors: Numbers, others: Sequence[Numbers], keys: Sequence[Sequence[bytes]], scale: float
+) -> tuple[Numbers, Numbers]:
+    """Returns the rank of each row's positive from 1 on, and its loss, (rows,) each.
 
     The candidates are the distinct positives and negatives of all rows. Texts that are positives of
     the same anchor in other rows do not count against it. Equal similarities count against the
@@ -54,13 +70,7 @@ def ranking(
         ranks.append(is_above.sum(axis=1))
         logits = np.where(is_beside, -np.inf, scale * similar.astype(np.float64))
         losses.append(np.logaddexp.reduce(logits, axis=1) - scale * own)
-    rank, loss = np.concatenate(ranks), np.concatenate(losses)
-    return {
-        "mrr": float((1 / np.maximum(rank, 1)).mean()),
-        "recall_at_1": float((rank <= 1).mean()),
-        "recall_at_10": float((rank <= 10).mean()),
-        "loss": float(loss.mean()),
-    }
+    return np.concatenate(ranks), np.concatenate(losses)
 
 
 class _Pool:

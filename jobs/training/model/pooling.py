@@ -35,6 +35,7 @@ KEYS = {
 both."""
 WRITTEN = ("cls", "mean", "max", "mean_sqrt_len_tokens")
 """Modes whose keys every release knows."""
+SIZE = "word_embedding_dimension"
 KNOWN_STEPS = ("Transformer", "Pooling", "Normalize")
 
 
@@ -74,6 +75,12 @@ def read(folder: Path) -> Pooling | None:
     modes = _modes(json.loads((folder / POOLING / "config.json").read_text(encoding="utf-8")))
     steps = json.loads((folder / MODULES).read_text(encoding="utf-8"))
     return Pooling("cls" if modes == ["cls"] else "mean", "Normalize" in _names(steps))
+
+
+def vector_size(folder: Path) -> int:
+    """Returns the numbers of a vector of a folder that this project published."""
+    settings = json.loads((folder / POOLING / "config.json").read_text(encoding="utf-8"))
+    return int(settings[SIZE])
 
 
 def of_base(base: str) -> PoolingMode | None:
@@ -120,7 +127,7 @@ def write(pooling: Pooling, folder: Path, *, size: int, max_length: int) -> None
     _write(folder / MODULES, modules)
     _write(folder / SETTINGS, {"max_seq_length": max_length, "do_lower_case": False})
     _write(folder / LIBRARY, {"prompts": {}, "similarity_fn_name": "cosine"})
-    _write(folder / POOLING / "config.json", {"word_embedding_dimension": size, **modes})
+    _write(folder / POOLING / "config.json", {SIZE: size, **modes})
     if pooling.is_normalized:  # it has no settings, and object stores hold no empty folders
         _write(folder / NORMALIZE / "config.json", {})
 

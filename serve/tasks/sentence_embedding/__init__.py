@@ -1,0 +1,1 @@
+"""The endpoint of sentence embeddings: texts in, vectors or similarities out."""
