@@ -105,8 +105,8 @@ def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
             message = f"{shown(name)} is not a metric of {task.name}; it has {', '.join(known)}"
             yield Violation(("train", "eval", "metrics"), message)
         elif not spec.data.can_compute(name):
-            known = ", ".join(filter(spec.data.can_compute, task.metric_names))
-            message = f"{name} cannot be computed from the columns of data; they allow {known}"
+            possible = ", ".join(filter(spec.data.can_compute, task.metric_names))
+            message = f"{name} cannot be computed from the columns of data; they allow {possible}"
             yield Violation(("train", "eval", "metrics"), message)
 
 

@@ -146,9 +146,7 @@ def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult
     lengths = train.lengths
     order = np.argsort(lengths, kind="stable")
     chosen = order[np.linspace(0, len(order) - 1, PADDED_ROWS).astype(np.int64)]
-    alone = torch.cat(
-        [logits_check.scores(train, [row], int(lengths[row])) for row in chosen]
-    )
+    alone = torch.cat([logits_check.scores(train, [row], int(lengths[row])) for row in chosen])
     # at most as wide as the model's positions
     width = int(
         min(lengths[chosen].max() + PADDING, max(_positions(logits_check.model), lengths.max()))

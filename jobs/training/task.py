@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.training.config import TrainingConfig
-from jobs.training.data.tokens import TokenSet
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
@@ -42,7 +41,7 @@ class TaskTraining(abc.ABC):
     """Whether metrics come from `row_values` of all evaluation rows together, and not from sums:
     such as ranks, or similarities of every row with every other."""
 
-    def with_options(self, data: DataSpec, base: str) -> "TaskTraining":  # noqa: ARG002
+    def with_options(self, data: DataSpec, base: str) -> "TaskTraining":
         """Returns the half that follows a job's options; itself for tasks without options.
 
         Raises:
@@ -122,11 +121,12 @@ class TaskTraining(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} judges no rows")
 
     def metrics_of_rows(
-        self, values: NDArray[np.float32], tokens: TokenSet, label_names: Sequence[str]
+        self, values: NDArray[np.float32], tokens: Any, label_names: Sequence[str]
     ) -> dict[str, float]:
         """Every metric that needs no generated answers, and `loss`, from the values of all rows.
 
-        `values`, (rows, n), are those of `row_values`, in the order of `tokens`.
+        `values`, (rows, n), are those of `row_values`, in the order of `tokens`, the TokenSet of
+        the evaluation rows.
         """
         raise NotImplementedError(f"{type(self).__name__} judges no rows")
 

@@ -45,8 +45,8 @@ class AcceptanceCheck:
     """Compares an engine's scores of the evaluation sample with the reference scores.
 
     An engine passes if its scores are finite, its labels and its accuracy are those of training,
-    and a row's scores do not depend on the other rows of its batch. Of vectors, the cosines with the
-    reference vectors of all rows are compared.
+    and a row's scores do not depend on the other rows of its batch. Of vectors, the cosines with
+    the reference vectors of all rows are compared.
     """
 
     sample: EvalSample

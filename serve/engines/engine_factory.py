@@ -124,7 +124,7 @@ def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSa
     scores = [row.scores for row in rows if row.scores]
     return EvalSample(
         tuple(Row(row.ids, row.types) for row in rows),
-        tuple(row.label for row in rows),
+        tuple(int(row.label) for row in rows),
         np.array(scores, dtype=np.float32) if scores else None,
         activation,
     )

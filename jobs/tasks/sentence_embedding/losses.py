@@ -76,7 +76,7 @@ def all_gather(values: torch.Tensor) -> torch.Tensor:
     """
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return values[None]
-    found: torch.Tensor = _AllGather.apply(values)
+    found: torch.Tensor = _AllGather.apply(values)  # type: ignore[no-untyped-call]
     return found
 
 

@@ -23,6 +23,8 @@ from jobs.training.model import pooling
 from jobs.training.model.pooling import Pooling
 from jobs.training.task import Batch, TaskTraining
 
+MEAN = Pooling()
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EmbeddingTraining(TaskTraining):
@@ -30,7 +32,7 @@ class EmbeddingTraining(TaskTraining):
 
     judges_rows = True
 
-    pooling: Pooling = Pooling()
+    pooling: Pooling = MEAN
     is_scored: bool = False
     """Whether rows have scores, and not positives."""
     dimensions: tuple[int, ...] = ()
@@ -117,7 +119,7 @@ class EmbeddingTraining(TaskTraining):
     def metrics_of_rows(
         self, values: NDArray[np.float32], tokens: TokenSet, label_names: Sequence[str]
     ) -> dict[str, float]:
-        """Correlations with scores, or ranks of positives, and the loss with all rows in a batch."""
+        """Correlations with scores or ranks of positives, and the loss of all rows in one batch."""
         keys = _texts_of(tokens)
         anchors, *others = np.split(values, len(keys), axis=1)
         if self.is_scored:

@@ -1,8 +1,7 @@
-"""Pooling of token vectors into one vector for each text, in the file format of
-sentence-transformers, whose folders say how their models pool.
+"""Pooling of token vectors into one vector for each text.
 
-A folder's `modules.json` lists the steps: the transformer, `1_Pooling`, and `2_Normalize` if
-vectors have length 1.
+Folders say how their models pool in the format of sentence-transformers: `modules.json` lists the
+transformer, `1_Pooling`, and `2_Normalize` if vectors have length 1.
 """
 
 import json

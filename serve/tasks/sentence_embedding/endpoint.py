@@ -156,9 +156,14 @@ def _change_of_spearman(rows: EvaluationRows, old: Vectors, new: Vectors) -> tup
 
     scores = np.array(rows.scores)
     before, after = (
-        metrics.correlations(*np.split(vectors, 2), scores)["spearman"] for vectors in (old, new)
+        metrics.correlations(*_halves(vectors), scores)["spearman"] for vectors in (old, new)
     )
     return after - before, abs(after - before) <= fisher_noise(before, len(scores))
+
+
+def _halves(vectors: Vectors) -> tuple[Vectors, Vectors]:
+    """Returns the vectors of the first and of the second texts."""
+    return vectors[: len(vectors) // 2], vectors[len(vectors) // 2 :]
 
 
 def _change_of_mrr(rows: EvaluationRows, old: Vectors, new: Vectors) -> tuple[float, bool]:

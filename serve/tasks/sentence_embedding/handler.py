@@ -78,7 +78,9 @@ class EmbeddingHandler(InferHandler[EmbeddingRequest]):
         if request.dimensions is not None:
             vectors = self._cut(vectors, request.dimensions).tolist()
         if request.encoding_format == "base64":
-            vectors = [base64.b64encode(np.asarray(row, "<f4").tobytes()).decode() for row in vectors]
+            vectors = [
+                base64.b64encode(np.asarray(row, "<f4").tobytes()).decode() for row in vectors
+            ]
         value = {
             "object": "list",
             "data": [
@@ -113,7 +115,9 @@ class EmbeddingHandler(InferHandler[EmbeddingRequest]):
     def _check(self, dimensions: int | None) -> None:
         """Raises HttpError 422 for more dimensions than the model has."""
         if dimensions is not None and dimensions > self._size:
-            message = f"dimensions must be at most {self._size}, the numbers of this model's vectors"
+            message = (
+                f"dimensions must be at most {self._size}, the numbers of this model's vectors"
+            )
             raise HttpError(422, "invalid_request", message)
 
     def _cut(self, scores: Sequence[Sequence[float]], dimensions: int) -> Vectors:

@@ -122,7 +122,7 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
     if not texts:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         texts = tokenizer.texts([row.ids for row in rows])
-    return [version.labels[row.label] for row in rows], texts
+    return [version.labels[int(row.label)] for row in rows], texts
 
 
 def _item(given: Any) -> Any:
