@@ -113,6 +113,10 @@ class DataSpec(SpecModel):
         """Rules of the task that the section breaks: a field, or an empty text, and a sentence."""
         yield from ()
 
+    def violations_in(self, job: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Rules between the section and the rest of its job, a JobSpec: a path and a sentence."""
+        yield from ()
+
 
 def _of_task(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> DataSpec:
     """Reads the section as the task of the job has it; `model` stands before `data`."""

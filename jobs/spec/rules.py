@@ -55,14 +55,7 @@ def micro_batch_fits_global_batch(spec: JobSpec) -> Iterator[Violation]:
         return
     listed = spec.resources.placements if spec.resources else ()
     counts = [placement.accelerators.count for _, placement in listed] or [1]
-    if spec.data.needs_whole_batch:
-        if not any(batch == micro * count for count in counts):
-            yield Violation(
-                ("train", "micro_batch_size"),
-                f"micro batch size {micro} splits the global batch of {batch}, whose rows are each"
-                " other's negatives; use auto, and a smaller global_batch_size if memory is short",
-            )
-    elif not any(batch % (micro * count) == 0 for count in counts):
+    if not any(batch % (micro * count) == 0 for count in counts):
         shares = ", ".join(str(batch // count) for count in sorted(set(counts)))
         yield Violation(
             ("train", "micro_batch_size"),
@@ -94,6 +87,7 @@ def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
     """The data section names the columns that its task needs."""
     for field, message in spec.data.violations():
         yield Violation(("data", field) if field else ("data",), message)
+    yield from (Violation(path, message) for path, message in spec.data.violations_in(spec))
 
 
 def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
@@ -103,10 +97,6 @@ def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
         if task.metric(name) is None:
             known = task.metric_names
             message = f"{shown(name)} is not a metric of {task.name}; it has {', '.join(known)}"
-            yield Violation(("train", "eval", "metrics"), message)
-        elif not spec.data.can_compute(name):
-            possible = ", ".join(filter(spec.data.can_compute, task.metric_names))
-            message = f"{name} cannot be computed from the columns of data; they allow {possible}"
             yield Violation(("train", "eval", "metrics"), message)
 
 

@@ -15,10 +15,8 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.train import Precision
 from jobs.training.model.shape import ModelShape
+from orchestrator.decisions import batch_size
 from orchestrator.decisions.resolve import Execution
-
-LARGEST_UNKNOWN_MICRO_BATCH = 32
-"""Largest micro batch of `auto` if the model's size, and so its memory, is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,42 +249,28 @@ def _combine(
             identity, f"{sku.name} has no {precision}; it has {', '.join(sku.precisions)}"
         )
     if batch == "auto":
-        batch, reason = _auto_batch(workload, placement, precision)
+        batch, reason = batch_size.choose(
+            spec,
+            placement,
+            lambda size: _memory(workload, placement, precision, size)[1],  # type: ignore[arg-type]
+        )
         reasons.append(f"micro batch {reason}")
-    share, remainder = divmod(spec.train.global_batch_size, placement.workers)
-    if remainder or not isinstance(batch, int) or share % batch:
-        return Skipped(
-            identity,
-            f"micro batch {batch} x {placement.workers} workers does not divide the global batch"
-            f" of {spec.train.global_batch_size}",
-        )
-    if spec.data.needs_whole_batch and batch != share:
-        return Skipped(
-            identity,
-            f"the loss compares all rows of the global batch of {spec.train.global_batch_size}, so"
-            f" the micro batch must be {share}",
-        )
+    if refusal := batch_size.refusal(spec, placement.workers, batch):
+        return Skipped(identity, refusal)
+    assert isinstance(batch, int)
     needed, verdict = _memory(workload, placement, precision, batch)
     if needed and verdict == "too big":
         least, has = needed.low_gib, placement.memory_gib
         return Skipped(identity, f"needs at least {least:.1f} GiB; {sku.name} has {has:.1f}")
     return Candidate(
-        placement, batch, precision, share // batch, needed, verdict, "; ".join(reasons)
+        placement,
+        batch,
+        precision,
+        spec.train.global_batch_size // placement.workers // batch,
+        needed,
+        verdict,
+        "; ".join(reasons),
     )
-
-
-def _auto_batch(workload: _Workload, placement: Placement, precision: Precision) -> tuple[int, str]:
-    """Returns the largest power of two that divides a worker's batch and fits, and the reason."""
-    share = max(1, workload.spec.train.global_batch_size // placement.workers)
-    if workload.spec.data.needs_whole_batch:
-        return share, f"{share}: the loss compares all rows of the global batch"
-    powers = [2**n for n in range(share.bit_length()) if share % 2**n == 0]
-    if workload.shape is None:
-        known = [size for size in powers if size <= LARGEST_UNKNOWN_MICRO_BATCH]
-        return known[-1], f"{known[-1]}: the model's memory is unknown"
-    fitting = [p for p in powers if _memory(workload, placement, precision, p)[1] == "fits"]
-    chosen = fitting[-1] if fitting else powers[0]
-    return chosen, f"{chosen}: the largest that fits {placement.memory_gib:.0f} GiB"
 
 
 def _memory(

@@ -1,7 +1,7 @@
 """Sentence embedding as the job specification knows it."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -86,6 +86,25 @@ class EmbeddingData(DataSpec):
         if list(self.dimensions) != sorted(set(self.dimensions), reverse=True):
             falling = sorted(set(self.dimensions), reverse=True)
             yield "dimensions", f"must fall without repeats; write [{listed(map(str, falling))}]"
+
+    def violations_in(self, job: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Metrics suit the columns, and a batch of negatives is not split into passes."""
+        possible = ", ".join(filter(self.can_compute, job.task.metric_names))
+        for name in job.train.eval.metrics or ():
+            if job.task.metric(name) is not None and not self.can_compute(name):
+                message = f"{name} cannot be computed of these columns; they allow {possible}"
+                yield ("train", "eval", "metrics"), message
+        micro, batch = job.train.micro_batch_size, job.train.global_batch_size
+        placements = job.resources.placements if job.resources else ()
+        counts = [placement.accelerators.count for _, placement in placements] or [1]
+        shares = sorted({batch // count for count in counts})
+        if self.needs_whole_batch and micro != "auto" and micro not in shares:
+            yield (
+                ("train", "micro_batch_size"),
+                f"micro batch size {micro} splits the global batch of {batch}, whose rows are each"
+                f" other's negatives; use auto, or {' or '.join(map(str, shares))}, and a smaller"
+                " global_batch_size if memory is short",
+            )
 
 
 TASK = Task(
