@@ -252,7 +252,7 @@ def _combine(
         batch, reason = batch_size.choose(
             spec,
             placement,
-            lambda size: _memory(workload, placement, precision, size)[1],  # type: ignore[arg-type]
+            lambda size: _memory(workload, placement, precision, size)[1],
         )
         reasons.append(f"micro batch {reason}")
     if refusal := batch_size.refusal(spec, placement.workers, batch):
