@@ -78,16 +78,23 @@ class PackedVectors(PackedClassifier):
         """Returns vectors, [inputs, n]; the arguments are those of `PackedClassifier`."""
         pooled, bert = self._model.pooling, self._model.model
         tokens = packed_tokens(bert, inputs_embeds, token_type_ids, segment_ids, position_ids)
-        row = torch.ones_like(segment_ids).cumsum(0)
-        row, segments = row.flatten(), segment_ids.flatten()
-        # the tokens of an input are those of its row and segment; the first one stands for cls
-        is_own = (row == row[first][:, None]) & (segments == segments[first][:, None])
-        is_own = is_own & (segments > 0)
         if pooled.mode == "cls":
-            is_own = torch.arange(len(segments)) == first[:, None]
-        weights = is_own.to(tokens.dtype)
-        vectors = weights @ tokens / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+            vectors = tokens[first]
+        else:
+            weights = own_tokens(segment_ids, first).to(tokens.dtype)
+            vectors = weights @ tokens / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
         return torch.nn.functional.normalize(vectors, dim=-1) if pooled.is_normalized else vectors
+
+
+def own_tokens(segment_ids: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Returns which of all tokens belong to each input, [inputs, rows * width].
+
+    They are those of its row and segment. The arguments are those of `PackedClassifier`.
+    """
+    row = torch.ones_like(segment_ids).cumsum(0).flatten()
+    segments = segment_ids.flatten()
+    is_own = (row == row[first][:, None]) & (segments == segments[first][:, None])
+    return is_own & (segments > 0)
 
 
 def packed_tokens(
