@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
+from jobs.spec.task import VARIANT_MARK
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Endings of files that rows are read from."""
@@ -95,6 +96,11 @@ class DataSpec(SpecModel):
         """Whether several samples may share a row."""
         return False
 
+    @property
+    def variant(self) -> str:
+        """The variant of the task that the section chooses; empty for the task itself."""
+        return ""
+
     def violations(self) -> Iterator[tuple[str, str]]:
         """Rules of the task that the section breaks: a field, or an empty text, and a sentence."""
         yield from ()
@@ -108,6 +114,12 @@ def _of_task(value: Any, handler: ValidatorFunctionWrapHandler, info: Validation
     name = model.task if model is not None else task_registry.DEFAULT_TASK
     found = task_registry.find(name).data.model_validate(value)
     assert isinstance(found, DataSpec)
+    chosen = task_registry.chosen(name, found.variant).name
+    if VARIANT_MARK in name and name != chosen:
+        raise ValueError(
+            f"makes the task {chosen}, and model.task is {name}; name the task without its"
+            " variant, which the data section chooses"
+        )
     return found
 
 

@@ -116,8 +116,8 @@ class JobSpec(SpecModel):
 
     @property
     def task(self) -> Task:
-        """What the model learns to do."""
-        return task_registry.find(self.model.task)
+        """What the model learns to do, in the variant that the data section chooses."""
+        return task_registry.chosen(self.model.task, self.data.variant)
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+
 from jobs.training.data import encoding
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
 
@@ -23,8 +25,8 @@ class SampleRow:
     ids: Sequence[int]
     types: Sequence[int]
     """Token types: 0 in the first text, 1 in the second."""
-    label: int
-    """Index of the label; 0 for tasks without labels."""
+    label: int | float | Sequence[float]
+    """Index of the label, or the numbers that the task learns of the row; 0 without labels."""
     texts: Sequence[str] = ()
     """The text or the pair of texts; empty for tasks that keep only tokens."""
     scores: Sequence[float] = ()
@@ -60,6 +62,21 @@ def read(folder: Path) -> tuple[SampleRow, ...]:
     return tuple(SampleRow(**json.loads(line)) for line in text.splitlines())
 
 
+def spread_of(rows: Sequence[SampleRow]) -> tuple[float, ...]:
+    """Returns the unit in which differences of each score count.
+
+    It is the standard deviation of the labels where these are the numbers that the scores are of,
+    as in a regression, and 1 otherwise.
+    """
+    scores = np.array([row.scores for row in rows])
+    labels = np.array([row.label for row in rows], dtype=np.float64)
+    labels = labels if labels.ndim == 2 else labels[:, None]
+    if labels.shape != scores.shape:
+        return (1.0,) * scores.shape[1]
+    deviations: list[float] = labels.std(axis=0).tolist()
+    return tuple(value or 1.0 for value in deviations)
+
+
 def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[str]) -> SampleRow:
     part = slice(int(tokens.offsets[index]), int(tokens.offsets[index + 1]))
 
@@ -71,7 +88,7 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
     return SampleRow(
         ids=ids,
         types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
-        label=int(tokens.labels[index]),
+        label=tokens.labels[index].tolist(),
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),

@@ -13,10 +13,13 @@ from jobs.training import random_states
 from jobs.training.config import TrainingConfig, eval_batch
 from jobs.training.data import batches, encoding
 from jobs.training.data.batches import FILLER, Indices
+from jobs.training.data.tokens import INPUT_IDS
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
+from jobs.training.quality import QualityReport
+from jobs.training.scores import GatheredScores, OneForward, Scores
 from jobs.training.session import Session
-from jobs.training.task import Batch, Generate, training_of
+from jobs.training.task import Batch, Generate
 from jobs.training.world import World
 
 
@@ -38,13 +41,30 @@ def evaluate(
 
     All workers must call this.
     """
-    session.update.synchronize()
-    session.model.eval()
-    try:
-        with _uncompiled(session.config), random_states.kept(session.world.device):
-            return _evaluate_rows(session, number_format, limit)
-    finally:
-        session.model.train()
+    with _evaluating(session):
+        return _evaluate_rows(session, number_format, limit)[0]
+
+
+@torch.no_grad()
+def evaluate_last(
+    session: Session, number_format: Precision
+) -> tuple[dict[str, float], QualityReport | None]:
+    """Returns what `evaluate` does, and the main worker's report on all rows.
+
+    The report is None for tasks without one, and on other workers. All workers must call this.
+    """
+    training, corpus = session.training, session.corpus
+    with _evaluating(session):
+        metrics, scores = _evaluate_rows(session, number_format, None, gathers=training.has_quality)
+    if scores is None or not training.has_quality or not session.world.is_main:
+        return metrics, None
+
+    def text_of(row: int) -> str:
+        part = slice(int(corpus.eval.offsets[row]), int(corpus.eval.offsets[row + 1]))
+        ids = corpus.eval.columns[INPUT_IDS][part].tolist()
+        return str(corpus.tokenizer.decode(ids, skip_special_tokens=True))
+
+    return metrics, training.quality(scores, corpus.eval.labels, corpus.label_names, text_of)
 
 
 @torch.no_grad()
@@ -53,44 +73,65 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """
-    training = training_of(session.config.model.task)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
-    session.update.synchronize()
-    session.model.eval()
     found: list[list[float]] = []
-    try:
-        with _uncompiled(session.config), random_states.kept(session.world.device):
-            for part in torch.split(rows, eval_batch(session.config)):
-                gathered = session.eval_store.gather(
-                    part.to(session.eval_store.place), int(lengths[part.numpy()].max())
-                )
-                batch = {name: each.to(session.world.device) for name, each in gathered.items()}
-                with autocast(number_format, session.world.device):
-                    found += training.scores(session.model, batch).tolist()
-    finally:
-        session.model.train()
+    with _evaluating(session):
+        for part in torch.split(rows, eval_batch(session.config)):
+            gathered = session.eval_store.gather(
+                part.to(session.eval_store.place), int(lengths[part.numpy()].max())
+            )
+            batch = {name: each.to(session.world.device) for name, each in gathered.items()}
+            with autocast(number_format, session.world.device):
+                found += session.training.scores(session.model, batch).tolist()
     return found
 
 
+@contextlib.contextmanager
+def _evaluating(session: Session) -> Iterator[None]:
+    """A context in which the model has its newest weights, and no dropout or compiled layers."""
+    session.update.synchronize()
+    session.model.eval()
+    try:
+        with _uncompiled(session.config), random_states.kept(session.world.device):
+            yield
+    finally:
+        session.model.train()
+
+
 def _evaluate_rows(
-    session: Session, number_format: Precision, limit: int | None
-) -> dict[str, float]:
+    session: Session, number_format: Precision, limit: int | None, *, gathers: bool = False
+) -> tuple[dict[str, float], Scores | None]:
+    """Returns the metrics, and the scores of all rows if they are needed, else None.
+
+    With `limit` no scores are gathered, because metrics of some rows are not those of all.
+    """
     world, names = session.world, session.corpus.label_names
-    training, total = training_of(session.config.model.task), None
-    for batch, counts in _batches(session, limit):
+    training, wanted = session.training, session.config.metrics
+    metrics = task_registry.find(session.config.model.task).metrics
+    needs_scores = any(each.needs_scores and each.name in wanted for each in metrics)
+    gathered = GatheredScores() if limit is None and (gathers or needs_scores) else None
+    total = None
+    for rows, batch, counts in _batches(session, limit):
+        model = session.model if gathered is None else OneForward(session.model)
         with autocast(number_format, world.device):
-            sums = training.sums(session.model, batch, counts, names)
+            sums = training.sums(model, batch, counts, names)
+            if gathered is not None:
+                gathered.add(rows, training.scores(model, batch))
         total = sums if total is None else total + sums
     assert total is not None
     values = training.metrics(np.array(world.sum_numbers(total.tolist())), names)
-    wanted = session.config.metrics
-    metrics = task_registry.find(session.config.model.task).metrics
+    scores = None
+    if gathered is not None:
+        scores = gathered.of_all(world, len(session.corpus.eval))
+        if needs_scores:
+            values |= training.score_metrics(scores, session.corpus.eval.labels, names)
     if limit is None and any(each.is_generated and each.name in wanted for each in metrics):
         values |= training.generated(
             session.config.data, session.corpus.tokenizer, _generator(session, number_format)
         )
-    return {**{name: values[name] for name in wanted if name in values}, "loss": values["loss"]}
+    chosen = {name: values[name] for name in wanted if name in values}
+    return {**chosen, "loss": values["loss"]}, scores
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
@@ -122,8 +163,10 @@ def _width(batch: Indices, lengths: Indices) -> int:
     return int(batches.batch_lengths(batch, lengths).max())
 
 
-def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Yields this worker's batches with the weight of each row, 0 for filler rows, (rows,).
+def _batches(session: Session, limit: int | None) -> Iterator[tuple[Indices, Batch, torch.Tensor]]:
+    """Yields this worker's rows, their batch, and the weight of each row, (rows,).
+
+    Filler rows have the index FILLER and the weight 0.
 
     Every worker gets the same number, because gathering sharded weights needs all workers.
     """
@@ -138,7 +181,7 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         filled = np.where(own == FILLER, round_rows.max(), own)
         index = torch.from_numpy(filled).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)
-        yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
+        yield own, {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 
 def _generator(session: Session, number_format: Precision) -> Generate:

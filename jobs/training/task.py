@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
+from jobs.training.quality import QualityReport
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
@@ -33,6 +34,10 @@ class TaskTraining(abc.ABC):
     has_labels: ClassVar[bool] = False
     """Whether each output of a model's head stands for a label: a base's head for the same labels
     is then kept, in their order."""
+    keeps_head: ClassVar[bool] = True
+    """Whether a base's head for the same labels has the outputs that are trained here."""
+    has_quality: ClassVar[bool] = False
+    """Whether the last evaluation gathers the scores of all rows for `quality`."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
 
@@ -78,6 +83,17 @@ class TaskTraining(abc.ABC):
     def configure(self, config: Any, label_names: Sequence[str]) -> None:  # noqa: B027
         """Set what the task decides in a model's configuration."""
 
+    def for_run(
+        self, data: DataSpec, labels: NDArray[np.generic], label_names: Sequence[str], model: Any
+    ) -> "TaskTraining":
+        """Returns what trains and judges one run, with what follows from its rows.
+
+        `labels` are those of the training rows. `model` is on its device, and has an adapter if the job has one. Raises ModelError where
+        the model cannot be trained for these rows. Only what this returns is asked for losses,
+        sums, scores, metrics and published weights.
+        """
+        return self
+
     @abc.abstractmethod
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """The loss, (), summed over what counts; `weights`, (rows,), are 0 for filler rows."""
@@ -102,6 +118,32 @@ class TaskTraining(abc.ABC):
     @abc.abstractmethod
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
         """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
+
+    def score_metrics(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        label_names: Sequence[str],
+    ) -> dict[str, float]:
+        """Every metric that needs the scores of all rows, (rows, scores), in the rows' order."""
+        return {}
+
+    def quality(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        label_names: Sequence[str],
+        text_of: Callable[[int], str],
+    ) -> QualityReport | None:
+        """What the report of a run shows of the last evaluation; `text_of` gives a row's text."""
+        return None
+
+    def published(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights as other programs load them, by the names of the saved file.
+
+        A weight that stays as it was trained is returned itself, and not a copy.
+        """
+        return weights
 
     def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
         """Every metric of generated answers."""

@@ -14,6 +14,7 @@ from jobs.spec.data import SourceSpec
 from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
+from jobs.training import quality
 from jobs.training.events import CheckpointRef
 from orchestrator.records import aliases
 from serve.version import ModelVersion
@@ -75,8 +76,9 @@ def publish(
             labels=labels,
             is_pair=len(spec.data.text_columns) == 2,
             max_length=spec.data.max_length,
-            task=spec.model.task,
+            task=spec.task.name,
             metrics=checkpoint.metrics,
+            thresholds=_thresholds(partial, labels),
         )
         job = spec.model_dump(mode="json", exclude_unset=True)
         details = {
@@ -151,9 +153,16 @@ def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) 
     place = {"id": folder.name, "path": str(folder), "url": f"{storage.url}/{key}"}
     try:
         values = {**details["version"], **place}
-        return ModelVersion(**{**values, "labels": tuple(values["labels"])})
+        lists = {"labels": values["labels"], "thresholds": values.get("thresholds", ())}
+        return ModelVersion(**{**values, **{name: tuple(each) for name, each in lists.items()}})
     except (KeyError, TypeError):
         raise CheckpointError(f"{key} has a manifest of another format") from None
+
+
+def _thresholds(folder: Path, labels: tuple[str, ...]) -> tuple[float, ...]:
+    """The thresholds in a model's folder, in the order of its labels."""
+    found = quality.read(folder)
+    return tuple(found.thresholds[label] for label in labels) if found and found.thresholds else ()
 
 
 def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:

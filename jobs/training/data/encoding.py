@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import INPUT_IDS, TokenSet
@@ -89,4 +90,18 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
             array = table[name].combine_chunks()
             offsets = array.offsets.to_numpy()
             columns[name] = array.values.to_numpy()
-    return TokenSet(columns, offsets, table["labels"].to_numpy(), tokenizer.pad_token_id)
+    return TokenSet(columns, offsets, _labels(table["labels"]), tokenizer.pad_token_id)
+
+
+def vectors(values: NDArray[np.generic]) -> pa.Array:
+    """Returns the `labels` of a table whose rows have several, from (rows, n)."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def _labels(column: pa.ChunkedArray) -> NDArray[np.generic]:
+    """Returns labels, (rows,), or (rows, n) for those of `vectors`."""
+    if not pa.types.is_fixed_size_list(column.type):
+        found: NDArray[np.generic] = column.to_numpy()
+        return found
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat).reshape(len(column), column.type.list_size)
