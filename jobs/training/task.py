@@ -88,9 +88,9 @@ class TaskTraining(abc.ABC):
     ) -> "TaskTraining":
         """Returns what trains and judges one run, with what follows from its rows.
 
-        `labels` are those of the training rows. `model` is on its device, and has an adapter if the job has one. Raises ModelError where
-        the model cannot be trained for these rows. Only what this returns is asked for losses,
-        sums, scores, metrics and published weights.
+        `labels` are those of the training rows. `model` is on its device, and has an adapter if the
+        job has one. Only what this returns is asked for losses, sums, scores, metrics and published
+        weights. Raises ModelError where the model cannot be trained for these rows.
         """
         return self
 

@@ -1,9 +1,9 @@
 """Checks the texts and labels of local rows before anything is trained."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from jobs.errors import listed, shown
+from jobs.errors import DataError, listed, shown
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.text_classification.task import (
     ClassificationData,
@@ -35,7 +35,10 @@ class ClassificationChecks(LabelledTextChecks):
     def check_column(self, field: str, name: str, source: SourceSpec, rows: Table) -> None:
         """Raise DataError for values that are no texts or labels."""
         if field == "label":
-            labels.read(rows, name, source.shown)
+            try:
+                labels.read(rows, name, source.shown)
+            except DataError as error:
+                raise DataError(f"{error}{_problem_meant(rows.values(name))}") from None
         else:
             texts.read(rows, name, source.shown, may_be_empty=True)
 
@@ -44,6 +47,8 @@ class ClassificationChecks(LabelledTextChecks):
     ) -> Iterator[tuple[str, str]]:
         """Training labels are classes, and evaluation rows have no others."""
         assert isinstance(data, LabelledTexts)
+        if len(data.label_columns) > 1:
+            return  # the data section is refused for it
         (column,) = data.label_columns
         counts = {split: Counter(labels.read(rows, column, split)) for split, rows in found.items()}
         train, held_back = counts.get("train"), counts.get("eval", Counter())
@@ -63,6 +68,15 @@ class ClassificationChecks(LabelledTextChecks):
 
 
 CHECKS = ClassificationChecks()
+
+
+def _problem_meant(values: Sequence[object]) -> str:
+    """A clause that names the problem of text-classification that such values are for."""
+    if any(isinstance(value, list) for value in values):
+        return "; text-classification learns several labels for a row with problem: multi-label"
+    if labels.are_fractions(values):
+        return "; text-classification learns numbers with problem: regression"
+    return ""
 
 
 def _why_no_classes(counts: "Counter[str]") -> str:
