@@ -1,10 +1,15 @@
 """Rows with several labels and with numbers, and models that are trained on them and published."""
 
+import asyncio
+import contextlib
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
@@ -16,8 +21,15 @@ from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Evaluated, Event, Started
 from jobs.training.loop import train
 from orchestrator.records import registry
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.http.fast_path import connections
+from serve.tasks.comparison import Comparison
+from serve.tasks.registry import endpoint_of
+from serve.tools import load_generator
 from serve.version import ModelVersion
 from tests.builders import job, training_config
+from tests.serve.live import on_socket
 
 TRAIN_ROWS, EVAL_ROWS = 160, 53
 """53 evaluation rows: no number of workers from 2 to 4 divides them."""
@@ -74,7 +86,9 @@ def config_of(data: ClassificationData, base: str, **fields: Any) -> TrainingCon
     """A configuration that learns these rows in seconds."""
     values: dict[str, Any] = {
         "data": data,
-        "epochs": 10.0,
+        "epochs": 15.0,
+        "global_batch_size": 16,
+        "micro_batch_size": 16,
         "optimizer": OptimizerSpec(lr=5e-3),
         "eval": EvalSpec(every=Cadence(5.0, "epoch")),
         **fields,
@@ -95,6 +109,49 @@ class Trained:
     def metrics(self) -> dict[str, float]:
         """The metrics of the last evaluation."""
         return [event.metrics for event in self.events if isinstance(event, Evaluated)][-1]
+
+
+@contextlib.contextmanager
+def served(version: ModelVersion, engine: Any) -> Iterator[str]:
+    """The URL of an endpoint of a version, whose engine scores as training did."""
+    endpoint = endpoint_of(version.task)
+    handler: Any = endpoint.load(ReplicaConfig(version, engine=engine))
+    app.install(handler)
+    try:
+        assert (handler.choice.engine, handler.choice.trials[0].refusal) == (engine, "")
+        application = app.guarded(endpoint.application())
+        with on_socket(application, connections(app.current_handler)) as url:
+            yield url
+    finally:
+        handler.client.close()
+        app._current.clear()
+
+
+def compared(version: ModelVersion, url: str) -> Comparison:
+    """A version beside itself, at its endpoint."""
+
+    def ask(_: ModelVersion, body: Any) -> Any:
+        return httpx.post(f"{url}/predict", json=body).json()
+
+    found, texts = endpoint_of(version.task).compare(version, version, ask)
+    assert found is not None
+    assert len(texts) == EVAL_ROWS
+    return found
+
+
+def outputs_of(url: str, texts: list[str]) -> dict[str, Any]:
+    """The tensors that the Open Inference Protocol gives of texts, by name."""
+    tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+    reply = httpx.post(f"{url}/v2/models/films/infer", json={"inputs": [tensor]}).json()
+    return {output["name"]: output for output in reply["outputs"]}
+
+
+def failed_under_load(url: str, texts: list[str]) -> int:
+    """Requests of a short load test that fail; it makes at least one."""
+    plan = load_generator.Plan(url, 0.3, concurrency=2, texts_per_request=3)
+    result = asyncio.run(load_generator.run(plan, texts))
+    assert result.requests > 0
+    return result.failed
 
 
 def trained(config: TrainingConfig, folder: Path) -> Trained:
