@@ -67,7 +67,8 @@ def publish(
     partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
     try:
         shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
-        card = _card(spec, checkpoint, labels, run_id)
+        thresholds = _thresholds(partial, labels)
+        card = _card(spec, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
         (partial / "README.md").write_text(card, encoding="utf-8")
         version = ModelVersion(
             name=spec.name,
@@ -78,7 +79,7 @@ def publish(
             max_length=spec.data.max_length,
             task=spec.task.name,
             metrics=checkpoint.metrics,
-            thresholds=_thresholds(partial, labels),
+            thresholds=thresholds,
         )
         job = spec.model_dump(mode="json", exclude_unset=True)
         details = {
@@ -165,9 +166,21 @@ def _thresholds(folder: Path, labels: tuple[str, ...]) -> tuple[float, ...]:
     return tuple(found.thresholds[label] for label in labels) if found and found.thresholds else ()
 
 
-def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
+def _card(
+    spec: JobSpec,
+    checkpoint: CheckpointRef,
+    labels: tuple[str, ...],
+    run_id: str,
+    *,
+    has_thresholds: bool = False,
+) -> str:
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.task, spec.model.adapter
+    thresholds = (
+        f"`{quality.FILE}` has the score from which on each label is given. "
+        if has_thresholds
+        else ""
+    )
     is_adapter = lora is not None and not lora.merge
     usage = f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
     if is_adapter:
@@ -190,7 +203,7 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
         name=spec.name,
         run=run_id,
         metrics="\n".join(rows),
-        labels=f"Labels: {', '.join(labels)}. " if labels else "",
+        labels=f"Labels: {', '.join(labels)}. {thresholds}" if labels else "",
         max_length=spec.data.max_length,
         train=_names(spec.data.train),
         eval=_names(spec.data.eval),
