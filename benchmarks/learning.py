@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from jobs.spec import task_registry  # noqa: E402 - runs from a clone, installed or not
-from jobs.spec.data import SourceSpec  # noqa: E402
+from jobs.spec.data import DataSpec, SourceSpec  # noqa: E402
 from jobs.spec.model import ModelSpec  # noqa: E402
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec  # noqa: E402
 from jobs.training.config import Device, TrainingConfig  # noqa: E402
@@ -212,9 +212,11 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         sources[split] = SourceSpec(path=str(path))
     task = "causal-lm" if subject.is_language else "text-classification"
+    data = task_registry.find(task).data(**sources, **subject.fields)
+    assert isinstance(data, DataSpec)
     return TrainingConfig(
         model=ModelSpec(base=subject.base, task=task),
-        data=task_registry.find(task).data(**sources, **subject.fields),
+        data=data,
         epochs=subject.epochs,
         global_batch_size=subject.batch,
         micro_batch_size=subject.batch,

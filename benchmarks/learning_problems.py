@@ -1,6 +1,7 @@
 """Whether several labels and numbers are learnt as well as by Hugging Face's Trainer.
 
-    python benchmarks/learning_problems.py DATA [--only goemotions ratings] [--seeds 3] [--out FILE]
+    python benchmarks/learning_problems.py DATA [--only goemotions ratings goemotions-tiny
+        ratings-tiny] [--seeds 3] [--out FILE]
 
 DATA holds files as they are published: `goemotions/train.tsv`, `dev.tsv` and `labels.txt` of
 GoEmotions (28 labels, several a text), and `vader/movieReviewSnippets_GroundTruth.txt` of the
@@ -8,7 +9,8 @@ source archive of vaderSentiment 0.5 on PyPI (sentences of films with their mean
 
 Rows, batches, rates and epochs are the same for both, as in `learning.py`, which this calls.
 The Trainer's regression gets standardised ratings, as ours makes them itself, and its outputs are
-brought back into their unit; a published model of ours gives ratings by itself.
+brought back into their unit; a published model of ours gives ratings by itself. The tiny subjects
+train a BERT of two layers from random weights, in seconds on a CPU.
 """
 
 import csv
@@ -20,11 +22,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import learning
 import numpy as np
-import sklearn.metrics
 import torch
-from learning import MINILM, Row, Scores, Subject
+import transformers
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import learning  # noqa: E402 - runs from a clone, installed or not
+from benchmarks.learning import MINILM, Maker, Row, Scores, Subject  # noqa: E402
+from jobs.tasks.text_classification import ranking  # noqa: E402
+from jobs.training.model import location  # noqa: E402
 
 TRAIN_ROWS, EVAL_ROWS = 3000, 1000
 
@@ -55,18 +63,18 @@ class SeveralLabels(Subject):
         return sorted(self.names)
 
     def scores(self, logits: torch.Tensor, rows: Sequence[Row], *, is_ours: bool) -> Scores:
-        """Average precision over all pairs and over labels, F1 at 0.3, and the mean loss."""
+        """Average precision over all pairs and over labels, and the mean loss."""
         true = torch.tensor([self.target(row) for row in rows])
         given = logits.sigmoid().numpy()
-        wanted = true.numpy().astype(int)
-        occurs = wanted.sum(axis=0) > 0
-        average = sklearn.metrics.average_precision_score
-        f1 = sklearn.metrics.f1_score(wanted, given >= 0.3, average="micro", zero_division=0)
+        wanted = true.numpy().astype(bool)
+        each = [
+            ranking.average_precision(wanted[:, n], given[:, n])
+            for n in np.flatnonzero(wanted.any(axis=0))
+        ]
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, true)
         return {
-            "micro average precision": float(average(wanted, given, average="micro")),
-            "average precision": float(average(wanted[:, occurs], given[:, occurs])),
-            "f1_micro at 0.3": float(f1),
+            "micro average precision": ranking.average_precision(wanted.ravel(), given.ravel()),
+            "average precision": float(np.mean(each)),
             "loss": float(loss),
         }
 
@@ -103,11 +111,10 @@ class Ratings(Subject):
         if not is_ours:
             given = given * deviation + mean
         true = np.array([row["rating"] for row in rows])
-        ranks = [np.argsort(np.argsort(values)) for values in (given, true)]
         return {
             "rmse": float(np.sqrt(((given - true) ** 2).mean())),
-            "pearson": float(np.corrcoef(given, true)[0, 1]),
-            "rank correlation": float(np.corrcoef(*ranks)[0, 1]),
+            "pearson": ranking.pearson(given, true),
+            "spearman": ranking.spearman(given, true),
         }
 
 
@@ -142,5 +149,31 @@ def ratings(data: Path, _: Path) -> Subject:
     return Ratings("ratings", drawn[:TRAIN_ROWS], held_back, MINILM, fields, 1.0, 32, 2e-4)
 
 
+def tiny(make: Maker, lr: float) -> Maker:
+    """The same rows for a BERT of two layers with random weights and MiniLM's words."""
+
+    def made(data: Path, folder: Path) -> Subject:
+        base = folder / "tiny-bert"
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128
+        )
+        transformers.BertModel(config).save_pretrained(base)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(location.locate(MINILM))
+        tokenizer.save_pretrained(base)
+        subject = make(data, folder)
+        name = f"{subject.name}-tiny"
+        return dataclasses.replace(subject, name=name, base=str(base), epochs=5.0, lr=lr)
+
+    return made
+
+
+MAKERS = {
+    "goemotions": goemotions,
+    "ratings": ratings,
+    "goemotions-tiny": tiny(goemotions, 3e-3),
+    "ratings-tiny": tiny(ratings, 1e-3),
+}
+
 if __name__ == "__main__":
-    sys.exit(learning.compare_all(__doc__, {"goemotions": goemotions, "ratings": ratings}))
+    sys.exit(learning.compare_all(__doc__, MAKERS))

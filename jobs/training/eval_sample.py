@@ -72,7 +72,7 @@ def spread_of(rows: Sequence[SampleRow]) -> tuple[float, ...]:
     labels = np.array([row.label for row in rows], dtype=np.float64)
     labels = labels if labels.ndim == 2 else labels[:, None]
     if labels.shape != scores.shape:
-        return (1.0,) * scores.shape[1]
+        return tuple(1.0 for _ in rows[0].scores)
     deviations: list[float] = labels.std(axis=0).tolist()
     return tuple(value or 1.0 for value in deviations)
 

@@ -63,7 +63,7 @@ def problems(folder: Path, base: str, data: dict[str, Any], **sections: Any) -> 
         (
             {"label": "labels"},
             "13:10: data.label: train.jsonl row 1: column 'labels' holds ['funny']; a label is an"
-            " integer or a string; text-classification learns several labels for a row with problem",
+            " integer or a string; text-classification learns several labels for a row with",
         ),
         (
             {"label": ["funny", "sad"]},

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import hypothesis
+import hypothesis.strategies as st
 
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
@@ -144,6 +146,51 @@ def outputs_of(url: str, texts: list[str]) -> dict[str, Any]:
     tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
     reply = httpx.post(f"{url}/v2/models/films/infer", json={"inputs": [tensor]}).json()
     return {output["name"]: output for output in reply["outputs"]}
+
+
+WORDS_OF_SCRIPTS = (
+    *("film", "hilarious", "tearful", "superb", "awful", "größe", "ça", "фильм", "長い映画"),
+    *("영화", "चलचित्र", "فيلم", "ταινία", "😀", "naïve", "[SEP]", "<b>", "1,000", "\t", "é"),
+)
+MADE_UP = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+BODIES = st.one_of(
+    MADE_UP,
+    st.fixed_dictionaries(
+        {"inputs": MADE_UP}, optional={"top_k": MADE_UP, "truncate": MADE_UP, "more": MADE_UP}
+    ),
+    st.fixed_dictionaries(
+        {"inputs": st.lists(st.text(max_size=60), max_size=3)},
+        optional={"top_k": st.integers(-1, 2000)},
+    ),
+)
+"""Bodies of requests, most of which an endpoint has to refuse."""
+
+
+def mixed_texts(count: int) -> list[str]:
+    """Texts of 0 to 60 words in several scripts, which are cut at 24 tokens."""
+    draw = random.Random(9)
+    lengths = [index % 12 if index % 10 else 60 for index in range(count)]
+    return [" ".join(draw.choices(WORDS_OF_SCRIPTS, k=length)) for length in lengths]
+
+
+def statuses_of_made_up_requests(url: str) -> set[int]:
+    """Statuses of requests with bodies that hypothesis makes up."""
+    found = set()
+
+    @hypothesis.settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @hypothesis.given(body=BODIES)
+    def ask(body: Any) -> None:
+        content = json.dumps(body)
+        headers = {"content-type": "application/json"}
+        reply = httpx.post(f"{url}/predict", content=content, headers=headers)
+        found.add(reply.status_code)
+
+    ask()
+    return found
 
 
 def failed_under_load(url: str, texts: list[str]) -> int:
