@@ -389,8 +389,8 @@ FAULTS = [
     Fault(
         name="serve-gate-compares-versions-the-wrong-way-round",
         path="serve/tasks/text_classification/endpoint.py",
-        old="        return compare(answers[0], answers[1], right), texts",
-        new="        return compare(answers[1], answers[0], right), texts",
+        old="        return compare(given[0], given[1], right), texts",
+        new="        return compare(given[1], given[0], right), texts",
         wrong="A rollout lets a version with a tenth of its labels wrong take over, and stops one that is better.",
         past=False,
         tests=(

@@ -23,7 +23,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ import transformers
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jobs.spec.data import DataSpec, SourceSpec  # noqa: E402 - runs from a clone, installed or not
+from jobs.spec import task_registry  # noqa: E402 - runs from a clone, installed or not
+from jobs.spec.data import DataSpec, SourceSpec  # noqa: E402
 from jobs.spec.model import ModelSpec  # noqa: E402
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec  # noqa: E402
 from jobs.training.config import Device, TrainingConfig  # noqa: E402
@@ -47,11 +48,13 @@ DEVICE: Device = "cuda" if torch.cuda.is_available() else "cpu"
 CHANCE_T = {2: 9.92, 3: 4.60, 5: 3.36, 10: 2.88}
 """Student's t at 1 % two-sided for so many seeds each, with 2 n - 2 degrees of freedom."""
 JUDGED_ROWS = 64
-Row = dict[str, str]
+Row = dict[str, Any]
 Scores = dict[str, float]
+Maker = Callable[[Path, Path], "Subject"]
+"""Makes a subject from the data, with a folder for a base of its own."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Subject:
     """What is learnt: rows, model, and the numbers that both sides train with."""
 
@@ -70,18 +73,46 @@ class Subject:
         """Whether it is a language model's."""
         return "prompt" in self.fields
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Metrics of the job; the first chooses nothing here, because the last model is judged."""
+        return ("perplexity",) if self.is_language else ("accuracy",)
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """What the Trainer's classifier is loaded with."""
+        labels = sorted({row["label"] for row in self.train})
+        return {"num_labels": len(labels), "id2label": dict(enumerate(labels))}
+
+    def target(self, row: Row) -> Any:
+        """What the Trainer's classifier learns of a row."""
+        return int(row["label"])
+
+    def scores(self, logits: torch.Tensor, rows: Sequence[Row], *, is_ours: bool) -> Scores:
+        """Judges a classifier's outputs of all rows, (rows, outputs)."""
+        labels = torch.tensor([int(row["label"]) for row in rows])
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        return {
+            "accuracy": float((logits.argmax(-1) == labels).float().mean()),
+            "loss": float(loss),
+        }
+
 
 def main() -> int:
     """Train everything, print the table, and exit with 1 where a difference is no chance."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    return compare_all(__doc__, {"sst2": sst2, "mrpc": mrpc, "prompts": prompts})
+
+
+def compare_all(text: str | None, makers: Mapping[str, Maker]) -> int:
+    """Trains the subjects that the command line names; 0 if all differences may be chance."""
+    parser = argparse.ArgumentParser(description=text)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--only", nargs="+", default=["sst2", "mrpc", "prompts"])
+    parser.add_argument("--only", nargs="+", choices=list(makers), default=list(makers))
     parser.add_argument("--seeds", type=int, choices=CHANCE_T, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    makers = {"sst2": sst2, "mrpc": mrpc, "prompts": prompts}
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         for subject in (makers[only](arguments.data, Path(name)) for only in arguments.only):
@@ -89,8 +120,9 @@ def main() -> int:
             for seed in range(arguments.seeds):
                 folder = Path(name) / f"{subject.name}-{seed}"
                 model, steps = ours(subject, seed, folder)
-                found["winnow"].append(judged(model, subject))
-                found["trainer"].append(judged(theirs(subject, seed, folder, steps), subject))
+                found["winnow"].append(judged(model, subject, is_ours=True))
+                place = theirs(subject, seed, folder, steps)
+                found["trainer"].append(judged(place, subject, is_ours=False))
                 print(
                     subject.name, seed, {who: runs[-1] for who, runs in found.items()}, flush=True
                 )
@@ -180,9 +212,11 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         sources[split] = SourceSpec(path=str(path))
     task = "causal-lm" if subject.is_language else "text-classification"
+    data = task_registry.find(task).data(**sources, **subject.fields)
+    assert isinstance(data, DataSpec)
     return TrainingConfig(
         model=ModelSpec(base=subject.base, task=task),
-        data=DataSpec(**sources, **subject.fields),
+        data=data,
         epochs=subject.epochs,
         global_batch_size=subject.batch,
         micro_batch_size=subject.batch,
@@ -190,7 +224,7 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
         optimizer=OptimizerSpec(lr=subject.lr),
         lr_schedule=LrScheduleSpec(),
         eval=EvalSpec(),
-        metrics=("perplexity",) if subject.is_language else ("accuracy",),
+        metrics=subject.metrics,
         checkpoint=CheckpointSpec(keep=1),
         seed=seed,
         device=DEVICE,
@@ -210,10 +244,8 @@ def theirs(subject: Subject, seed: int, folder: Path, steps: int) -> Path:
         collate: Any = transformers.DataCollatorForSeq2Seq(tokenizer, padding=True)
         batch = round(subject.epochs * len(rows) / steps)  # ours packs several into a row
     else:
-        labels = sorted({row["label"] for row in subject.train})
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            place, num_labels=len(labels), id2label=dict(enumerate(labels))
-        )
+        auto = transformers.AutoModelForSequenceClassification
+        model = auto.from_pretrained(place, dtype="float32", **subject.outputs)
         collate = transformers.DataCollatorWithPadding(tokenizer)
     arguments = transformers.TrainingArguments(
         output_dir=str(folder / "scratch"),
@@ -246,7 +278,7 @@ def encoded(tokenizer: Any, row: Row, subject: Subject) -> dict[str, Any]:
         names = subject.fields["text"]
         texts = [row[name] for name in ((names,) if isinstance(names, str) else names)]
         found = tokenizer(*texts, truncation=True, max_length=longest)
-        return {**found, "labels": int(row["label"])}
+        return {**found, "labels": subject.target(row)}
     head = tokenizer(row["prompt"], add_special_tokens=False).input_ids
     tail = tokenizer(row["response"], add_special_tokens=False).input_ids
     tail.append(tokenizer.eos_token_id)
@@ -259,26 +291,35 @@ def encoded(tokenizer: Any, row: Row, subject: Subject) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def judged(folder: Path, subject: Subject) -> Scores:
-    """Accuracy and mean loss of a saved model, of rows or of a response's tokens."""
+def judged(folder: Path, subject: Subject, *, is_ours: bool) -> Scores:
+    """Scores of a saved model on all evaluation rows; of a language model over their tokens."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     auto = transformers.AutoModelForSequenceClassification
     if subject.is_language:
         auto = transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype="float32").eval().to(DEVICE)
-    loss = right = count = 0.0
-    rows = [encoded(tokenizer, row, subject) for row in subject.eval]
-    for first in range(0, len(rows), JUDGED_ROWS):
-        batch = padded(rows[first : first + JUDGED_ROWS], tokenizer.pad_token_id)
-        labels = batch.pop("labels").to(DEVICE)
-        logits = model(**{name: value.to(DEVICE) for name, value in batch.items()}).logits
+    found, totals = list[torch.Tensor](), torch.zeros(3, dtype=torch.float64)
+    for first in range(0, len(subject.eval), JUDGED_ROWS):
+        rows = [encoded(tokenizer, row, subject) for row in subject.eval[first:][:JUDGED_ROWS]]
+        batch = padded(rows, tokenizer.pad_token_id)
+        labels = batch.pop("labels")
+        logits = model(**{name: value.to(DEVICE) for name, value in batch.items()}).logits.cpu()
         if subject.is_language:
-            logits, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        is_judged = labels >= 0
-        loss += float(torch.nn.functional.cross_entropy(logits, labels, reduction="sum"))
-        right += int((logits.argmax(-1) == labels)[is_judged].sum())
-        count += int(is_judged.sum())
-    return {"accuracy": right / count, "loss": loss / count}
+            totals += of_tokens(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        else:
+            found.append(logits)
+    if subject.is_language:
+        loss, right, count = totals.tolist()
+        return {"accuracy": right / count, "loss": loss / count}
+    return subject.scores(torch.cat(found), subject.eval, is_ours=is_ours)
+
+
+def of_tokens(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Summed loss, tokens that are right, and tokens that are judged, (3,)."""
+    is_judged = labels >= 0
+    loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    right = (logits.argmax(-1) == labels)[is_judged].sum()
+    return torch.stack([loss, right, is_judged.sum()]).double()
 
 
 def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
@@ -287,11 +328,8 @@ def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
     fill = {"input_ids": pad, "labels": -100}
 
     def filled(name: str, value: Any) -> Any:
-        return (
-            value
-            if isinstance(value, int)
-            else [*value, *[fill.get(name, 0)] * (width - len(value))]
-        )
+        is_of_row = isinstance(value, int) or (value and isinstance(value[0], float))
+        return value if is_of_row else [*value, *[fill.get(name, 0)] * (width - len(value))]
 
     return {name: torch.tensor([filled(name, row[name]) for row in rows]) for name in rows[0]}
 
@@ -301,7 +339,7 @@ def compared(
 ) -> dict[str, Any]:
     """Means and deviations of each metric, and whether chance makes such a difference."""
     shown, is_equal = {}, True
-    for metric in metrics:
+    for metric in found["winnow"][0]:
         values = {who: [run[metric] for run in runs] for who, runs in found.items()}
         means = {who: statistics.mean(v) for who, v in values.items()}
         spread = {who: statistics.stdev(v) for who, v in values.items()}

@@ -25,7 +25,6 @@ from typing import Any
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # the trainer would take every GPU
 
 import datasets
-import learning  # finds the packages of the clone
 import numpy as np
 import scipy.stats
 import sentence_transformers
@@ -34,9 +33,17 @@ import transformers
 from sentence_transformers.sentence_transformer import losses
 from sklearn import metrics as sklearn_metrics
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import learning
 from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
-from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec
+from jobs.spec.train import (
+    CheckpointSpec,
+    EvalSpec,
+    LrScheduleSpec,
+    OptimizerSpec,
+)
 from jobs.tasks.sentence_embedding.task import EmbeddingData
 from jobs.training.config import TrainingConfig
 from jobs.training.loop import train
@@ -85,7 +92,7 @@ def main() -> int:
                 found["winnow"].append(judged(ours(subject, seed, folder), subject))
                 found["trainer"].append(judged(theirs(subject, seed, folder), subject))
                 print(only, seed, {who: runs[-1] for who, runs in found.items()}, flush=True)
-            compared = learning.compared(found, arguments.seeds, METRICS[only])
+            compared = learning.compared(found, arguments.seeds)
             result[only] = {"base": base, "runs": found, **compared}
     for name, row in result.items():
         for metric, text in row["shown"].items():

@@ -28,6 +28,8 @@ class ModelVersion:
     task: str = DEFAULT_TASK
     metrics: dict[str, float] = field(default_factory=dict)
     """The training run's metrics on the evaluation rows."""
+    thresholds: tuple[float, ...] = ()
+    """Score from which on each label is given; empty for tasks without thresholds."""
     url: str = ""
     """Storage URL from which another machine reads the version; empty for a local one."""
 

@@ -55,6 +55,25 @@ data:
   max_length: 256
 """,
         """\
+data:
+  train: {path: comments.csv}
+  eval: {path: comments-eval.csv}
+  text: comment
+  problem: multi-label
+  label: topics
+  separator: ","
+  class_weights: balanced
+""",
+        """\
+data:
+  train: {path: ratings.csv}
+  eval: {path: ratings-eval.csv}
+  text: review
+  problem: regression
+  label: [taste, price]
+  loss: huber
+""",
+        """\
 model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: causal-lm}
 data:
   train: {path: answers.jsonl}

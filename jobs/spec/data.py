@@ -17,6 +17,7 @@ from pydantic_core import CoreSchema
 
 from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
+from jobs.spec.task import VARIANT_MARK
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Endings of files that rows are read from."""
@@ -105,9 +106,10 @@ class DataSpec(SpecModel):
         """Whether the loss compares the rows of a global batch, which then is one pass."""
         return False
 
-    def can_compute(self, metric: str) -> bool:
-        """Returns whether the columns suffice for a metric of the task."""
-        return True
+    @property
+    def variant(self) -> str:
+        """The variant of the task that the section chooses; empty for the task itself."""
+        return ""
 
     def violations(self) -> Iterator[tuple[str, str]]:
         """Rules of the task that the section breaks: a field, or an empty text, and a sentence."""
@@ -126,6 +128,12 @@ def _of_task(value: Any, handler: ValidatorFunctionWrapHandler, info: Validation
     name = model.task if model is not None else task_registry.DEFAULT_TASK
     found = task_registry.find(name).data.model_validate(value)
     assert isinstance(found, DataSpec)
+    chosen = task_registry.chosen(name, found.variant).name
+    if VARIANT_MARK in name and name != chosen:
+        raise ValueError(
+            f"makes the task {chosen}, and model.task is {name}; name the task without its"
+            " variant, which the data section chooses"
+        )
     return found
 
 

@@ -116,11 +116,10 @@ class JobSpec(SpecModel):
 
     @property
     def task(self) -> Task:
-        """What the model learns to do."""
-        return task_registry.find(self.model.task)
+        """What the model learns to do, in the variant that the data section chooses."""
+        return task_registry.chosen(self.model.task, self.data.variant)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of what the model is judged by: the job's choice, or the task's default."""
-        defaults = self.task.default_metrics
-        return self.train.eval.metrics or tuple(filter(self.data.can_compute, defaults))
+        return self.train.eval.metrics or self.task.default_metrics

@@ -101,8 +101,8 @@ class GateRule:
 
     name: str
     bound: Bound | None = None
-    """On the change of accuracy, the share of equal labels, or perplexity or p95 latency over the
-    old one's."""
+    """On the change of accuracy or f1_micro, the share of equal labels, or rmse, perplexity or p95
+    latency over the old one's."""
 
     def __str__(self) -> str:
         return f"{self.name}{self.bound or ''}"
@@ -115,7 +115,7 @@ def parse_gate_rule(value: Any) -> GateRule:
     if value == "slo":
         return GateRule("slo")
     match = _GATE_RULE.fullmatch(value.strip()) if isinstance(value, str) else None
-    names = [name for task in task_registry.every() for name in task.gate_rules]
+    names = [name for task in task_registry.kinds() for name in task.gate_rules]
     if match is None or match[1] not in (*RULES_OF_ALL[1:], *names) or math.isinf(float(match[3])):
         raise ValueError(f"{shown(value)} is no rule of a gate; {GATE_RULE}")
     return GateRule(match[1], Bound(match[2], float(match[3])))  # type: ignore[arg-type]
@@ -139,15 +139,18 @@ class RolloutSpec(SpecModel):
     gate: Items[Gate] = (
         GateRule("slo"),
         GateRule("accuracy", Bound(">=", -0.01)),
+        GateRule("f1_micro", Bound(">=", -0.01)),
+        GateRule("rmse", Bound("<=", 1.05)),
         GateRule("mrr", Bound(">=", -0.01)),
         GateRule("spearman", Bound(">=", -0.01)),
         GateRule("perplexity", Bound("<=", 1.05)),
         GateRule("latency", Bound("<=", 1.5)),
     )
     """Rules that must hold before the first step and after each; otherwise the old version stays.
-    accuracy and agreement compare classifiers on the old version's evaluation rows; mrr, spearman
-    and agreement (mean cosine of old and new vectors) compare embeddings there; perplexity compares
-    language models by the values from their training."""
+    accuracy, f1_micro and agreement compare classifiers on the old version's evaluation rows, and
+    rmse compares regressions as a multiple of the old version's; mrr, spearman and agreement (mean
+    cosine of old and new vectors) compare embeddings there; perplexity compares language models by
+    the values from their training. A rule that is for other tasks is not applied."""
 
 
 class AuthSpec(SpecModel):

@@ -19,6 +19,8 @@ Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-loss"]
 a row, or the mean loss of the tokens that are trained. A `vector` is the identity; two models are
 then compared by the cosines between the vectors of all rows."""
 
+VARIANT_MARK = "/"
+"""Stands between the name of a task and that of its variant."""
 Z95 = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""
 
@@ -53,6 +55,9 @@ class Metric:
     """Half-width of its 95 % interval, of a value and the number of rows that it was judged on."""
     is_generated: bool = False
     """Whether answers must be generated to compute it."""
+    needs_scores: bool = False
+    """Whether it is computed from the scores of all evaluation rows, which workers then exchange,
+    and not from sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,19 @@ class Task:
     """Its first job file, `package/file` of a template that `winnow init` fills."""
     lengths: tuple[int, ...] = (128, 256, 512)
     """Values of max_length that `winnow init` chooses from."""
+    variants: tuple["Task", ...] = ()
+    """Tasks that the data section of this task may choose instead of it: the same columns with
+    other labels, metrics or scores. Each is named `<this name>/<variant>`."""
+
+    @property
+    def kinds(self) -> tuple["Task", ...]:
+        """The task itself and its variants."""
+        return (self, *self.variants)
+
+    def variant(self, name: str) -> "Task | None":
+        """The task in a variant, or itself for an empty name; None where it has no such variant."""
+        wanted = f"{self.name}{VARIANT_MARK}{name}" if name else self.name
+        return next((kind for kind in self.kinds if kind.name == wanted), None)
 
     def metric(self, name: str) -> Metric | None:
         """The metric of a name; None where the task has none."""

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import Any
 
 from jobs.errors import TaskError, first_line, listed, shown
-from jobs.spec.task import Task
+from jobs.spec.task import VARIANT_MARK, Task
 
 GROUP = "winnow.tasks"
 """Group of entry points; each names a task and its value, `package.task:TASK`."""
@@ -22,12 +22,14 @@ DEFAULT_TASK = next(iter(OURS))
 
 @functools.cache
 def find(name: str) -> Task:
-    """The task of a name.
+    """The task of a name, which may end with that of a variant: `task/variant`.
 
     Raises:
         TaskError: if no installed package has it, or its package cannot be imported.
     """
     place = OURS.get(name) or _theirs().get(name)
+    if place is None and (variant := _variant(name)):
+        return variant
     if place is None:
         known = names()
         close = difflib.get_close_matches(name, known, n=1)
@@ -37,6 +39,20 @@ def find(name: str) -> Task:
     if not isinstance(task, Task):
         raise TaskError(f"{place}, the entry point of {shown(name)}, is not a jobs.spec.task.Task")
     return task
+
+
+def chosen(name: str, variant: str) -> Task:
+    """The task of a name in a variant, which a data section chooses; empty for the task itself.
+
+    Raises:
+        TaskError: as `find`, and if the task has no such variant.
+    """
+    task = find(_without_variant(name))
+    found = task.variant(variant)
+    if found is None:
+        known = listed([kind.name for kind in task.kinds])
+        raise TaskError(f"{task.name} has no variant {shown(variant)}; known are {known}")
+    return found
 
 
 def names() -> list[str]:
@@ -60,6 +76,11 @@ def every() -> list[Task]:
     return found
 
 
+def kinds() -> list[Task]:
+    """All tasks whose packages can be imported, with their variants."""
+    return [kind for task in every() for kind in task.kinds]
+
+
 @functools.cache
 def resolve(place: str) -> Any:
     """The value at `module:name`, imported when it is first needed.
@@ -74,6 +95,16 @@ def resolve(place: str) -> Any:
         raise TaskError(
             f"{place}, a part of a task, cannot be loaded: {first_line(error)}"
         ) from error
+
+
+def _without_variant(name: str) -> str:
+    base, mark, _ = name.rpartition(VARIANT_MARK)
+    return base if mark and name not in names() else name
+
+
+def _variant(name: str) -> Task | None:
+    base, mark, variant = name.rpartition(VARIANT_MARK)
+    return find(base).variant(variant) if mark and base in names() and variant else None
 
 
 @functools.cache

@@ -21,7 +21,7 @@ class _MetricsOfAll:
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, __: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        names = [name for task in task_registry.every() for name in task.metric_names]
+        names = [name for task in task_registry.kinds() for name in task.metric_names]
         return {"type": "string", "enum": list(dict.fromkeys(names))}
 
 
@@ -59,8 +59,9 @@ class EvalSpec(SpecModel):
     """How often; the end of training is always judged."""
     metrics: Annotated[Items[MetricName], Field(min_length=1)] | None = None
     """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
-    else macro), for causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition
-    are of sampled answers."""
+    else macro), for several labels a row f1_micro and f1_macro, for a regression rmse and r2, for
+    causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition are of sampled
+    answers."""
 
 
 class CheckpointSpec(SpecModel):

@@ -21,6 +21,7 @@ from jobs.storage.storage import open_storage
 from jobs.training import state
 from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Saved
+from jobs.training.quality import QualityReport
 from jobs.training.session import Session
 
 
@@ -49,13 +50,18 @@ class CheckpointSaver:
         self._pending: Future[CheckpointRef] | None = None
 
     def save(
-        self, step: int, metrics: dict[str, float], scores: list[list[float]] | None = None
+        self,
+        step: int,
+        metrics: dict[str, float],
+        scores: list[list[float]] | None = None,
+        quality: QualityReport | None = None,
     ) -> list[Saved]:
         """Copies the state after `step` steps and writes it in the background.
 
         All workers must call this. It first waits for the checkpoint before, and returns it if it
         is now saved. `scores` are the scores of the sampled evaluation rows, which are saved with
-        the last checkpoint's model; None for other checkpoints.
+        the last checkpoint's model; None for other checkpoints. `quality` is the report of the
+        last evaluation, which is saved beside them.
 
         Raises:
             StorageError: if the checkpoint before could not be written.
@@ -63,7 +69,8 @@ class CheckpointSaver:
         """
         finished = self.finish()
         place = str(self._store.folder / f"step-{step:08d}")
-        snapshot = state.take(self._session, CheckpointRef(place, step, metrics), scores)
+        reference = CheckpointRef(place, step, metrics)
+        snapshot = state.take(self._session, reference, scores, quality)
         if self._session.world.is_main:
             self._pending = self._writer.submit(_write, snapshot, self._session, self._store)
         return finished

@@ -56,6 +56,13 @@ class TrainingConfig:
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, to compute MFU; None if it is unknown."""
 
+    def __post_init__(self) -> None:
+        """Names the variant of the task that the data section chooses in `model.task`."""
+        name = task_registry.chosen(self.model.task, self.data.variant).name
+        if name != self.model.task:
+            model = self.model.model_copy(update={"task": name})
+            object.__setattr__(self, "model", model)
+
 
 def eval_batch(config: TrainingConfig) -> int:
     """Returns the rows of a forward pass in evaluations."""

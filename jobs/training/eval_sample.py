@@ -29,8 +29,8 @@ class SampleRow:
     ids: Sequence[int]
     types: Sequence[int]
     """Token types: 0 in the first text, 1 in the second."""
-    label: float
-    """Index of the label, or the number to predict; 0 for tasks without labels."""
+    label: int | float | Sequence[float]
+    """Index of the label, or the numbers that the task learns of the row; 0 without labels."""
     texts: Sequence[str] = ()
     """The text or the pair of texts, or the texts of a row that are read one by one, of which
     `ids` are the first; empty for tasks that keep only tokens."""
@@ -80,6 +80,21 @@ def similarities(vectors: Vectors, reference: Vectors) -> Vectors:
     return np.concatenate([cosines, ratios[:, None]], axis=1)
 
 
+def spread_of(rows: Sequence[SampleRow]) -> tuple[float, ...]:
+    """Returns the unit in which differences of each score count.
+
+    It is the standard deviation of the labels where these are the numbers that the scores are of,
+    as in a regression, and 1 otherwise.
+    """
+    scores = np.array([row.scores for row in rows])
+    labels = np.array([row.label for row in rows], dtype=np.float64)
+    labels = labels if labels.ndim == 2 else labels[:, None]
+    if labels.shape != scores.shape:
+        return tuple(1.0 for _ in rows[0].scores)
+    deviations: list[float] = labels.std(axis=0).tolist()
+    return tuple(value or 1.0 for value in deviations)
+
+
 def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[str]) -> SampleRow:
     part = slice(int(tokens.offsets[index]), int(tokens.offsets[index + 1]))
 
@@ -91,7 +106,7 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
     return SampleRow(
         ids=ids,
         types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
-        label=tokens.labels[index].item(),
+        label=tokens.labels[index].tolist(),
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),

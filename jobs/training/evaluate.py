@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.train import Precision
@@ -14,10 +13,13 @@ from jobs.training import random_states
 from jobs.training.config import TrainingConfig, eval_batch
 from jobs.training.data import batches, encoding
 from jobs.training.data.batches import FILLER, Indices
+from jobs.training.data.tokens import INPUT_IDS
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
+from jobs.training.quality import QualityReport
+from jobs.training.scores import GatheredScores, OneForward, Scores
 from jobs.training.session import Session
-from jobs.training.task import Batch, Generate, TaskTraining, training_for
+from jobs.training.task import Batch, Generate
 from jobs.training.world import World
 
 
@@ -39,13 +41,30 @@ def evaluate(
 
     All workers must call this.
     """
-    session.update.synchronize()
-    session.model.eval()
-    try:
-        with _uncompiled(session.config), random_states.kept(session.world.device):
-            return _evaluate_rows(session, number_format, limit)
-    finally:
-        session.model.train()
+    with _evaluating(session):
+        return _evaluate_rows(session, number_format, limit)[0]
+
+
+@torch.no_grad()
+def evaluate_last(
+    session: Session, number_format: Precision
+) -> tuple[dict[str, float], QualityReport | None]:
+    """Returns what `evaluate` does, and the main worker's report on all rows.
+
+    The report is None for tasks without one, and on other workers. All workers must call this.
+    """
+    training, corpus = session.training, session.corpus
+    with _evaluating(session):
+        metrics, scores = _evaluate_rows(session, number_format, None, gathers=training.has_quality)
+    if scores is None or not training.has_quality or not session.world.is_main:
+        return metrics, None
+
+    def text_of(row: int) -> str:
+        part = slice(int(corpus.eval.offsets[row]), int(corpus.eval.offsets[row + 1]))
+        ids = corpus.eval.columns[INPUT_IDS][part].tolist()
+        return str(corpus.tokenizer.decode(ids, skip_special_tokens=True))
+
+    return metrics, training.quality(scores, corpus.eval.labels, corpus.label_names, text_of)
 
 
 @torch.no_grad()
@@ -54,77 +73,65 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """
-    training = training_for(session.config)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
-    session.update.synchronize()
-    session.model.eval()
     found: list[list[float]] = []
-    try:
-        with _uncompiled(session.config), random_states.kept(session.world.device):
-            for part in torch.split(rows, eval_batch(session.config)):
-                gathered = session.eval_store.gather(
-                    part.to(session.eval_store.place), int(lengths[part.numpy()].max())
-                )
-                batch = {name: each.to(session.world.device) for name, each in gathered.items()}
-                with autocast(number_format, session.world.device):
-                    found += training.scores(session.model, batch).tolist()
-    finally:
-        session.model.train()
+    with _evaluating(session):
+        for part in torch.split(rows, eval_batch(session.config)):
+            gathered = session.eval_store.gather(
+                part.to(session.eval_store.place), int(lengths[part.numpy()].max())
+            )
+            batch = {name: each.to(session.world.device) for name, each in gathered.items()}
+            with autocast(number_format, session.world.device):
+                found += session.training.scores(session.model, batch).tolist()
     return found
 
 
+@contextlib.contextmanager
+def _evaluating(session: Session) -> Iterator[None]:
+    """A context in which the model has its newest weights, and no dropout or compiled layers."""
+    session.update.synchronize()
+    session.model.eval()
+    try:
+        with _uncompiled(session.config), random_states.kept(session.world.device):
+            yield
+    finally:
+        session.model.train()
+
+
 def _evaluate_rows(
-    session: Session, number_format: Precision, limit: int | None
-) -> dict[str, float]:
-    training = training_for(session.config)
-    judge = _judge_together if training.judges_rows else _judge_by_sums
-    values = judge(session, training, number_format, limit)
-    wanted = session.config.metrics
+    session: Session, number_format: Precision, limit: int | None, *, gathers: bool = False
+) -> tuple[dict[str, float], Scores | None]:
+    """Returns the metrics, and the scores of all rows if they are needed, else None.
+
+    With `limit` no scores are gathered, because metrics of some rows are not those of all.
+    """
+    world, names = session.world, session.corpus.label_names
+    training, wanted = session.training, session.config.metrics
     metrics = task_registry.find(session.config.model.task).metrics
+    needs_scores = any(each.needs_scores and each.name in wanted for each in metrics)
+    gathered = GatheredScores() if limit is None and (gathers or needs_scores) else None
+    total = None
+    for rows, batch, counts in _batches(session, limit):
+        model = session.model if gathered is None else OneForward(session.model)
+        with autocast(number_format, world.device):
+            sums = training.sums(model, batch, counts, names)
+            if gathered is not None:
+                gathered.add(rows, training.row_values(model, batch))
+        total = sums if total is None else total + sums
+    assert total is not None
+    values = training.metrics(np.array(world.sum_numbers(total.tolist())), names)
+    scores = None
+    if gathered is not None:
+        scores = gathered.of_all(world, len(session.corpus.eval))
+        if needs_scores:
+            values |= training.score_metrics(scores, session.corpus.eval.labels, names)
     if limit is None and any(each.is_generated and each.name in wanted for each in metrics):
         values |= training.generated(
             session.config.data, session.corpus.tokenizer, _generator(session, number_format)
         )
-    return {**{name: values[name] for name in wanted if name in values}, "loss": values["loss"]}
-
-
-def _judge_by_sums(
-    session: Session, training: TaskTraining, number_format: Precision, limit: int | None
-) -> dict[str, float]:
-    """Returns the metrics from sums over the rows of all workers."""
-    world, names, total = session.world, session.corpus.label_names, None
-    for batch, counts in _batches(session, limit):
-        with autocast(number_format, world.device):
-            sums = training.sums(session.model, batch, counts, names)
-        total = sums if total is None else total + sums
-    assert total is not None
-    return training.metrics(np.array(world.sum_numbers(total.tolist())), names)
-
-
-def _judge_together(
-    session: Session, training: TaskTraining, number_format: Precision, limit: int | None
-) -> dict[str, float]:
-    """Returns the metrics from values of all rows, which workers exchange once."""
-    world, tokens = session.world, session.corpus.eval
-    own = []
-    for batch, _ in _batches(session, limit):
-        with autocast(number_format, world.device):
-            own.append(training.row_values(session.model, batch).float().cpu().numpy())
-    rows = _rounds(session, limit)
-    by_worker = [part.reshape(len(rows), -1, part.shape[1]) for part in _gathered(world, own)]
-    found = np.stack(by_worker, axis=1).reshape(rows.size, -1)
-    is_real = rows.ravel() != FILLER
-    index = rows.ravel()[is_real]
-    order = np.argsort(index, kind="stable")
-    kept = tokens if limit is None else tokens.taken(index[order])
-    return training.metrics_of_rows(found[is_real][order], kept, session.corpus.label_names)
-
-
-def _gathered(world: World, own: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-    """Returns the values of all workers, each (rounds * rows, n)."""
-    parts: list[NDArray[np.float32]] = world.gather(np.concatenate(own))
-    return parts
+    chosen = {name: values[name] for name in wanted if name in values}
+    return {**chosen, "loss": values["loss"]}, scores
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
@@ -156,8 +163,10 @@ def _width(batch: Indices, lengths: Indices) -> int:
     return int(batches.batch_lengths(batch, lengths).max())
 
 
-def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Yields this worker's batches with the weight of each row, 0 for filler rows, (rows,).
+def _batches(session: Session, limit: int | None) -> Iterator[tuple[Indices, Batch, torch.Tensor]]:
+    """Yields this worker's rows, their batch, and the weight of each row, (rows,).
+
+    Filler rows have the index FILLER and the weight 0.
 
     Every worker gets the same number, because gathering sharded weights needs all workers.
     """
@@ -172,7 +181,7 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         filled = np.where(own == FILLER, round_rows.max(), own)
         index = torch.from_numpy(filled).to(session.eval_store.place)
         gathered = session.eval_store.gather(index, width)
-        yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
+        yield own, {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 
 def _generator(session: Session, number_format: Precision) -> Generate:

@@ -18,7 +18,7 @@ from jobs.training import checkpoint, publication, state
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
-from jobs.training.evaluate import evaluate, final_precision, sample_scores
+from jobs.training.evaluate import evaluate, evaluate_last, final_precision, sample_scores
 from jobs.training.events import (
     CheckpointRef,
     CheckpointSkipped,
@@ -35,6 +35,7 @@ from jobs.training.events import (
 )
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
+from jobs.training.quality import QualityReport
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
@@ -160,6 +161,7 @@ class _Loop:
     ) -> None:
         self._session, self._report, self._meter, self._saver = session, report, meter, saver
         self._leave = leave
+        self._quality: QualityReport | None = None
         self._origin = time.monotonic()
         self._final = final_precision(session.config, session.world)
         # the host launches one block ahead, so that a GPU never waits for it
@@ -216,7 +218,10 @@ class _Loop:
             return {}
         self._report_steps(self._session.engine.collect())
         config = self._session.config
-        metrics = evaluate(self._session, self._final if is_last else config.precision)
+        if is_last:
+            metrics, self._quality = evaluate_last(self._session, self._final)
+        else:
+            metrics = evaluate(self._session, config.precision)
         self._report(Evaluated(step, metrics, time.monotonic() - self._origin))
         return metrics
 
@@ -224,7 +229,7 @@ class _Loop:
         self._report_steps(self._session.engine.collect())  # raises if a loss is not finite
         if self._saver:
             scores = sample_scores(self._session, self._final) if is_last else None
-            for event in self._saver.save(step, metrics, scores):
+            for event in self._saver.save(step, metrics, scores, self._quality):
                 self._report(event)
 
     def _report_steps(self, results: Sequence[Stepped]) -> None:

@@ -23,7 +23,7 @@ from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import settle, token_embeddings
 from jobs.training.model.library import as_model_error
 from jobs.training.model.precision import autocast
-from jobs.training.task import training_for
+from jobs.training.task import training_of
 from jobs.training.world import World
 
 PADDED_ROWS, PADDING = 4, 8
@@ -60,7 +60,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
     model.eval()
     try:
         with torch.no_grad():
-            check = _check_packing if training_for(config).is_causal else _check_padding
+            check = _check_packing if training_of(config.model.task).is_causal else _check_padding
             with as_model_error("cannot score a row of the training data"):
                 result = check(_LogitsCheck(model, config, world.device), corpus)
     except ModelError as error:
@@ -221,7 +221,7 @@ class _LogitsCheck:
             torch.arange(len(rows), device=self._device), width
         )
         with autocast(self._precision, self._device):
-            return training_for(self.config).logits(self.model, batch).cpu()
+            return training_of(self.config.model.task).logits(self.model, batch).cpu()
 
     def logits_alone(self, sample: Tokens) -> torch.Tensor:
         """Returns the logits of a row with a single sample, (tokens, vocabulary)."""

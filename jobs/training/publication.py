@@ -31,7 +31,7 @@ NOT_A_NUMBER = 1e9
 """Reported in place of a difference that is NaN."""
 BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
 """Largest difference of a score by the precision of the last evaluation; relative for losses above
-1."""
+1, and in standard deviations for numbers of a regression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def prove(
             BOUNDS[precision],
             is_loss=task.activation == "token-loss",
             is_vector=task.activation == "vector",
+            has_unit=task.activation == "identity",
         )
     return Proven(len(rows), difference, refusal, time.monotonic() - begin)
 
@@ -111,11 +112,13 @@ def compare(
     *,
     is_loss: bool,
     is_vector: bool = False,
+    has_unit: bool = False,
 ) -> tuple[float, str]:
     """Returns the largest difference of a score, and why the model must not be published.
 
     The reason is empty if all differences are at most `bound`. Scores that are vectors are compared
-    by their cosines with the vectors of all rows.
+    by their cosines with the vectors of all rows, and scores that have the unit of the labels in
+    standard deviations of these.
     """
     expected = np.array([row.scores for row in rows])
     if is_vector:
@@ -126,6 +129,8 @@ def compare(
         plain = PlainScores(alone, together, plain.retokenised)
         expected = eval_sample.similarities(expected, expected)
     scale = np.maximum(np.abs(expected), 1.0) if is_loss else np.ones_like(expected)
+    if has_unit:
+        scale = scale * eval_sample.spread_of(rows)
     far = {
         name: float((np.abs(np.array(found) - expected[: len(found)]) / scale[: len(found)]).max())
         for name, found in (("alone", plain.alone), ("beside others", plain.together))

@@ -16,7 +16,7 @@ from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, low_precision, parallel, precision
 from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
-from jobs.training.task import training_for
+from jobs.training.task import TaskTraining, training_of
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -38,6 +38,8 @@ class Session:
     """The unwrapped model, whose fp32 weights are saved."""
     eval_store: TokenStore
     engine: Engine
+    training: TaskTraining
+    """The task's losses, sums and scores, with what follows from this run's rows."""
     remarks: tuple[str, ...] = ()
     """Deviations from the job or from its base model, with reasons."""
 
@@ -63,6 +65,9 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
     model, head_remark = _model(config, corpus, world)
+    training = training_of(config.model.task).for_run(
+        config.data, corpus.train.labels, corpus.label_names, model
+    )
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
@@ -88,7 +93,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         loader=DeviceLoader(_store(corpus.train, world), plan, world.device),
         batch_plan=plan,
         update=update,
-        objective=training_for(config).loss,
+        objective=training.loss,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
@@ -100,6 +105,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         model=model,
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
+        training=training,
         remarks=tuple(filter(None, (head_remark, rows_remark))),
     )
 

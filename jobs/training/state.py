@@ -11,13 +11,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from jobs.errors import CheckpointError, TrainingError
 from jobs.storage import manifest
-from jobs.training import eval_sample, random_states
+from jobs.training import eval_sample, quality, random_states
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
 from jobs.training.model.weight import Weight
+from jobs.training.quality import QualityReport
 from jobs.training.session import Session, reseed
-from jobs.training.task import training_for
 
 OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "optimizer.safetensors",
@@ -26,6 +26,8 @@ OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
 )
 ADAPTER_DIR = "adapter"
 """Folder of the adapter beside a merged model, to resume from."""
+TRAINED_FILE = "trained.safetensors"
+"""Weights that are trained in another form than the model folder has them, to resume from."""
 ROWS = "rows"
 """Key of the rows' digest in SCALARS_FILE."""
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -45,6 +47,8 @@ class Snapshot:
     scalars: dict[str, float]
     scores: list[list[float]] | None = None
     """Scores of the sampled evaluation rows in the last checkpoint; None in earlier ones."""
+    quality: QualityReport | None = None
+    """Report of the last evaluation, if the task has one."""
 
     @property
     def is_last(self) -> bool:
@@ -53,7 +57,10 @@ class Snapshot:
 
 
 def take(
-    session: Session, reference: CheckpointRef, scores: list[list[float]] | None = None
+    session: Session,
+    reference: CheckpointRef,
+    scores: list[list[float]] | None = None,
+    quality: QualityReport | None = None,
 ) -> Snapshot:
     """Copies the state of a session to the host; every worker must call this.
 
@@ -81,7 +88,7 @@ def take(
     }
     if session.world.device.type == "cuda":
         torch.cuda.synchronize()
-    return Snapshot(reference, weights, optimizer, random, scalars, scores)
+    return Snapshot(reference, weights, optimizer, random, scalars, scores, quality)
 
 
 def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
@@ -145,7 +152,11 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
         name = "model.safetensors"
-    safetensors.torch.save_file(weights, folder / name, metadata={"format": "pt"})
+    published = session.training.published(weights)
+    safetensors.torch.save_file(published, folder / name, metadata={"format": "pt"})
+    trained = {name: weights[name] for name in weights if published[name] is not weights[name]}
+    if trained:
+        safetensors.torch.save_file(trained, folder.parent / TRAINED_FILE)
     _write_beside(snapshot, session, folder)
 
 
@@ -158,6 +169,9 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     adapter.load_adapter_state(model, snapshot.weights)
     _untie(model)
     merged = model.merge_and_unload()
+    with torch.no_grad():
+        for name, tensor in session.training.published(dict(merged.state_dict())).items():
+            merged.state_dict()[name].copy_(tensor)
     base.settle_generation(merged, corpus.end_tokens, corpus.tokenizer)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
@@ -194,13 +208,15 @@ def id_of(tensor: torch.Tensor) -> int:
 
 def _load_weights(session: Session, folder: Path) -> None:
     model = session.model
+    place = folder.with_name(TRAINED_FILE)
+    trained = safetensors.torch.load_file(place) if place.exists() else {}
     if adapter.has_adapter(model):
         beside = folder.with_name(ADAPTER_DIR)  # exists if the model folder holds a merged model
         place = beside if beside.exists() else folder
-        saved = safetensors.torch.load_file(place / "adapter_model.safetensors")
+        saved = safetensors.torch.load_file(place / "adapter_model.safetensors") | trained
         adapter.load_adapter_state(model, saved)
     else:
-        saved = safetensors.torch.load_file(folder / "model.safetensors")
+        saved = safetensors.torch.load_file(folder / "model.safetensors") | trained
         own = model.state_dict()
         with torch.no_grad():
             for name, tensor in saved.items():
@@ -263,7 +279,9 @@ def _write_beside(snapshot: Snapshot, session: Session, folder: Path) -> None:
     """Writes the tokenizer, and the sampled evaluation rows if there are scores."""
     corpus = session.corpus
     corpus.tokenizer.save_pretrained(folder)
-    training_for(session.config).write_beside(folder, session.model)
+    session.training.write_beside(folder, session.model)
     if snapshot.scores is not None:
         rows = eval_sample.rows_of(corpus.eval, snapshot.scores, corpus.sample_texts)
         eval_sample.write(rows, folder)
+    if snapshot.quality is not None:
+        quality.write(snapshot.quality, folder)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.training.config import TrainingConfig
+from jobs.training.quality import QualityReport
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
@@ -35,19 +35,12 @@ class TaskTraining(abc.ABC):
     has_labels: ClassVar[bool] = False
     """Whether each output of a model's head stands for a label: a base's head for the same labels
     is then kept, in their order."""
+    keeps_head: ClassVar[bool] = True
+    """Whether a base's head for the same labels has the outputs that are trained here."""
+    has_quality: ClassVar[bool] = False
+    """Whether the last evaluation gathers the scores of all rows for `quality`."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
-    judges_rows: ClassVar[bool] = False
-    """Whether metrics come from `row_values` of all evaluation rows together, and not from sums:
-    such as ranks, or similarities of every row with every other."""
-
-    def with_options(self, data: DataSpec, base: str) -> "TaskTraining":
-        """Returns the half that follows a job's options; itself for tasks without options.
-
-        Raises:
-            ModelError: if an option does not suit the base model.
-        """
-        return self
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
         """Settle what of the tokenizer is saved with the model, before the first row is encoded."""
@@ -91,6 +84,17 @@ class TaskTraining(abc.ABC):
     def configure(self, config: Any, label_names: Sequence[str]) -> None:  # noqa: B027
         """Set what the task decides in a model's configuration."""
 
+    def for_run(
+        self, data: DataSpec, labels: NDArray[np.generic], label_names: Sequence[str], model: Any
+    ) -> "TaskTraining":
+        """Returns what trains and judges one run, with what follows from its rows.
+
+        `labels` are those of the training rows. `model` is on its device, and has an adapter if the
+        job has one. Only what this returns is asked for losses, sums, scores, metrics and published
+        weights. Raises ModelError where the model cannot be trained for these rows.
+        """
+        return self
+
     @abc.abstractmethod
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """The loss, (), summed over what counts; `weights`, (rows,), are 0 for filler rows."""
@@ -117,18 +121,34 @@ class TaskTraining(abc.ABC):
         """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
 
     def row_values(self, model: Any, batch: Batch) -> torch.Tensor:
-        """What metrics need of each row, (rows, n), if the task `judges_rows`."""
-        raise NotImplementedError(f"{type(self).__name__} judges no rows")
+        """What `score_metrics` needs of each row, (rows, n); for most tasks its scores."""
+        return self.scores(model, batch)
 
-    def metrics_of_rows(
-        self, values: NDArray[np.float32], tokens: Any, label_names: Sequence[str]
+    def score_metrics(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        label_names: Sequence[str],
     ) -> dict[str, float]:
-        """Every metric that needs no generated answers, and `loss`, from the values of all rows.
+        """Every metric that needs the `row_values` of all rows, (rows, n), in the rows' order."""
+        return {}
 
-        `values`, (rows, n), are those of `row_values`, in the order of `tokens`, the TokenSet of
-        the evaluation rows.
+    def quality(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        label_names: Sequence[str],
+        text_of: Callable[[int], str],
+    ) -> QualityReport | None:
+        """What the report of a run shows of the last evaluation; `text_of` gives a row's text."""
+        return None
+
+    def published(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights as other programs load them, by the names of the saved file.
+
+        A weight that stays as it was trained is returned itself, and not a copy.
         """
-        raise NotImplementedError(f"{type(self).__name__} judges no rows")
+        return weights
 
     def write_beside(self, folder: Path, model: Any) -> None:  # noqa: B027 - few tasks need it
         """Write what other libraries need in a model's folder beside its weights."""
@@ -142,13 +162,3 @@ def training_of(task: str) -> TaskTraining:
     """The torch half of a task. Raises TaskError where it cannot be imported."""
     found: TaskTraining = task_registry.resolve(task_registry.find(task).training)
     return found
-
-
-def training_for(config: TrainingConfig) -> TaskTraining:
-    """The torch half of a run's task, with the options of its job.
-
-    Raises:
-        TaskError: if it cannot be imported.
-        ModelError: if an option does not suit the base model.
-    """
-    return training_of(config.model.task).with_options(config.data, config.model.base)

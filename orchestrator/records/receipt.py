@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cluster.memory_estimate import MemoryEstimate
 from cluster.placement import Placement
 from jobs.training.events import CheckpointRef, Metered, Proven
+from jobs.training.quality import QualityReport
 from orchestrator.decisions.measurement import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
 
@@ -44,6 +45,8 @@ class FitResult:
     """Proof that the saved model scores as in training; None for a model of an older release."""
     run: str = ""
     """Id of the run that trained it."""
+    quality: QualityReport | None = None
+    """What the last evaluation found; None for tasks without such a report, and older releases."""
 
 
 @dataclass(frozen=True, slots=True)

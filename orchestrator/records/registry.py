@@ -14,6 +14,7 @@ from jobs.spec.data import SourceSpec
 from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
+from jobs.training import quality
 from jobs.training.events import CheckpointRef
 from orchestrator.records import aliases
 from serve.version import ModelVersion
@@ -66,7 +67,8 @@ def publish(
     partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
     try:
         shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
-        card = _card(spec, checkpoint, labels, run_id)
+        thresholds = _thresholds(partial, labels)
+        card = _card(spec, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
         (partial / "README.md").write_text(card, encoding="utf-8")
         version = ModelVersion(
             name=spec.name,
@@ -75,8 +77,9 @@ def publish(
             labels=labels,
             is_pair=len(spec.data.text_columns) == 2,
             max_length=spec.data.max_length,
-            task=spec.model.task,
+            task=spec.task.name,
             metrics=checkpoint.metrics,
+            thresholds=thresholds,
         )
         job = spec.model_dump(mode="json", exclude_unset=True)
         details = {
@@ -151,14 +154,33 @@ def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) 
     place = {"id": folder.name, "path": str(folder), "url": f"{storage.url}/{key}"}
     try:
         values = {**details["version"], **place}
-        return ModelVersion(**{**values, "labels": tuple(values["labels"])})
+        lists = {"labels": values["labels"], "thresholds": values.get("thresholds", ())}
+        return ModelVersion(**{**values, **{name: tuple(each) for name, each in lists.items()}})
     except (KeyError, TypeError):
         raise CheckpointError(f"{key} has a manifest of another format") from None
 
 
-def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
+def _thresholds(folder: Path, labels: tuple[str, ...]) -> tuple[float, ...]:
+    """The thresholds in a model's folder, in the order of its labels."""
+    found = quality.read(folder)
+    return tuple(found.thresholds[label] for label in labels) if found and found.thresholds else ()
+
+
+def _card(
+    spec: JobSpec,
+    checkpoint: CheckpointRef,
+    labels: tuple[str, ...],
+    run_id: str,
+    *,
+    has_thresholds: bool = False,
+) -> str:
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.task, spec.model.adapter
+    thresholds = (
+        f"`{quality.FILE}` has the score from which on each label is given. "
+        if has_thresholds
+        else ""
+    )
     is_adapter = lora is not None and not lora.merge
     usage = task.usage or (
         f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
@@ -183,7 +205,7 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
         name=spec.name,
         run=run_id,
         metrics="\n".join(rows),
-        labels=f"Labels: {', '.join(labels)}. " if labels else "",
+        labels=f"Labels: {', '.join(labels)}. {thresholds}" if labels else "",
         max_length=spec.data.max_length,
         train=_names(spec.data.train),
         eval=_names(spec.data.eval),

@@ -13,7 +13,7 @@ from orchestrator.decisions.measurement import Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
-from orchestrator.records import charts
+from orchestrator.records import charts, quality_view
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.receipt_text import show_cost, show_interval, show_time
 
@@ -67,6 +67,8 @@ def render(data: ReportData) -> str:
         candidates=[_candidate_row(data, candidate) for candidate in data.plan.candidates],
         trials=[_trial_row(trial) for trial in data.trials],
         curve=_loss_curve(data.fit),
+        tables=quality_view.tables(data.fit.quality if data.fit else None),
+        quality_curves=quality_view.curves(data.fit.quality if data.fit else None),
         skipped=data.plan.skipped,
     )
 

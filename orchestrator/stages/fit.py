@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from cluster.placement import Placement
 from jobs.errors import TrainingError
 from jobs.spec.resources import WaitSpec
 from jobs.spec.train import RetrySpec
-from jobs.training import checkpoint
+from jobs.storage import manifest
+from jobs.training import checkpoint, quality
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.events import (
@@ -207,4 +209,5 @@ def _result(
         evaluations=tuple(progress.evaluations.items()),
         micro_batch_size=config.micro_batch_size,
         speed=progress.speed,
+        quality=quality.read(Path(reference.path) / manifest.MODEL_DIR),
     )

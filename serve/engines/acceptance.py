@@ -69,7 +69,7 @@ class AcceptanceCheck:
             )
         agreement = self._agreement(together, reference)
         accuracy, before = self._accuracy(together), self._accuracy(reference)
-        spread = float(np.abs(alone - together[: len(alone)]).max())
+        spread = float(self._differences(alone, together[: len(alone)]).max())
         refusal = ""
         if not np.isfinite(together).all():
             refusal = "its scores contain NaN or infinity"
@@ -91,10 +91,16 @@ class AcceptanceCheck:
 
     def _agreement(self, actual: Logits, reference: Logits) -> float:
         """Returns the share of rows with the reference scores, within TIE, or reference label."""
-        is_same = np.abs(actual - reference).max(axis=1) <= TIE
+        is_same = self._differences(actual, reference).max(axis=1) <= TIE
         if self._has_labels:
             is_same |= actual.argmax(axis=1) == reference.argmax(axis=1)
         return float(is_same.mean())
+
+    def _differences(self, one: Logits, other: Logits) -> Logits:
+        """Returns the differences of scores, in units of the sample's spread, [rows, labels]."""
+        unit = self.sample.spread if self.sample.activation != "vector" else ()
+        found: Logits = np.abs(one - other) / np.array(unit or (1.0,), np.float32)
+        return found
 
     def _accuracy(self, actual: Logits) -> float | None:
         if not self._has_labels:

@@ -1,7 +1,7 @@
 """Creates engines for a model, and reads the evaluation sample that they are checked by."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -30,12 +30,14 @@ class EvalSample:
     """A version's evaluation sample: the rows and scores of the acceptance check."""
 
     rows: tuple[Row, ...]
-    labels: tuple[int, ...]
-    """Index of each row's label."""
+    labels: tuple[int | float | Sequence[float], ...]
+    """Index of each row's label, or the numbers that the task learns of it."""
     scores: Logits | None = None
     """Scores in training, [rows, labels]; None for a version that was published without scores."""
     activation: Activation = "softmax"
     """Function from an engine's logits to scores."""
+    spread: tuple[float, ...] = ()
+    """Unit in which differences of each score count; 1 for all if empty."""
 
     @property
     def pattern(self) -> Row:
@@ -124,7 +126,8 @@ def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSa
     scores = [row.scores for row in rows if row.scores]
     return EvalSample(
         tuple(Row(row.ids, row.types) for row in rows),
-        tuple(int(row.label) for row in rows),
+        tuple(row.label for row in rows),
         np.array(scores, dtype=np.float32) if scores else None,
         activation,
+        eval_sample.spread_of(rows) if scores and activation == "identity" else (),
     )

@@ -1,5 +1,6 @@
 """What endpoints answer, as values for Python."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -21,5 +22,19 @@ class Answer:
     """`stop` where the model or a stop text ended it, `length` where tokens or time ran out."""
 
 
-Prediction = Label | tuple[Label, ...] | Answer
-"""Of one input: a label, with `top_k` so many labels with the best first, or an answer."""
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What a regression says of an input: a number for each column that it learnt."""
+
+    by_name: Mapping[str, float]
+
+    @property
+    def value(self) -> float:
+        """The number of a regression with one column; raises ValueError if there are several."""
+        (found,) = self.by_name.values()
+        return found
+
+
+Prediction = Label | tuple[Label, ...] | Values | Answer
+"""Of one input: a label; several labels, the best first, for `top_k` or of a multi-label model;
+numbers; or an answer."""

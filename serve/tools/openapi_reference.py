@@ -18,7 +18,8 @@ Generated from the OpenAPI documents by `make schema`; an endpoint shows its own
 
 def reference_text() -> str:
     """Returns every path, and every field of every message, as Markdown."""
-    endpoints = [endpoint_of(task.name) for task in task_registry.ours()]
+    tasks = [kind for task in task_registry.ours() for kind in task.kinds]
+    endpoints = [endpoint_of(task.name) for task in tasks]
     kinds = [(endpoint.title, endpoint.application().openapi()) for endpoint in endpoints]
     parts, messages = [HEAD], dict[str, Any]()
     for title, document in kinds:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.loader import load
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, task_registry
 from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import OptimizerSpec
@@ -52,11 +52,10 @@ def data_of(folder: Path, **fields: Any) -> EmbeddingData:
 
 def config_of(folder: Path, base: str, data: EmbeddingData, **fields: Any) -> TrainingConfig:
     """A configuration of a run over the rows of a folder."""
-    names = ("mrr", "recall_at_1", "recall_at_10", "spearman", "pearson")
     values: dict[str, Any] = {
         "data": data,
         "model": ModelSpec(base=base, task=TASK, dropout=0.0),
-        "metrics": tuple(filter(data.can_compute, names)),
+        "metrics": task_registry.chosen(TASK, data.variant).metric_names,
         "epochs": 2.0,
         "optimizer": OptimizerSpec(lr=5e-3),
         "global_batch_size": 16,

@@ -289,11 +289,11 @@ def test_worse_vectors_break_the_gates_rules(is_scored: bool) -> None:  # noqa: 
     good = np.concatenate([first, wanted if is_scored else first]).astype(np.float32)
     bad = np.concatenate([first, draw.normal(size=(60, 8))]).astype(np.float32)
     texts = [[f"{role} {row}" for row in range(60)] for role in "ab"]
-    rows = embedding_endpoint.EvaluationRows(texts, scores.tolist(), is_scored=is_scored)
-    found = embedding_endpoint.compare(rows, good, bad).metrics
+    rows = embedding_endpoint.EvaluationRows(texts, scores.tolist())
+    found = embedding_endpoint.compare(rows, good, bad, is_scored=is_scored).metrics
     name = "spearman" if is_scored else "mrr"
     assert found[name].value < -0.5
     assert not found[name].is_chance
     assert found["agreement"].value < 0.8
-    same = embedding_endpoint.compare(rows, good, good).metrics
+    same = embedding_endpoint.compare(rows, good, good, is_scored=is_scored).metrics
     assert (same[name].value, same[name].is_chance) == (0.0, True)

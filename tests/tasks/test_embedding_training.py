@@ -16,6 +16,7 @@ from jobs.loader.rows import rows_suit_the_job
 from jobs.tasks.sentence_embedding import metrics
 from jobs.training.data import longest_row
 from jobs.training.events import Evaluated, Event, Proven
+from jobs.training.loop import train
 from jobs.training.model import pooling
 from orchestrator.decisions import plan, resolve
 from serve.version import ModelVersion
@@ -104,7 +105,7 @@ train: {train}
         (
             "anchor: a\n  positive: b",
             "{eval: {metrics: [spearman]}}",
-            r"9:25: train.eval.metrics: spearman cannot be computed of these columns; they allow"
+            r"9:25: train.eval.metrics: 'spearman' is not a metric of sentence-embedding; it has"
             r" mrr, recall_at_1, recall_at_10",
         ),
         (
@@ -257,10 +258,10 @@ def test_metrics_are_those_of_the_libraries_on_the_published_vectors(
 
 
 def test_a_model_whose_vectors_are_all_alike_or_no_numbers_ranks_nothing() -> None:
-    keys = [[bytes([role, row]) for row in range(20)] for role in range(2)]
+    texts = np.arange(40).reshape(20, 2)
     for value in (1.0, np.nan):
         same = np.full((20, 4), value, np.float32)
-        found = metrics.ranking(same, [same], keys, scale=20.0)
+        found = metrics.ranking(same, [same], texts, scale=20.0)
         assert found["mrr"] == pytest.approx(1 / 20)
         assert found["recall_at_10"] == 0.0
 
@@ -310,5 +311,12 @@ def test_padding_on_either_side_is_left_out_of_a_vector(mode: Any, pads_left: bo
     torch.testing.assert_close(found, expected)
 
 
-def test_the_task_of_a_job_is_this_one(rows: Path, tiny_model: str) -> None:
+def test_dimensions_beyond_a_vector_are_refused(rows: Path, tiny_model: str) -> None:
+    data = data_of(rows, **PAIRS, dimensions=[32, 8])
+    with pytest.raises(ModelError, match="has 32, and vectors of the base have 32 numbers"):
+        train(config_of(rows, tiny_model, data), lambda _: None)
+
+
+def test_scores_choose_a_variant_of_the_task(rows: Path, tiny_model: str) -> None:
     assert spec_of(rows, tiny_model, **PAIRS).task.name == TASK
+    assert spec_of(rows, tiny_model, **SCORED).task.name == f"{TASK}/scored"

@@ -3,10 +3,10 @@
 import math
 
 from jobs.spec.task import Metric, Task, binomial_noise
-from jobs.tasks.text_classification.task import ClassificationData
+from jobs.tasks.text_classification.task import LabelledTexts
 
 
-class OrdinalData(ClassificationData):
+class OrdinalData(LabelledTexts):
     """Rows with a text, or a pair of texts, and a whole number such as 1 to 5 stars."""
 
 

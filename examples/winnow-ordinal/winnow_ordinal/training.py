@@ -19,6 +19,7 @@ class OrdinalTraining(ClassificationTraining):
     """Rows are read and encoded as for text classification; what follows differs."""
 
     has_labels = False  # an output stands for a step between two labels
+    has_quality = False  # so the tables of a classifier's report do not suit it
 
     def configure(self, config: Any, label_names: Sequence[str]) -> None:
         """An output for each step between two levels."""

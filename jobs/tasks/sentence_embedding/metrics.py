@@ -28,13 +28,13 @@ def correlations(one: Numbers, other: Numbers, scores: Numbers) -> dict[str, flo
 
 
 def ranking(
-    anchors: Numbers, others: Sequence[Numbers], keys: Sequence[Sequence[bytes]], scale: float
+    anchors: Numbers, others: Sequence[Numbers], texts: NDArray[np.int64], scale: float
 ) -> dict[str, float]:
     """Returns how high each anchor ranks its positive, and the loss with all rows in one batch.
 
     The arguments are those of `ranks_and_losses`.
     """
-    ranks, losses = ranks_and_losses(anchors, others, keys, scale)
+    ranks, losses = ranks_and_losses(anchors, others, texts, scale)
     return {
         "mrr": float((1 / ranks).mean()),
         "recall_at_1": float((ranks <= 1).mean()),
@@ -44,7 +44,7 @@ def ranking(
 
 
 def ranks_and_losses(
-    anchors: Numbers, others: Sequence[Numbers], keys: Sequence[Sequence[bytes]], scale: float
+    anchors: Numbers, others: Sequence[Numbers], texts: NDArray[np.int64], scale: float
 ) -> tuple[Numbers, Numbers]:
     """Returns the rank of each row's positive from 1 on, and its loss, (rows,) each.
 
@@ -55,10 +55,10 @@ def ranks_and_losses(
     Args:
         anchors: Vectors, (rows, n).
         others: Vectors of positives, and perhaps of negatives, (rows, n) each.
-        keys: A key of each text by its role: equal for equal texts.
+        texts: The number of each text, (rows, texts): equal texts have the same number.
         scale: Factor of the cosines in the loss.
     """
-    pool = _Pool(keys)
+    pool = _Pool(texts)
     candidates = unit(np.concatenate(others)[pool.places])
     ranks, losses = [], []
     for first in range(0, len(anchors), BLOCK):
@@ -76,19 +76,16 @@ def ranks_and_losses(
 class _Pool:
     """The distinct texts that anchors are compared with."""
 
-    def __init__(self, keys: Sequence[Sequence[bytes]]) -> None:
-        anchors, *others = keys
-        numbers: dict[bytes, int] = {}
-        texts = [key for role in others for key in role]
-        self.places = [n for n, key in enumerate(texts) if numbers.setdefault(key, n) == n]
+    def __init__(self, texts: NDArray[np.int64]) -> None:
+        others = texts[:, 1:].T.ravel()
+        numbers, self.places = np.unique(others, return_index=True)
         """Of each candidate among the texts of all roles, one role after the other."""
-        index = {texts[place]: number for number, place in enumerate(self.places)}
-        self.positive = np.array([index[key] for key in others[0]])
+        self.positive = np.searchsorted(numbers, texts[:, 1])
         """(rows,): the candidate that is the row's positive."""
-        self._right: dict[bytes, set[int]] = {}
-        for anchor, number in zip(anchors, self.positive.tolist(), strict=True):
+        self._anchors = texts[:, 0].tolist()
+        self._right: dict[int, set[int]] = {}
+        for anchor, number in zip(self._anchors, self.positive.tolist(), strict=True):
             self._right.setdefault(anchor, set()).add(number)
-        self._anchors = anchors
 
     def also_right(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns which candidates are other positives of the same anchors, (rows, candidates)."""

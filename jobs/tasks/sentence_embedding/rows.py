@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.errors import DataError, shown
 from jobs.spec.data import SourceSpec
@@ -29,7 +30,9 @@ def prefixes(count: int) -> tuple[str, ...]:
 def encode(
     source: SourceSpec, data: EmbeddingData, tokenizer: Any, progress: Progress | None
 ) -> pa.Table:
-    """Returns the token ids of each text of each row, and the scores as labels.
+    """Returns the token ids of each text of each row, and as labels the scores, (rows,).
+
+    Without scores, the labels are numbers of the texts, (rows, texts): equal texts have the same.
 
     Raises:
         DataError: if columns or values cannot be used, or a text has no token.
@@ -40,20 +43,27 @@ def encode(
     table.require_columns(named, source.shown)
     found = [texts.read(table, name, source.shown, may_be_empty=False) for name in columns]
     rows = list(zip(*found, strict=True))
-    labels = np.zeros(len(rows), dtype=np.float32)
-    if data.score is not None:
+    if data.score is None:
+        labels = encoding.vectors(numbers_of(rows))
+    else:
         read = scores.read(table, data.score, source.shown, data.highest_score)
-        labels = np.array(read, dtype=np.float32)
+        labels = pa.array(np.array(read, dtype=np.float32))
     encoded = _encode(rows, tokenizer, data.max_length, progress)
     _check_tokens(encoded, rows, source)
     made = lists(
         encoded,
-        labels=pa.array(labels),
+        labels=labels,
         label_names=(),
         sequences=[name for name in encoded if name.startswith(FURTHER)],
     )
     sampled = [rows[index] for index in sample(len(rows))]
     return made.replace_schema_metadata({**made.schema.metadata, SAMPLE: json.dumps(sampled)})
+
+
+def numbers_of(rows: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    """Returns a number for each text, (rows, texts), by the order in which texts first occur."""
+    numbers: dict[str, int] = {}
+    return np.array([[numbers.setdefault(text, len(numbers)) for text in row] for row in rows])
 
 
 def _encode(

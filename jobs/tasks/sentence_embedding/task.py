@@ -1,5 +1,6 @@
 """Sentence embedding as the job specification knows it."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -10,8 +11,6 @@ from jobs.spec.base import Items
 from jobs.spec.data import Column, DataSpec
 from jobs.spec.task import Metric, Task, binomial_noise, fisher_noise
 
-OF_SCORES = ("spearman", "pearson")
-"""Metrics that compare similarities with scores; all others rank the positives."""
 USAGE = """\
 from sentence_transformers import SentenceTransformer
 
@@ -63,9 +62,10 @@ class EmbeddingData(DataSpec):
         """The rows of a batch are each other's negatives."""
         return self.score is None
 
-    def can_compute(self, metric: str) -> bool:
+    @property
+    def variant(self) -> str:
         """Scores are correlated, and positives are ranked."""
-        return (metric in OF_SCORES) == (self.score is not None)
+        return "scored" if self.score is not None else ""
 
     def violations(self) -> Iterator[tuple[str, str]]:
         """Either anchor and positive are named, or two texts and their score."""
@@ -88,12 +88,7 @@ class EmbeddingData(DataSpec):
             yield "dimensions", f"must fall without repeats; write [{listed(map(str, falling))}]"
 
     def violations_in(self, job: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
-        """Metrics suit the columns, and a batch of negatives is not split into passes."""
-        possible = ", ".join(filter(self.can_compute, job.task.metric_names))
-        for name in job.train.eval.metrics or ():
-            if job.task.metric(name) is not None and not self.can_compute(name):
-                message = f"{name} cannot be computed of these columns; they allow {possible}"
-                yield ("train", "eval", "metrics"), message
+        """A batch of negatives is not split into passes."""
         micro, batch = job.train.micro_batch_size, job.train.global_batch_size
         placements = job.resources.placements if job.resources else ()
         counts = [placement.accelerators.count for _, placement in placements] or [1]
@@ -107,24 +102,36 @@ class EmbeddingData(DataSpec):
             )
 
 
-TASK = Task(
+_RANKED = Task(
     name="sentence-embedding",
     data=EmbeddingData,
     metrics=(
-        Metric("mrr", is_default=True, noise=binomial_noise),
-        Metric("recall_at_1", is_default=True, noise=binomial_noise),
-        Metric("recall_at_10", is_default=True, noise=binomial_noise),
-        Metric("spearman", is_default=True, noise=fisher_noise),
-        Metric("pearson", is_default=True, noise=fisher_noise),
+        Metric("mrr", is_default=True, noise=binomial_noise, needs_scores=True),
+        Metric("recall_at_1", is_default=True, noise=binomial_noise, needs_scores=True),
+        Metric("recall_at_10", is_default=True, noise=binomial_noise, needs_scores=True),
     ),
     auto_class="AutoModel",
     adapter_type="FEATURE_EXTRACTION",
     pipeline="sentence-similarity",
-    training="jobs.tasks.sentence_embedding.training:TRAINING",
+    training="jobs.tasks.sentence_embedding.training:RANKED",
     checks="jobs.tasks.sentence_embedding.checks:CHECKS",
-    endpoint="serve.tasks.sentence_embedding.endpoint:ENDPOINT",
+    endpoint="serve.tasks.sentence_embedding.endpoint:RANKED",
     activation="vector",
     library="sentence-transformers",
     usage=USAGE,
-    gate_rules=("agreement", "mrr", "spearman"),
+    gate_rules=("agreement", "mrr"),
 )
+
+SCORED = dataclasses.replace(
+    _RANKED,
+    name="sentence-embedding/scored",
+    metrics=(
+        Metric("spearman", is_default=True, noise=fisher_noise, needs_scores=True),
+        Metric("pearson", is_default=True, noise=fisher_noise, needs_scores=True),
+    ),
+    training="jobs.tasks.sentence_embedding.training:SCORED",
+    endpoint="serve.tasks.sentence_embedding.endpoint:SCORED",
+    gate_rules=("agreement", "spearman"),
+)
+
+TASK = dataclasses.replace(_RANKED, variants=(SCORED,))

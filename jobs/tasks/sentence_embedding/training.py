@@ -1,6 +1,7 @@
 """Sentence embedding in torch: pooled vectors, in-batch negatives or scored cosines."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jobs.tasks.sentence_embedding.rows import TYPES
 from jobs.tasks.sentence_embedding.task import EmbeddingData
 from jobs.tasks.text_classification.rows import sample_texts
 from jobs.training.data.encoding import Progress
-from jobs.training.data.tokens import INPUT_IDS, Ragged, TokenSet
+from jobs.training.data.tokens import INPUT_IDS
 from jobs.training.model import base as base_model
 from jobs.training.model import pooling
 from jobs.training.model.pooling import Pooling
@@ -30,8 +31,6 @@ MEAN = Pooling()
 class EmbeddingTraining(TaskTraining):
     """A vector for each text, near to those of texts that mean the same."""
 
-    judges_rows = True
-
     pooling: Pooling = MEAN
     is_scored: bool = False
     """Whether rows have scores, and not positives."""
@@ -40,13 +39,21 @@ class EmbeddingTraining(TaskTraining):
     scale: float = 20.0
     max_length: int = 128
 
-    def with_options(self, data: DataSpec, base: str) -> "EmbeddingTraining":
-        """Returns the half with a job's pooling and loss; raises ModelError for another pooling."""
-        own = _own(data)
+    def for_run(
+        self, data: DataSpec, labels: NDArray[np.generic], label_names: Sequence[str], model: Any
+    ) -> "EmbeddingTraining":
+        """Returns the half with a job's pooling and loss; raises ModelError for what cannot be."""
+        own, size = _own(data), model.config.get_text_config().hidden_size
+        if own.dimensions and own.dimensions[0] >= size:
+            raise ModelError(
+                f"data.dimensions has {own.dimensions[0]}, and vectors of the base have {size}"
+                " numbers; name smaller ones"
+            )
+        base = str(model.config._name_or_path)
         mode = (pooling.of_base(base) or "mean") if own.pooling == "auto" else own.pooling
-        return EmbeddingTraining(
+        return dataclasses.replace(
+            self,
             pooling=Pooling(mode, own.normalize),
-            is_scored=own.score is not None,
             dimensions=own.dimensions,
             scale=own.scale,
             max_length=own.max_length,
@@ -59,7 +66,7 @@ class EmbeddingTraining(TaskTraining):
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns, and the score by which others are divided."""
         own = _own(data)
-        return {"columns": own.roles, "score": own.score, "highest": own.highest_score}
+        return {"texts": own.roles, "score": own.score, "highest": own.highest_score}
 
     def encode(
         self,
@@ -79,12 +86,6 @@ class EmbeddingTraining(TaskTraining):
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """The loss of finding positives, or of cosines, times the rows' weights, summed."""
         texts = self._vectors(model, batch)
-        size = texts[0].shape[1]
-        if self.dimensions and self.dimensions[0] >= size:
-            raise ModelError(
-                f"data.dimensions has {self.dimensions[0]}, and vectors of the base have {size}"
-                " numbers; name smaller ones"
-            )
         with torch.autocast(weights.device.type, enabled=False):
             if self.is_scored:
                 errors = losses.cosine_errors(texts, batch["labels"], self.dimensions)
@@ -105,26 +106,30 @@ class EmbeddingTraining(TaskTraining):
     def sums(
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
     ) -> torch.Tensor:
-        """Nothing: metrics need the vectors of all rows."""
-        raise NotImplementedError("metrics of vectors come from row_values")
+        """The number of rows; metrics need the vectors of all rows."""
+        self._vectors(model, batch)  # so that it takes as long as an evaluation of all rows
+        return counts.sum().double()[None]
 
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
-        """Nothing: metrics need the vectors of all rows."""
-        raise NotImplementedError("metrics of vectors come from row_values")
+        """No loss yet: that of evaluations compares all rows, as the metrics do."""
+        return {"loss": math.nan}
 
     def row_values(self, model: Any, batch: Batch) -> torch.Tensor:
         """The vectors of all texts of each row, one after the other, (rows, texts * n)."""
         return torch.cat(self._vectors(model, batch), dim=1)
 
-    def metrics_of_rows(
-        self, values: NDArray[np.float32], tokens: TokenSet, label_names: Sequence[str]
+    def score_metrics(
+        self,
+        scores: NDArray[np.float32],
+        labels: NDArray[np.generic],
+        label_names: Sequence[str],
     ) -> dict[str, float]:
         """Correlations with scores or ranks of positives, and the loss of all rows in one batch."""
-        keys = _texts_of(tokens)
-        anchors, *others = np.split(values, len(keys), axis=1)
+        texts = 2 if self.is_scored else labels.shape[1]
+        anchors, *others = np.split(scores, texts, axis=1)
         if self.is_scored:
-            return metrics.correlations(anchors, others[0], tokens.labels)  # type: ignore[arg-type]
-        return metrics.ranking(anchors, others, keys, self.scale)
+            return metrics.correlations(anchors, others[0], labels.astype(np.float64))
+        return metrics.ranking(anchors, others, labels.astype(np.int64), self.scale)
 
     def write_beside(self, folder: Path, model: Any) -> None:
         """Write the files by which sentence-transformers loads the folder."""
@@ -148,26 +153,10 @@ class EmbeddingTraining(TaskTraining):
         return self.pooling.pool(found.last_hidden_state, mask)
 
 
-TRAINING = EmbeddingTraining()
+RANKED = EmbeddingTraining()
+SCORED = EmbeddingTraining(is_scored=True)
 
 
 def _own(data: DataSpec) -> EmbeddingData:
     assert isinstance(data, EmbeddingData)
     return data
-
-
-def _texts_of(tokens: TokenSet) -> list[list[bytes]]:
-    """The token ids of each text of each row as bytes, by role."""
-    own = Ragged(tokens.columns[INPUT_IDS], tokens.offsets)
-    further = [
-        column
-        for name, column in tokens.ragged.items()
-        if column.is_sequence and name.endswith(INPUT_IDS)
-    ]
-    return [
-        [
-            column.values[start:stop].tobytes()
-            for start, stop in zip(column.offsets[:-1], column.offsets[1:], strict=True)
-        ]
-        for column in (own, *further)
-    ]

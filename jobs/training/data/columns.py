@@ -270,5 +270,6 @@ def _check_single(label: str, table: Table, name: str) -> None:
         if len(parts) > 1 and parts <= known:
             raise DataError(
                 f"{name}: {value!r} in column {label!r} lists several labels, and a classifier"
-                f" gives one; keep one in each row, or use it as a label with --label {label}"
+                f" gives one; keep one in each row, or use it as a label with --label {label}; to"
+                " learn several, write a job with problem: multi-label and a separator"
             )

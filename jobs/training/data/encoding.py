@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import INPUT_IDS, Ragged, TokenSet
@@ -105,4 +106,18 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
             ragged[name] = Ragged(values, own_offsets, filler, is_sequence=True)
         else:
             columns[name], offsets = values, own_offsets
-    return TokenSet(columns, offsets, table["labels"].to_numpy(), pad, ragged=ragged)
+    return TokenSet(columns, offsets, _labels(table["labels"]), pad, ragged=ragged)
+
+
+def vectors(values: NDArray[np.generic]) -> pa.Array:
+    """Returns the `labels` of a table whose rows have several, from (rows, n)."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def _labels(column: pa.ChunkedArray) -> NDArray[np.generic]:
+    """Returns labels, (rows,), or (rows, n) for those of `vectors`."""
+    if not pa.types.is_fixed_size_list(column.type):
+        found: NDArray[np.generic] = column.to_numpy()
+        return found
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat).reshape(len(column), column.type.list_size)

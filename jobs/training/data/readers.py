@@ -156,12 +156,17 @@ def _read_parquet(path: Path, name: str) -> Table:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns the class names of each ClassLabel column from the metadata of `datasets`."""
+    """Returns the class names of each column of ClassLabel, or of lists of it.
+
+    They are in the metadata of `datasets`.
+    """
     metadata = json.loads((schema.metadata or {}).get(DATASETS_METADATA, b"{}"))
     features = metadata.get("info", {}).get("features", {})
-    return {
-        name: tuple(features[name]["names"])
-        for name in schema.names
-        if pa.types.is_integer(schema.field(name).type)
-        and features.get(name, {}).get("_type") == "ClassLabel"
-    }
+    found = {}
+    for name in schema.names:
+        feature, kind = features.get(name, {}), schema.field(name).type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            feature, kind = feature.get("feature", {}), kind.value_type
+        if pa.types.is_integer(kind) and feature.get("_type") == "ClassLabel":
+            found[name] = tuple(feature["names"])
+    return found

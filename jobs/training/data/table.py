@@ -18,7 +18,8 @@ class Table:
 
     columns: Mapping[str, Column]
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Class names of each column of type ClassLabel, in the order of their numbers."""
+    """Class names of each column of type ClassLabel, or of lists of them, in the order of their
+    numbers."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))

@@ -110,12 +110,14 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         )
     is_classifier = any(str(name).endswith(CLASSIFIER) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
-    is_labelled = training_of(spec.task).has_labels
+    training = training_of(spec.task)
+    is_labelled = training.has_labels
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
     lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
     remark = ""
     if is_classifier and is_labelled:
-        remark = _settle_head(model, head, lacking, own, label_names)
+        kept_for = label_names if training.keeps_head else ()
+        remark = _settle_head(model, head, lacking, own, kept_for)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:
         _set_dropout(model, spec.base, spec.dropout)

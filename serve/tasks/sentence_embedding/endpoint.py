@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.spec.task import Z95, fisher_noise
-from jobs.tasks.sentence_embedding.task import OF_SCORES
 from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
@@ -35,6 +34,10 @@ class EmbeddingEndpoint(TaskEndpoint):
 
     path = PATH
     title = "Sentence embeddings"
+
+    def __init__(self, *, is_scored: bool = False) -> None:
+        """Args: whether evaluation rows have scores, and not positives."""
+        self._is_scored = is_scored
 
     def load(self, config: ReplicaConfig) -> "EmbeddingHandler":
         """Starts a warm model; raises CheckpointError or DeployError."""
@@ -88,7 +91,7 @@ class EmbeddingEndpoint(TaskEndpoint):
             return None, ()
         texts = [text for role in rows.texts for text in role]
         found = [self._vectors(version, texts, send) for version in (old, new)]
-        return compare(rows, found[0], found[1]), rows.texts[0]
+        return compare(rows, found[0], found[1], is_scored=self._is_scored), rows.texts[0]
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
         """Returns the first texts of a version's evaluation rows."""
@@ -102,7 +105,7 @@ class EmbeddingEndpoint(TaskEndpoint):
         return np.array(found, dtype=np.float32)
 
 
-ENDPOINT = EmbeddingEndpoint()
+RANKED, SCORED = EmbeddingEndpoint(), EmbeddingEndpoint(is_scored=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +114,8 @@ class EvaluationRows:
 
     texts: Sequence[Sequence[str]]
     """Texts of all rows by role: anchors, positives, and perhaps negatives."""
-    scores: Sequence[float]
-    """Similarity of each row's texts; all 0 for rows without scores."""
-    is_scored: bool
+    labels: Sequence[Any]
+    """Similarity of each row's texts if they have scores."""
 
 
 def evaluation(version: ModelVersion) -> EvaluationRows | None:
@@ -125,12 +127,11 @@ def evaluation(version: ModelVersion) -> EvaluationRows | None:
         return None
     return EvaluationRows(
         texts=[list(role) for role in zip(*(row.texts for row in rows), strict=True)],
-        scores=[row.label for row in rows],
-        is_scored=any(name in OF_SCORES for name in version.metrics),
+        labels=[row.label for row in rows],
     )
 
 
-def compare(rows: EvaluationRows, old: Vectors, new: Vectors) -> Comparison:
+def compare(rows: EvaluationRows, old: Vectors, new: Vectors, *, is_scored: bool) -> Comparison:
     """Compares the vectors of two versions, those of all roles one after the other.
 
     The metrics are the change of `spearman` for rows with scores, and of `mrr` for others, and
@@ -139,8 +140,8 @@ def compare(rows: EvaluationRows, old: Vectors, new: Vectors) -> Comparison:
     """
     from jobs.tasks.sentence_embedding.metrics import unit
 
-    name = "spearman" if rows.is_scored else "mrr"
-    change, is_chance = (_change_of_spearman if rows.is_scored else _change_of_mrr)(rows, old, new)
+    name = "spearman" if is_scored else "mrr"
+    change, is_chance = (_change_of_spearman if is_scored else _change_of_mrr)(rows, old, new)
     sentence = f"its {name} changes by {change:+.3f} on {len(rows.texts[0])} rows"
     metrics = {name: ComparedMetric(change, sentence, is_chance)}
     if old.shape == new.shape:
@@ -154,7 +155,7 @@ def _change_of_spearman(rows: EvaluationRows, old: Vectors, new: Vectors) -> tup
     """Returns the change of Spearman's correlation, and whether chance explains it."""
     from jobs.tasks.sentence_embedding import metrics
 
-    scores = np.array(rows.scores)
+    scores = np.array(rows.labels)
     before, after = (
         metrics.correlations(*_halves(vectors), scores)["spearman"] for vectors in (old, new)
     )
@@ -172,12 +173,13 @@ def _change_of_mrr(rows: EvaluationRows, old: Vectors, new: Vectors) -> tuple[fl
     Source: the paired t-test, in its normal approximation.
     """
     from jobs.tasks.sentence_embedding import metrics
+    from jobs.tasks.sentence_embedding.rows import numbers_of
 
-    keys = [[text.encode() for text in role] for role in rows.texts]
+    texts = numbers_of(list(zip(*rows.texts, strict=True)))
     reciprocal = []
     for vectors in (old, new):
-        anchors, *others = np.split(vectors, len(keys))
-        reciprocal.append(1 / metrics.ranks_and_losses(anchors, others, keys, scale=1.0)[0])
+        anchors, *others = np.split(vectors, len(rows.texts))
+        reciprocal.append(1 / metrics.ranks_and_losses(anchors, others, texts, scale=1.0)[0])
     changes = reciprocal[1] - reciprocal[0]
     change = float(changes.mean())
     return change, abs(change) <= Z95 * float(changes.std()) / len(changes) ** 0.5

@@ -20,6 +20,7 @@ from serve.tasks.text_classification.schemas import PATH
 from serve.version import ModelVersion
 
 if TYPE_CHECKING:
+    from jobs.training.eval_sample import SampleRow
     from serve.tasks.text_classification.handler import ClassificationHandler
 
 CHANCE = 1.96
@@ -36,11 +37,17 @@ class ClassificationEndpoint(TaskEndpoint):
     title = "Classifiers"
     is_exportable = True
 
+    def handler(self) -> "type[ClassificationHandler]":
+        """Returns the handler's class, whose module imports torch and transformers."""
+        from serve.tasks.text_classification.handler import ClassificationHandler
+
+        return ClassificationHandler
+
     def load(self, config: ReplicaConfig) -> "ClassificationHandler":
         """Starts a warm classifier; raises CheckpointError or DeployError."""
-        from serve.tasks.text_classification import handler  # imports torch and transformers
+        from serve.tasks.text_classification import handler
 
-        return handler.load(config)
+        return handler.load_as(self.handler(), config)
 
     def application(self) -> fastapi.FastAPI:
         """Returns the FastAPI application of a classifier."""
@@ -52,9 +59,7 @@ class ClassificationEndpoint(TaskEndpoint):
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
     ) -> "ClassificationHandler":
         """Returns a frontend worker's handler, which gets its scores from the replica."""
-        from serve.tasks.text_classification import handler
-
-        return handler.ClassificationHandler(config, choice, client, metrics)
+        return self.handler()(config, choice, client, metrics)
 
     def bodies(
         self, texts: Sequence[str], model: Mapping[str, Any], *, per_request: int, tokens: int
@@ -97,12 +102,12 @@ class ClassificationEndpoint(TaskEndpoint):
         right, texts = evaluation(old)
         if not texts or old.labels != new.labels:
             return None, ()
-        answers = [_labels(version, texts, send) for version in (old, new)]
-        return compare(answers[0], answers[1], right), texts
+        given = [_labels(version, texts, send) for version in (old, new)]
+        return compare(given[0], given[1], right), texts
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
         """Returns the texts of a version's evaluation rows; empty for a model of pairs."""
-        return evaluation(version)[1]
+        return evaluation_rows(version)[1]
 
 
 ENDPOINT = ClassificationEndpoint()
@@ -113,6 +118,12 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
 
     Versions that stored token ids without texts get their texts by decoding.
     """
+    rows, texts = evaluation_rows(version)
+    return [version.labels[row.label] for row in rows if isinstance(row.label, int)], texts
+
+
+def evaluation_rows(version: ModelVersion) -> tuple[Sequence["SampleRow"], list[str]]:
+    """Returns a version's evaluation rows and their texts; empty for a model of pairs."""
     from jobs.training import eval_sample  # imports torch
 
     rows = eval_sample.read(Path(version.path))
@@ -122,7 +133,7 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
     if not texts:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         texts = tokenizer.texts([row.ids for row in rows])
-    return [version.labels[int(row.label)] for row in rows], texts
+    return rows, texts
 
 
 def _item(given: Any) -> Any:
@@ -137,11 +148,15 @@ def _label(row: Any) -> Label:
 
 
 def _labels(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
-    labels: list[str] = []
+    return [row["label"] for row in answers(version, texts, send)]
+
+
+def answers(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[Any]:
+    """Returns a version's answer to each text, asked for in lists. Raises DeployError."""
+    found: list[Any] = []
     for first in range(0, len(texts), TEXTS_PER_REQUEST):
-        answer = send(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
-        labels += [row["label"] for row in answer]
-    return labels
+        found += send(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """The handler of a text classifier: parses texts and renders their labels."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pydantic_core
 
+from jobs.spec.task import VARIANT_MARK
 from serve.batching.client import Answer, InferenceClient
 from serve.batching.rows import Text
 from serve.config import ReplicaConfig
@@ -44,6 +46,7 @@ class ClassificationHandler(InferHandler[PredictRequest]):
             engine=self.choice.engine,
             max_length=version.max_length,
             is_pair=version.is_pair,
+            problem=version.task.partition(VARIANT_MARK)[2] or None,
         )
 
     def parse(self, body: bytes) -> tuple[PredictRequest, list[Text]]:
@@ -61,7 +64,7 @@ class ClassificationHandler(InferHandler[PredictRequest]):
             length = self.config.version.max_length
             message = f"an input has more tokens than the model's limit of {length}"
             raise HttpError(422, "too_long", message)
-        labelled = [self._label(scores, request.top_k) for scores in answer.scores]
+        labelled = [self.answer(scores, request) for scores in answer.scores]
         headers = {
             **self._headers,
             "x-batch-size": str(answer.batch_rows),
@@ -94,20 +97,32 @@ class ClassificationHandler(InferHandler[PredictRequest]):
             TensorInfo(name="scores", datatype="FP32", shape=[-1, len(self._labels)]),
         ]
 
-    def _label(self, scores: Sequence[float], top_k: int | None) -> object:
-        """Returns the best label, or the list of the `top_k` best.
+    def answer(self, scores: Sequence[float], request: PredictRequest) -> object:
+        """Returns what a request wants of one text: the best label, or the list of the best.
 
         Without numpy, which is slower for few labels.
         """
-        if top_k is None:
+        if request.top_k is None:
             best = max(range(len(scores)), key=scores.__getitem__)
             return {"label": self._labels[best], "score": scores[best]}
-        order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top_k]
+        return self.best(scores, range(len(scores)))[: request.top_k]
+
+    def best(self, scores: Sequence[float], chosen: Iterable[int]) -> list[dict[str, object]]:
+        """Returns the chosen labels with their scores, the highest first."""
+        order = sorted(chosen, key=scores.__getitem__, reverse=True)
         return [{"label": self._labels[index], "score": scores[index]} for index in order]
 
 
+AnyHandler = TypeVar("AnyHandler", bound=ClassificationHandler)
+
+
 def load(config: ReplicaConfig) -> ClassificationHandler:
-    """Starts a warm classifier.
+    """Starts a warm classifier; raises as `load_as`."""
+    return load_as(ClassificationHandler, config)
+
+
+def load_as(kind: type[AnyHandler], config: ReplicaConfig) -> AnyHandler:
+    """Starts a warm model behind a handler of this kind.
 
     Raises:
         CheckpointError: if a file of the model is missing or was altered.
@@ -116,4 +131,4 @@ def load(config: ReplicaConfig) -> ClassificationHandler:
     config = replace(config, version=fetched(config.version))
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)
-    return ClassificationHandler(config, choice, batcher, metrics)
+    return kind(config, choice, batcher, metrics)

@@ -47,16 +47,20 @@ async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
     return fastapi_response(await classifier().predict(await request.body(), timeout(request)))
 
 
-@api.get("/health", responses={503: {"model": ErrorBody}})
-async def health() -> ModelInfo:
-    """Describes the model that this endpoint serves."""
-    return classifier().info
+def add_routes(application: fastapi.FastAPI) -> None:
+    """Adds what all problems have: the model's description, a page, the Open Inference Protocol."""
+
+    @application.get("/health", responses={503: {"model": ErrorBody}})
+    async def health() -> ModelInfo:
+        """Describes the model that this endpoint serves."""
+        return classifier().info
+
+    @application.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
+    async def playground() -> fastapi.responses.HTMLResponse:
+        """A page to try the model in a browser."""
+        return page(__package__)
+
+    open_inference.add_routes(application)
 
 
-@api.get("/", response_class=fastapi.responses.HTMLResponse, include_in_schema=False)
-async def playground() -> fastapi.responses.HTMLResponse:
-    """A page to try the model in a browser."""
-    return page(__package__)
-
-
-open_inference.add_routes(api)
+add_routes(api)

@@ -72,16 +72,18 @@ class ModelInfo(BaseModel):
     engine: str
     max_length: int
     is_pair: bool
+    problem: str | None = None
+    """`multi-label` or `regression`; null for one label of several."""
 
 
-def parse(body: bytes) -> PredictRequest:
+def parse(body: bytes, kind: type[PredictRequest] = PredictRequest) -> PredictRequest:
     """Parses the body of a predict request.
 
     Raises:
         HttpError: 400 if the body is not JSON, 422 if a field is invalid.
     """
     try:
-        return PredictRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_input=False, include_url=False, include_context=False)
         if errors[0]["type"] == "json_invalid":

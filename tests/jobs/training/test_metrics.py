@@ -27,7 +27,12 @@ def test_metrics_of_a_constant_prediction_are_defined() -> None:
     constant = np.array([[4, 0], [6, 0]])
     assert metrics.compute(constant) == {
         "accuracy": 0.4,
+        "balanced_accuracy": 0.5,
+        "precision": 0.0,
+        "recall": 0.0,
         "f1": 0.0,
+        "f1_macro": pytest.approx(2 / 7),
+        "f1_weighted": pytest.approx(0.4 * 4 / 7),
         "mcc": 0.0,
     }
 

@@ -4,10 +4,13 @@ import dataclasses
 import html.parser
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from jobs.training import quality
 from jobs.training.events import CheckpointRef
+from jobs.training.quality import Curve, Point, QualityReport, Table
 from orchestrator.decisions import select
 from orchestrator.records import receipt, receipt_text, report
 from orchestrator.records.accuracy import accuracy
@@ -130,6 +133,31 @@ def test_the_report_stands_alone_and_shows_every_candidate() -> None:
     assert all(skipped.reason in page.text for skipped in PLAN.skipped)
     assert sorted(page.circles) == ["other", "winner"]
     assert "200 ms" in page.text
+
+
+def test_tables_curves_and_mistakes_of_the_model_are_shown_as_text() -> None:
+    counts = (("a", 8, 2), ("b", 1, 9))
+    confusion = Table("Confusion matrix", ("label", "a", "b"), counts, is_matrix=True)
+    worst = Table("Worst mistakes", ("text", "loss"), (("<script>alert(1)</script>", 4.25),))
+    curve = Curve("Calibration", "score", "share", (Point(0.2, 0.1, 40), Point(0.9, 0.8, 10)))
+    found = QualityReport((confusion, worst), (curve,), {"a": 0.25})
+    judged = dataclasses.replace(fit(110.0), quality=found)
+    page = render(fit=judged)
+    for shown in ("Confusion matrix", "Worst mistakes", "<script>alert(1)</script>", "4.25"):
+        assert shown in page.text
+    assert page.circles.count("pareto") == 2
+    data = report.ReportData("r", "accuracy", PLAN, WINNER, fit=judged)
+    value = json.loads(report.to_json(data))
+    assert value["fit"]["quality"]["thresholds"] == {"a": 0.25}
+
+
+def test_a_report_is_read_back_and_one_of_another_format_is_none(tmp_path: Path) -> None:
+    found = QualityReport((Table("t", ("a",), (("x",), (1,), (0.5,))),), (), {"a": 0.25})
+    quality.write(found, tmp_path)
+    assert quality.read(tmp_path) == found
+    (tmp_path / quality.FILE).write_text('{"tables": 3}', encoding="utf-8")
+    assert quality.read(tmp_path) is None
+    assert quality.read(tmp_path / "missing") is None
 
 
 def test_the_same_is_there_for_programs() -> None:

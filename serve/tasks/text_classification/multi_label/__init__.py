@@ -1,0 +1,1 @@
+"""The endpoint of classifiers with any number of labels for each text."""

@@ -1,0 +1,1 @@
+"""The endpoint of regressions: numbers for each text."""
