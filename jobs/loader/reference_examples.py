@@ -74,6 +74,15 @@ data:
   loss: huber
 """,
         """\
+model: {base: sentence-transformers/all-MiniLM-L6-v2, task: sentence-embedding}
+data:
+  train: {path: questions.csv}
+  eval: {path: questions-eval.csv}
+  anchor: question
+  positive: answer
+  dimensions: [128, 64]
+""",
+        """\
 model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: causal-lm}
 data:
   train: {path: answers.jsonl}

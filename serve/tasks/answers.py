@@ -35,6 +35,8 @@ class Values:
         return found
 
 
-Prediction = Label | tuple[Label, ...] | Values | Answer
+Vector = tuple[float, ...]
+"""The numbers of a text's embedding."""
+Prediction = Label | tuple[Label, ...] | Values | Answer | Vector
 """Of one input: a label; several labels, the best first, for `top_k` or of a multi-label model;
-numbers; or an answer."""
+numbers; an answer; or a vector."""

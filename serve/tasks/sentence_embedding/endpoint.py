@@ -14,6 +14,7 @@ from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.metrics import Metrics
+from serve.tasks.answers import Vector
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.tasks.sentence_embedding.schemas import PATH
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 TEXTS_PER_REQUEST = 32
 FEWEST_BODIES, INPUTS = 8, 512
 """Fewest distinct request bodies of a load test, and about how many texts they have together."""
-Vector = tuple[float, ...]
 Vectors = npt.NDArray[np.float32]
 
 
