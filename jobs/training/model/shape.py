@@ -55,6 +55,7 @@ KNOWN_SHAPES = {
     "bert-base-cased": ModelShape(12, 768, 3072, 28996, 512),
     "bert-large-uncased": ModelShape(24, 1024, 4096, 30522, 512),
     "distilbert-base-uncased": ModelShape(6, 768, 3072, 30522, 512),
+    "all-MiniLM-L6-v2": ModelShape(6, 384, 1536, 30522, 512),
     "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
     "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
     "SmolLM2-360M-Instruct": ModelShape(
