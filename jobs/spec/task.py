@@ -120,6 +120,13 @@ class Task:
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     @property
+    def peft_class(self) -> str:
+        """The class of peft that loads its models with an adapter."""
+        features = "AutoPeftModelForFeatureExtraction"
+        is_bare = self.auto_class == "AutoModel"
+        return features if is_bare else self.auto_class.replace("Auto", "AutoPeft", 1)
+
+    @property
     def metric_names(self) -> tuple[str, ...]:
         """Names of everything that its models can be judged by."""
         return tuple(metric.name for metric in self.metrics)

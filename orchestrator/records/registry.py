@@ -186,7 +186,7 @@ def _card(
         f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
     )
     if is_adapter:
-        loader = task.auto_class.replace("Auto", "AutoPeft", 1)
+        loader = task.peft_class
         of_labels = (
             f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id,"
             " ignore_mismatched_sizes=True"

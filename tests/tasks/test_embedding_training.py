@@ -15,9 +15,12 @@ from jobs.loader import load
 from jobs.loader.rows import rows_suit_the_job
 from jobs.tasks.sentence_embedding import metrics
 from jobs.training.data import longest_row
+from jobs.training.data.tokens import TokenSet
+from jobs.training.engine.batch_plan import BatchPlan
 from jobs.training.events import Evaluated, Event, Proven
 from jobs.training.loop import train
 from jobs.training.model import pooling
+from jobs.training.world import World
 from orchestrator.decisions import plan, resolve
 from serve.version import ModelVersion
 from tests.builders import BERT_BASE, MINILM, any_of, inventory
@@ -155,6 +158,24 @@ def test_the_batch_of_pairs_is_one_pass_on_every_placement(rows: Path, tiny_mode
     assert scored.metrics == ("spearman", "pearson")
     free = resolve.training_config(scored, found.candidates[1].execution, {})
     assert resolve.with_smaller_micro_batch(free) is not None
+
+
+def test_rows_that_are_compared_are_drawn_whatever_their_length(
+    rows: Path, tiny_model: str
+) -> None:
+    """Rows by length: each batch would have one length."""
+    ids = np.arange(60)
+    offsets = np.cumsum([0, *([2] * 30), *([20] * 30)])
+    columns = {"input_ids": np.zeros(offsets[-1], np.int64)}
+    tokens = TokenSet(columns, offsets, ids, pad_token_id=0)
+    mixed = {}
+    for name, fields in (("pairs", PAIRS), ("scored", SCORED)):
+        config = config_of(rows, tiny_model, data_of(rows, **fields), global_batch_size=10)
+        found = BatchPlan(config, tokens, World(0, 1, torch.device("cpu")))
+        batches = [found.rows(step) for step in range(found.steps_per_epoch)]
+        assert sorted(np.concatenate(batches)) == ids.tolist()
+        mixed[name] = sum(len({int(tokens.lengths[row]) for row in batch}) > 1 for batch in batches)
+    assert mixed["pairs"] > 4 > mixed["scored"]
 
 
 def test_planning_counts_the_longest_text_and_all_texts_of_a_row(

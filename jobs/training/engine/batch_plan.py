@@ -159,9 +159,11 @@ class BatchPlan:
         self._epoch = epoch
 
     def _batches(self, epoch: int) -> Indices:
-        return batches.epoch_batches(
-            self._lengths, self._config.global_batch_size, self._config.seed, epoch
-        )
+        lengths, config = self._lengths, self._config
+        if config.data.needs_whole_batch:
+            # rows that are each other's negatives are drawn at random, not by length
+            lengths = np.zeros_like(lengths)
+        return batches.epoch_batches(lengths, config.global_batch_size, config.seed, epoch)
 
 
 def _widest(lengths: Indices, config: TrainingConfig) -> int:

@@ -16,6 +16,8 @@ PACKAGE_SCHEME = "package://"
 WEIGHTS = ".safetensors"
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Suffixes of the files that are downloaded from S3; neither pickles nor code."""
+POOLING = "1_Pooling/config.json"
+"""File of a base for sentence-transformers that says how it pools."""
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json"),
     *("spiece.model", "spm.model", "sentencepiece.model", "sentencepiece.bpe.model"),
@@ -98,6 +100,7 @@ def _in_bucket(base: str, *, has_weights: bool) -> Path:
             for entry in found:
                 is_needed = has_weights or not entry.key.endswith(WEIGHTS)
                 if is_needed and not (folder / entry.key).exists():
+                    (folder / entry.key).parent.mkdir(exist_ok=True)
                     bucket.download(entry.key, folder / entry.key)
     except StorageError as error:
         if error.is_passing:
@@ -107,7 +110,7 @@ def _in_bucket(base: str, *, has_weights: bool) -> Path:
 
 
 def _is_wanted(entry: Entry) -> bool:
-    return "/" not in entry.key and entry.key.endswith(KINDS)
+    return entry.key == POOLING or ("/" not in entry.key and entry.key.endswith(KINDS))
 
 
 def _in_package(base: str) -> Path:
