@@ -1,4 +1,4 @@
-"""On GPUs: steps of sentence embedding are captured, and learn what eager ones and one GPU learn."""
+"""On GPUs: steps are captured, and learn what eager steps and one GPU learn."""
 
 from pathlib import Path
 from typing import Any
