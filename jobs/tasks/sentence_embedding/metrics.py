@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.floating]
-BLOCK = 1024
-"""Rows whose similarities with all candidates are in memory at once."""
+BLOCK = 2**22
+"""Similarities that are in memory at once, at about 20 bytes each."""
 SMALLEST_NORM = 1e-12
 
 
@@ -61,8 +61,9 @@ def ranks_and_losses(
     pool = _Pool(texts)
     candidates = unit(np.concatenate(others)[pool.places])
     ranks, losses = [], []
-    for first in range(0, len(anchors), BLOCK):
-        rows = np.arange(first, min(first + BLOCK, len(anchors)))
+    block = max(1, BLOCK // len(candidates))
+    for first in range(0, len(anchors), block):
+        rows = np.arange(first, min(first + block, len(anchors)))
         similar = unit(anchors[rows]) @ candidates.T
         own = similar[np.arange(len(rows)), pool.positive[rows]]
         is_beside = pool.also_right(rows)
