@@ -212,13 +212,13 @@ def test_the_endpoint_answers_with_the_labels_over_their_thresholds(
 ) -> None:
     version, scores = run.version, scored(run.version, TEXTS)
     with text_problems.served(version, engine) as url:
-        found = httpx.post(f"{url}/predict", json={"inputs": TEXTS}).json()
+        found = text_problems.answer(url, {"inputs": TEXTS}).json()
         for text, row, own in zip(TEXTS, scores, found, strict=True):
-            alone = httpx.post(f"{url}/predict", json={"inputs": text}).json()
+            alone = text_problems.answer(url, {"inputs": text}).json()
             assert own == sorted(own, key=lambda label: -label["score"])
             check_labels(own, row, version)
             check_labels(alone, row, version)
-        two = httpx.post(f"{url}/predict", json={"inputs": "film", "top_k": 2}).json()
+        two = text_problems.answer(url, {"inputs": "film", "top_k": 2}).json()
         assert len(two) == 2
         model = httpx.get(f"{url}/health").json()
         assert (model["problem"], model["task"]) == ("multi-label", version.task)

@@ -33,6 +33,8 @@ from serve.version import ModelVersion
 from tests.builders import job, training_config
 from tests.serve.live import on_socket
 
+HTTP = httpx.Client(timeout=60)
+"""Keeps its connections: making a client for each request takes most of a test's time."""
 TRAIN_ROWS, EVAL_ROWS = 160, 53
 """53 evaluation rows: no number of workers from 2 to 4 divides them."""
 WORDS = {"funny": "hilarious", "sad": "tearful", "long": "endless", "rare": "peculiar"}
@@ -129,11 +131,16 @@ def served(version: ModelVersion, engine: Any) -> Iterator[str]:
         app._current.clear()
 
 
+def answer(url: str, body: Any) -> httpx.Response:
+    """The endpoint's answer to the body of a predict request."""
+    return HTTP.post(f"{url}/predict", json=body)
+
+
 def compared(version: ModelVersion, url: str) -> Comparison:
     """A version beside itself, at its endpoint."""
 
     def ask(_: ModelVersion, body: Any) -> Any:
-        return httpx.post(f"{url}/predict", json=body).json()
+        return answer(url, body).json()
 
     found, texts = endpoint_of(version.task).compare(version, version, ask)
     assert found is not None
@@ -186,7 +193,7 @@ def statuses_of_made_up_requests(url: str) -> set[int]:
     def ask(body: Any) -> None:
         content = json.dumps(body)
         headers = {"content-type": "application/json"}
-        reply = httpx.post(f"{url}/predict", content=content, headers=headers)
+        reply = HTTP.post(f"{url}/predict", content=content, headers=headers)
         found.add(reply.status_code)
 
     ask()
