@@ -11,7 +11,7 @@ import torch.distributed as dist
 from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import kernels
 from jobs.training.engine.adamw import BETA_1, BETA_2, EPSILON, State, decay_of
-from jobs.training.model.weight import Weight
+from jobs.training.model.weight import Weight, copy_gradients
 from jobs.training.world import World
 
 BUCKET_BYTES = 25 * 2**20
@@ -150,14 +150,7 @@ class FlatGroup:
 
     def take(self, numbers: range) -> None:
         """Copies gradients into the flat tensor; the gradient of a weight without one is zero."""
-        pairs = [(self._gradient_views[n], self.weights[n].source.grad) for n in numbers]
-        found = [(view, gradient) for view, gradient in pairs if gradient is not None]
-        without = [view for view, gradient in pairs if gradient is None]
-        with torch.no_grad():
-            if found:
-                torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
-            if without:  # such as an expert without tokens: an earlier step's gradient is there
-                torch._foreach_zero_(without)
+        copy_gradients((self._gradient_views[n], self.weights[n].source.grad) for n in numbers)
 
     def received_of(self, bucket: Bucket) -> torch.Tensor:
         """Returns the tensor that receives the summed gradients of a bucket."""
