@@ -61,6 +61,16 @@ def own_share(batches: Indices, *, rank: int, world_size: int, micro_batch_size:
     return share
 
 
+def filled(rows: Indices, repeated: Indices) -> Indices:
+    """Returns `rows` with a row of the same batch, `repeated`, in place of FILLER.
+
+    A row of another batch may exceed the batch's width, and some models fail on a row without its
+    last token.
+    """
+    found: Indices = np.where(rows == FILLER, repeated, rows)
+    return found
+
+
 def batch_lengths(batches: Indices, lengths: Indices) -> Indices:
     """Returns the longest row of each batch in tokens, (steps,)."""
     longest = np.where(batches == FILLER, 0, lengths[batches]).max(axis=1)

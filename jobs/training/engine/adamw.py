@@ -32,8 +32,8 @@ class AdamW(Protocol):
     def state(self, weight: Weight) -> State:
         """Returns `exp_avg`, `exp_avg_sq` and `step` of a weight, to save or to overwrite."""
 
-    def synchronize(self) -> None:
-        """Gathers the weights and moments that each worker updated for the others."""
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers the weights, and the moments too, that each worker updated for the others."""
 
     def refresh_copies(self) -> None:
         """Copies weights into their 16-bit copies."""
@@ -90,7 +90,7 @@ class TorchAdamW:
         state: State = self._optimizer.state[weight.target]
         return state
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, with_moments: bool = True) -> None:
         """Does nothing: every worker updates all weights that it holds."""
 
     def refresh_copies(self) -> None:

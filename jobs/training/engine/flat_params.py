@@ -79,12 +79,13 @@ class FlatAdamW:
         first, second = (group.part(flat, number) for flat in (group.first, group.second))
         return {"exp_avg": first, "exp_avg_sq": second, "step": self._step}
 
-    def synchronize(self) -> None:
-        """Gathers the weights and moments that each worker updated for the others."""
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers the weights, and the moments too, that each worker updated for the others."""
         for group in self.groups:
+            moments = (group.first, group.second) if with_moments else ()
             if group.is_shared:
                 for bucket in group.buckets:
-                    for flat in (group.flat, group.first, group.second):
+                    for flat in (group.flat, *moments):
                         all_gather(flat[bucket.whole], flat[bucket.own])
 
     def refresh_copies(self) -> None:
