@@ -26,6 +26,7 @@ from jobs.training.events import (
     Event,
     Interrupted,
     OutOfMemory,
+    Report,
     Saved,
     Started,
     Stepped,
@@ -38,7 +39,6 @@ from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
-Report = Callable[[Event], None]
 Leave = Callable[[], bool]
 """Returns whether training must save and end; the main worker decides for all."""
 
