@@ -64,16 +64,16 @@ class TokenSet:
     """Whether rows are filled up before their first token, and not after their last."""
     ragged: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns with lengths of their own, such as labels for each token of a target."""
+    lengths: Indices = field(init=False, repr=False, compare=False)
+    """(rows,): tokens of each row, or of its longest sequence if it has several; computed once."""
+
+    def __post_init__(self) -> None:
+        others = [column.lengths for column in self.ragged.values() if column.is_sequence]
+        lengths = np.maximum.reduce([np.diff(self.offsets), *others])
+        object.__setattr__(self, "lengths", lengths)
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def lengths(self) -> Indices:
-        """(rows,): tokens of each row, or of its longest sequence if it has several."""
-        own: Indices = np.diff(self.offsets)
-        others = [column.lengths for column in self.ragged.values() if column.is_sequence]
-        return np.maximum.reduce([own, *others]) if others else own
 
     @property
     def first_sequence(self) -> "TokenSet":
