@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.tasks.text_classification.ranking import pearson, spearman
+
 Numbers = NDArray[np.floating]
 BLOCK = 2**22
 """Similarities that are in memory at once, at about 20 bytes each."""
@@ -21,7 +23,7 @@ def correlations(one: Numbers, other: Numbers, scores: Numbers) -> dict[str, flo
     """
     found = (unit(one).astype(np.float64) * unit(other)).sum(axis=1)
     return {
-        "spearman": pearson(average_ranks(found), average_ranks(scores)),
+        "spearman": spearman(found, scores),
         "pearson": pearson(found, scores),
         "loss": float(((found - scores) ** 2).mean()),
     }
@@ -100,17 +102,3 @@ def unit(vectors: Numbers) -> Numbers:
     """Returns the vectors at length 1."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.maximum(lengths, SMALLEST_NORM)  # type: ignore[no-any-return]
-
-
-def average_ranks(values: Numbers) -> Numbers:
-    """Returns the rank of each value from 1 on, (n,); equal values share the mean of theirs."""
-    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    mean_rank: Numbers = np.cumsum(sizes) - (sizes - 1) / 2
-    return mean_rank[group]
-
-
-def pearson(one: Numbers, other: Numbers) -> float:
-    """Returns the correlation of two lists of numbers; 0 where one of them is constant."""
-    first, second = (values.astype(np.float64) - values.mean() for values in (one, other))
-    spread = float(np.sqrt((first**2).sum() * (second**2).sum()))
-    return float((first * second).sum() / spread) if spread else 0.0
