@@ -286,6 +286,18 @@ def test_a_rollout_compares_vectors_and_the_metric(live: Live, rows: Path) -> No
     assert len(texts) == 37 == len(endpoint.evaluation_texts(live.version))
 
 
+def test_a_rollout_of_scored_pairs_compares_correlations(first_tokens: ModelVersion) -> None:
+    def ask(version: ModelVersion, body: Any) -> Any:
+        vectors = expected_of(version, body["input"]).tolist()
+        return {"data": [{"embedding": vector} for vector in vectors]}
+
+    comparison, texts = endpoint_of(first_tokens.task).compare(first_tokens, first_tokens, ask)
+    assert (first_tokens.task, len(texts)) == (f"{TASK}/scored", 37)
+    assert comparison is not None
+    assert comparison.metrics.keys() == {"spearman", "agreement"}
+    assert comparison.metrics["spearman"].value == 0.0
+
+
 @pytest.mark.parametrize("is_scored", [False, True])
 def test_worse_vectors_break_the_gates_rules(is_scored: bool) -> None:  # noqa: FBT001
     draw = np.random.default_rng(2)
