@@ -279,13 +279,14 @@ def _memory(
     spec, shape = workload.spec, workload.shape
     if shape is None:
         return None, "unknown"
+    sequences = max(1, len(spec.data.sequences))
     needed = memory_estimate.estimate(
         shape,
-        micro_batch_size=batch * max(1, len(spec.data.sequences)),
+        micro_batch_size=batch * sequences,
         tokens=workload.longest,
         precision=precision,
         device=placement.device,
-        eval_batch=spec.task.eval_batch,
+        eval_batch=spec.task.eval_batch * sequences,
         sharding=memory_estimate.StateSharding(
             workers=placement.workers,
             strategy=spec.train.strategy,
