@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from orchestrator.records.outcome import Outcome
     from orchestrator.records.receipt import FitResult, Receipt
     from serve.deploy.endpoint import Endpoint
-    from serve.tasks.answers import Answer, Label
+    from serve.tasks.answers import Answer, Label, Values
     from serve.version import ModelVersion
 
 _MODULES = {
@@ -60,7 +60,7 @@ _MODULES = {
     "orchestrator.records.outcome": ("Outcome",),
     "orchestrator.records.receipt": ("FitResult", "Receipt"),
     "serve.deploy.endpoint": ("Endpoint",),
-    "serve.tasks.answers": ("Answer", "Label"),
+    "serve.tasks.answers": ("Answer", "Label", "Values"),
     "serve.version": ("ModelVersion",),
 }
 _PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
@@ -79,6 +79,7 @@ __all__ = [
     "Receipt",
     "Sweep",
     "TrialResult",
+    "Values",
     "Winner",
     "WinnowError",
     "deploy",
