@@ -21,16 +21,16 @@ LARGEST_CONSTANT = 64
 Run = Callable[[int], None]
 
 
-class HostConstants(TorchDispatchMode):
+class HostConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes constants on the device that a model makes on the host and copies there.
 
-    A CUDA graph cannot hold such a copy, because the host waits for it. Models make small tensors of
-    Python numbers in their forward pass, such as the bucket size of positions in DeBERTa;
+    A CUDA graph cannot hold such a copy, because the host waits for it. Models make small tensors
+    of Python numbers in their forward pass, such as the bucket size of positions in DeBERTa;
     kernels that write the same numbers can be captured.
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._type = device.type
 
     def __torch_dispatch__(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
@@ -168,7 +169,7 @@ def test_small_tensors_of_the_host_are_written_where_they_would_be_copied() -> N
 def test_encoders_are_captured_and_learn_as_eager_ones(
     kind: str, reviews: Path, tmp_path: Path
 ) -> None:
-    base = tiny.save(tmp_path, kind)
+    base = tiny.save(tmp_path, kind, transformers.AutoModelForSequenceClassification)
     fields: dict[str, Any] = {"model": ModelSpec(base=base, dropout=0.0), "precision": "fp32"}
     captured = session(reviews, **fields)
     assert captured.engine.eager_reason == ""
