@@ -89,8 +89,8 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 
 @contextlib.contextmanager
 def _evaluating(session: Session) -> Iterator[None]:
-    """A context in which the model has its newest weights, and no dropout or compiled layers."""
-    session.update.synchronize()
+    """Gathers the weights and runs the block in evaluation mode; random states stay as they are."""
+    session.update.synchronize(with_moments=False)
     session.model.eval()
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):
@@ -176,11 +176,8 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Indices, Bat
         own = round_rows[world.rank]
         width = _width(round_rows, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
-        # filler repeats a row of the same batch: a row of another batch may exceed this width, and
-        # some models fail on a row without its last token
-        filled = np.where(own == FILLER, round_rows.max(), own)
-        index = torch.from_numpy(filled).to(session.eval_store.place)
-        gathered = session.eval_store.gather(index, width)
+        index = torch.from_numpy(batches.filled(own, round_rows.max()))
+        gathered = session.eval_store.gather(index.to(session.eval_store.place), width)
         yield own, {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 
