@@ -11,8 +11,9 @@ import grpc
 
 from jobs.errors import DeployError
 from serve.http import app
+from serve.http.asgi import MAX_BODY_BYTES, body_size_error
 from serve.http.errors import INTERNAL_ERROR, HttpError
-from serve.http.guard import MAX_BODY_BYTES, body_size_error, timeout_of
+from serve.http.guard import timeout_of
 from serve.http.open_inference import InferRequest, InferResponse, Tensor, named, server_metadata
 
 ADD = "serve.frontends.grpc_api.add"

@@ -4,15 +4,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 
+from serve.http.asgi import Message, Receive, Scope, Send
 from serve.http.errors import HttpError
-from serve.http.guard import (
-    Message,
-    Receive,
-    Scope,
-    Send,
-    error_response,
-    send_response,
-)
+from serve.http.guard import error_response, send_response
 
 HOP_BY_HOP = frozenset(
     {

@@ -37,14 +37,9 @@ from serve.frontends.ipc import (
     new_loop,
 )
 from serve.frontends.reverse_proxy import ReverseProxy
+from serve.http.asgi import Receive, Scope, Send
 from serve.http.fast_path import connections
-from serve.http.guard import (
-    Receive,
-    RequestGuard,
-    Scope,
-    Send,
-    is_prediction,
-)
+from serve.http.guard import RequestGuard, is_prediction
 from serve.http.handler import PredictHandler, tune_garbage_collector
 from serve.http.metrics import LatencyHistogram, Metrics
 from serve.http.paths import relative

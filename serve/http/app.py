@@ -10,8 +10,9 @@ import fastapi.exceptions
 import fastapi.responses
 import starlette.exceptions
 
+from serve.http.asgi import Receive, Scope, Send
 from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, describe
-from serve.http.guard import Receive, RequestGuard, Scope, Send, error_response, timeout_of
+from serve.http.guard import RequestGuard, error_response, timeout_of
 from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
 from serve.http.paths import public_path
 

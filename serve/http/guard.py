@@ -4,29 +4,26 @@ It receives the requests that `serve.http.fast_path` does not answer. It answers
 which is faster than FastAPI, and passes other requests on with their body read and limited.
 """
 
-import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+from serve.http.asgi import (
+    Application,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    cancel_on_disconnect,
+    read_body,
+    replay_body,
+)
 from serve.http.errors import ErrorBody, ErrorDetail, HttpError
 from serve.http.handler import Handler, HttpResponse, PredictHandler, error_of
 from serve.http.paths import relative
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-BODY_TIMEOUT_S = 10.0
-"""Longest time in which a client sends its request body."""
-MAX_BODY_BYTES = 2**20
-"""Largest request body."""
-DISCONNECT_CHECK_S = 0.1
-"""Time after which an unanswered request is watched for its client's disconnect."""
 MAX_HEADERS, MAX_HEADER_BYTES = 64, 16_384
 OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
@@ -140,73 +137,6 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
             raise HttpError(415, "unsupported_media_type", "send Content-Type: application/json")
 
 
-class _Cancellation:
-    """Cancels the task that created it when it is called.
-
-    `was_called` distinguishes this cancellation from one by another caller.
-    """
-
-    def __init__(self) -> None:
-        self._task, self.was_called = asyncio.current_task(), False
-
-    def __call__(self) -> None:
-        self.was_called = True
-        if self._task:
-            self._task.cancel()
-
-
-async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
-    """Reads the complete body.
-
-    Raises:
-        HttpError: 413 for a body over MAX_BODY_BYTES, 408 for one that takes over BODY_TIMEOUT_S.
-        ConnectionError: if the client disconnects.
-    """
-    check_length(headers)
-    cancellation = _Cancellation()  # asyncio.timeout takes five times as long
-    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, cancellation)
-    try:
-        return await _join_body(receive)
-    except asyncio.CancelledError:
-        if cancellation.was_called:
-            raise body_timeout_error() from None
-        raise
-    finally:
-        timer.cancel()
-
-
-async def _join_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise body_size_error()
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def check_length(headers: Mapping[bytes, bytes]) -> None:
-    """Raises HttpError 413 if `Content-Length` is over MAX_BODY_BYTES or is not a number."""
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise body_size_error()
-
-
-def body_timeout_error() -> HttpError:
-    """Returns the error 408 of a body that does not arrive in time."""
-    return HttpError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s")
-
-
-def body_size_error() -> HttpError:
-    """Returns the error 413 of a body that is too large."""
-    return HttpError(413, "too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
-
-
 def timeout_of(headers: Mapping[bytes, bytes]) -> float:
     """Returns the timeout in `X-Request-Timeout-Seconds`; infinite if there is none.
 
@@ -222,45 +152,6 @@ def timeout_of(headers: Mapping[bytes, bytes]) -> float:
         message = "x-request-timeout-seconds must be a number above 0"
         raise HttpError(400, "invalid_header", message)
     return wanted
-
-
-async def cancel_on_disconnect(work: Awaitable[HttpResponse], receive: Receive) -> HttpResponse:
-    """Awaits a response, and cancels it if the client disconnects, so its texts leave the queue.
-
-    The watcher starts after DISCONNECT_CHECK_S, because most requests are answered before and then
-    need no task of their own.
-
-    Raises:
-        ConnectionError: if the client disconnects.
-    """
-    cancellation, watchers = _Cancellation(), list[asyncio.Task[None]]()
-
-    async def watch() -> None:
-        await receive()  # after the body, ASGI has only the disconnect to report
-        cancellation()
-
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(DISCONNECT_CHECK_S, lambda: watchers.append(loop.create_task(watch())))
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if cancellation.was_called:
-            raise ConnectionError from None
-        raise
-    finally:
-        timer.cancel()
-        for watcher in watchers:
-            watcher.cancel()
-
-
-def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that yields a body that was read already, then the next messages."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
 
 
 def error_response(refusal: HttpError, request_id: str) -> HttpResponse:

@@ -23,8 +23,8 @@ from serve.frontends import worker
 from serve.frontends.ipc import bound
 from serve.frontends.supervisor import FrontendSupervisor
 from serve.http import app
+from serve.http.asgi import MAX_BODY_BYTES
 from serve.http.auth import digest
-from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
