@@ -29,7 +29,9 @@ OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
 """Paths that need no token: health and documentation."""
-INFER = "/infer"
+INFER, OTHER = "/infer", "other"
+"""Paths of requests in the metrics besides that of predictions: `/v2/models/<name>/infer`, and all
+paths that are not for the model."""
 VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """The two parts of a new request id. A counter is used because it needs no system call."""
@@ -84,24 +86,58 @@ class RequestGuard:
                 work = handler.predict(body, timeout_of(headers))
                 response = await cancel_on_disconnect(work, receive)
             else:
-                scope["state"] = {**scope.get("state", {}), "request_id": request_id}
                 replay = receive
                 if scope["method"] in ("POST", "PUT", "PATCH"):
                     replay = replay_body(await read_body(headers, receive), receive)
-                await self._app(scope, replay, send)
+                scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+                await self._pass_on(handler, path, scope, replay, send)
                 return
         except ConnectionError:
             return  # the client has disconnected
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             response = error_response(error_of(error), request_id)
-        handler.metrics.count(path if path == handler.path else "other", response.status)
+        handler.metrics.count(label_of(path, handler), response.status)
         await send_response(send, response, request_id)
+
+    async def _pass_on(
+        self, handler: Handler, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Lets the application answer, and counts its answers to POSTs for the model.
+
+        Raises:
+            HttpError: if the application fails before its response has started. A later failure is
+                logged only: the server then closes the connection of an incomplete response.
+        """
+        label, is_started = label_of(path, handler), False
+        is_counted = scope["method"] == "POST" and label != OTHER
+
+        async def counted_send(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                if is_counted:
+                    handler.metrics.count(label, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted_send)
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+            refusal = error_of(error)  # logs the error
+            if not is_started:
+                raise refusal from None
 
 
 def is_prediction(handler: Handler, path: str, scope: Scope) -> TypeGuard[PredictHandler[Any]]:
     """Returns True for a POST to the prediction path of a `PredictHandler`."""
     is_post = path == handler.path and scope["method"] == "POST"
     return is_post and isinstance(handler, PredictHandler)
+
+
+def label_of(path: str, handler: Handler) -> str:
+    """Returns the path by which the metrics count a request."""
+    if path == handler.path:
+        return path
+    return INFER if path.endswith(INFER) else OTHER
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
@@ -131,7 +167,7 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
             raise HttpError(401, "unauthorized", message)
         if caller:
             handler.metrics.count_caller(caller)
-    if scope["method"] == "POST" and (path == handler.path or path.endswith(INFER)):
+    if scope["method"] == "POST" and label_of(path, handler) != OTHER:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
             raise HttpError(415, "unsupported_media_type", "send Content-Type: application/json")

@@ -162,6 +162,34 @@ def test_other_paths_are_those_of_a_language_model(
     assert "winnow_serve_answer_tokens_total" in text
 
 
+def test_refusals_are_counted_too(client: httpx.AsyncClient, server: ChatHandler) -> None:
+    """The alert of failed requests sees an overloaded language model."""
+
+    def counted(status: str) -> float:
+        return sum(
+            value
+            for name, value, labels in server.metrics.samples(server.load)
+            if name == "winnow_serve_requests_total" and labels == {"path": PATH, "status": status}
+        )
+
+    before = [counted(status) for status in ("200", "422", "503", "504")]
+    late = {"x-request-timeout-seconds": "0.000001"}
+
+    async def all_at_once() -> list[int]:
+        asked = (client.post(PATH, json={**ASK, "max_tokens": 40}, timeout=60) for _ in range(3))
+        return sorted(answer.status_code for answer in await asyncio.gather(*asked))
+
+    assert ask(client, max_tokens=0).status_code == 422
+    assert asyncio.run(client.post(PATH, json=ASK, headers=late)).status_code == 504
+    server.adjust({"queue_tokens": 1})
+    try:
+        assert asyncio.run(all_at_once()) == [200, 503, 503]
+    finally:
+        server.adjust({"queue_tokens": ReplicaConfig(server.config.version).queue_tokens})
+    after = [counted(status) for status in ("200", "422", "503", "504")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 2, 1]
+
+
 def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
     made = ChatHandler(ReplicaConfig(published, queue_tokens=100))
     settings = generator.Settings(most_tokens=40, temperature=0)

@@ -76,7 +76,6 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     identity = f"chatcmpl-{uuid.uuid4().hex}"
     if body.stream:
         first = await anext(aiter(pieces))  # raises an error while another status can be sent
-        handler.metrics.count(PATH, 200)
         events = _events(first, pieces, body, identity, name, len(ids))
         return fastapi.responses.StreamingResponse(
             events, media_type="text/event-stream", headers=_headers(handler)
@@ -90,7 +89,6 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
             last = piece
     assert last is not None
     assert last.finish is not None
-    handler.metrics.count(PATH, 200)
     message = Message(role="assistant", content=text)
     answer = ChatResponse(
         id=identity,
