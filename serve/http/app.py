@@ -12,7 +12,7 @@ import starlette.exceptions
 
 from serve.http.asgi import Receive, Scope, Send
 from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, describe
-from serve.http.guard import RequestGuard, error_response, timeout_of
+from serve.http.guard import REQUEST_ID, RequestGuard, error_response, timeout_of
 from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
 from serve.http.paths import public_path
 
@@ -95,7 +95,7 @@ def page(package: str) -> fastapi.responses.HTMLResponse:
 
 async def on_http_error(request: fastapi.Request, error: HttpError) -> fastapi.Response:
     """Renders an error with the common body."""
-    return fastapi_response(error_response(error, getattr(request.state, "request_id", "")))
+    return fastapi_response(error_response(error, getattr(request.state, REQUEST_ID, "")))
 
 
 async def on_validation_error(

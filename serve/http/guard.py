@@ -35,7 +35,9 @@ paths that are not for the model."""
 VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """The two parts of a new request id. A counter is used because it needs no system call."""
-RETRY_AFTER = "retry-after"
+REQUEST_ID = "request_id"
+"""Field of a request's state with its id, in requests that the guard has checked."""
+ID_HEADER, RETRY_AFTER = b"x-request-id", "retry-after"
 
 
 class RequestGuard:
@@ -51,7 +53,8 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, in a span if the replica is traced."""
         handler = self._find_handler()
-        if scope["type"] != "http" or handler is None:
+        is_checked = REQUEST_ID in scope.get("state", {})  # by the guard around Ray Serve
+        if scope["type"] != "http" or handler is None or is_checked:
             await self._app(scope, receive, send)
             return
         path = relative(scope["path"], handler.config.route)
@@ -89,7 +92,7 @@ class RequestGuard:
                 replay = receive
                 if scope["method"] in ("POST", "PUT", "PATCH"):
                     replay = replay_body(await read_body(headers, receive), receive)
-                scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+                mark(scope, request_id)
                 await self._pass_on(handler, path, scope, replay, send)
                 return
         except ConnectionError:
@@ -142,9 +145,16 @@ def label_of(path: str, handler: Handler) -> str:
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
     """Returns the request's `X-Request-Id` if it is valid, or a new id."""
-    given = headers.get(b"x-request-id", b"")
+    given = headers.get(ID_HEADER, b"")
     is_valid = given and VALID_ID.fullmatch(given)
     return given.decode() if is_valid else f"{PROCESS}{next(NUMBERS):08x}"
+
+
+def mark(scope: Scope, request_id: str) -> None:
+    """Marks a request as checked, and gives Ray Serve's middleware the same id in its header."""
+    scope["state"] = {**scope.get("state", {}), REQUEST_ID: request_id}
+    others = [pair for pair in scope["headers"] if pair[0] != ID_HEADER]
+    scope["headers"] = [*others, (ID_HEADER, request_id.encode())]
 
 
 def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler) -> None:
@@ -206,7 +216,7 @@ async def send_response(send: Send, response: HttpResponse, request_id: str) -> 
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
     encoded += (
         (b"content-length", b"%d" % len(response.body)),
-        (b"x-request-id", request_id.encode()),
+        (ID_HEADER, request_id.encode()),
     )
     await send({"type": "http.response.start", "status": response.status, "headers": encoded})
     await send({"type": "http.response.body", "body": response.body})
