@@ -11,7 +11,7 @@ import httpx
 from jobs.errors import DeployError
 from jobs.spec.serve import GateRule, RolloutSpec, ServeSpec
 from serve.deploy import haproxy_client, routing
-from serve.deploy.rollout import Traffic, reasons_against
+from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
 from serve.http.auth import accepted_tokens
 from serve.tasks.comparison import Comparison
@@ -129,13 +129,15 @@ def _check_gate(
         DeployError: as soon as the new version breaks a rule.
     """
     old, new = versions
-    begin, before = time.monotonic(), [haproxy_client.counts(v.application) for v in versions]
+    begin = time.monotonic()
+    readings = [[haproxy_client.counts(version.application)] for version in versions]
     while True:
         loads = [_send_load(v.url, ROUND_S / 2, texts, headers) for v in versions]
-        after = [haproxy_client.counts(v.application) for v in versions]
+        for version, known in zip(versions, readings, strict=True):
+            known.append(haproxy_client.counts(version.application))
         traffic = [
-            Traffic(now[0] - then[0], now[1] - then[1], load.latency_ms.get("p95"))
-            for now, then, load in zip(after, before, loads, strict=True)
+            Traffic(*grown(known), load.latency_ms.get("p95"))
+            for known, load in zip(readings, loads, strict=True)
         ]
         reasons = reasons_against(rollout.gate, spec.slo, quality, traffic[0], traffic[1])
         if reasons:
