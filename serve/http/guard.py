@@ -171,16 +171,29 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
         raise HttpError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS:
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        caller = handler.authenticator.owner_of(authorization)
-        if caller is None:
-            message = "send an accepted token as Authorization: Bearer …"
-            raise HttpError(401, "unauthorized", message)
-        if caller:
-            handler.metrics.count_caller(caller)
+        authorize(handler, authorization, "send an accepted token as Authorization: Bearer …")
     if scope["method"] == "POST" and label_of(path, handler) != OTHER:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
             raise HttpError(415, "unsupported_media_type", "send Content-Type: application/json")
+
+
+def authorize(handler: Handler, authorization: str, advice: str) -> None:
+    """Checks the token of a request, and counts the request for the token's owner.
+
+    Args:
+        handler: The handler whose tokens are accepted.
+        authorization: The request's credentials; empty if it has none.
+        advice: Message of the refusal.
+
+    Raises:
+        HttpError: 401 if the token is not accepted.
+    """
+    caller = handler.authenticator.owner_of(authorization)
+    if caller is None:
+        raise HttpError(401, "unauthorized", advice)
+    if caller:
+        handler.metrics.count_caller(caller)
 
 
 def timeout_of(headers: Mapping[bytes, bytes]) -> float:
