@@ -259,6 +259,39 @@ def test_a_connection_that_is_cut_ends_the_writing(
         made.generator.close()
 
 
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_requests_whose_clients_left_the_queue_do_not_fill_it(
+    published: ModelVersion, *, is_streamed: bool
+) -> None:
+    """A client disconnects before its turn, during a long answer to another one."""
+    from serve.tasks.causal_lm import routes
+
+    made = ChatHandler(ReplicaConfig(replace(published, max_length=4096), queue_tokens=9000))
+    made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
+    app.install(made)
+    asked = {**ASK, "max_tokens": 4000}
+    try:
+        with (
+            on_socket(app.guarded(routes.api)) as url,
+            httpx.Client(base_url=url, timeout=httpx.Timeout(0.3, connect=10)) as client,
+        ):
+            with client.stream("POST", PATH, json={**asked, "stream": True}) as first:
+                assert first.status_code == 200
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post(PATH, json={**asked, "stream": is_streamed})
+                assert eventually(lambda: made.load.requests == 1, within_s=5)
+                with pytest.raises(httpx.ReadTimeout):  # queued, and not refused by a full queue
+                    client.post(PATH, json={**asked, "stream": is_streamed})
+                assert next(first.iter_bytes())  # the first answer goes on
+            assert eventually(lambda: made.load.requests == 0, within_s=10)
+        text = made.scrape().decode()
+    finally:
+        app._current.clear()
+        made.generator.close()
+    statuses = set(re.findall(rf'requests_total{{path="{PATH}",status="(\d+)"}}', text))
+    assert statuses == {"200", "499"}
+
+
 def test_time_that_is_over_ends_an_answer_or_refuses_it(client: httpx.AsyncClient) -> None:
     async def answers() -> list[httpx.Response]:
         """Requests with a timeout of 0, then with just enough for one token on a busy machine."""
