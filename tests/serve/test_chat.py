@@ -173,6 +173,7 @@ def test_refusals_are_counted_too(client: httpx.AsyncClient, server: ChatHandler
         )
 
     before = [counted(status) for status in ("200", "422", "503", "504")]
+    answered = sum(server.metrics.latency.counts)
     late = {"x-request-timeout-seconds": "0.000001"}
 
     async def all_at_once() -> list[int]:
@@ -188,6 +189,7 @@ def test_refusals_are_counted_too(client: httpx.AsyncClient, server: ChatHandler
         server.adjust({"queue_tokens": ReplicaConfig(server.config.version).queue_tokens})
     after = [counted(status) for status in ("200", "422", "503", "504")]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 2, 1]
+    assert sum(server.metrics.latency.counts) - answered == 1
 
 
 def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
