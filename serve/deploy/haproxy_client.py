@@ -16,6 +16,7 @@ import ray.exceptions
 
 from cluster import ingress, labels
 from jobs.errors import DeployError
+from jobs.storage import files
 from serve.deploy import routing
 from serve.deploy.rollout import Counts
 from serve.deploy.routing import Route
@@ -85,9 +86,7 @@ def _write(tables: list[str]) -> None:
     """Writes the map files, which the next HAProxy reads, and then updates the running HAProxy."""
     folder = Path(_folder())
     for name, text in zip(MAPS, tables, strict=True):
-        partial = folder / f"{name}.{os.getpid()}.new"  # nodes of one machine share the folder
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+        files.write_atomically(folder / name, text.encode())
     problem = OSError(f"the new HAProxy process does not answer in {folder}")
     for _ in range(ATTEMPTS):
         try:

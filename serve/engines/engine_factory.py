@@ -1,6 +1,6 @@
 """Creates engines for a model, and reads the evaluation sample that they are checked by."""
 
-import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from jobs.errors import DeployError
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from jobs.spec.train import Precision
+from jobs.storage import files
 from jobs.training import eval_sample
 from jobs.training.config import Device
 from jobs.training.out_of_memory import is_out_of_memory
@@ -109,12 +110,15 @@ class EngineFactory:
         """
         target = self.exports / name
         if not target.exists():
-            partial = self.exports / f".{os.getpid()}"
-            partial.mkdir(parents=True, exist_ok=True)
-            export(partial / name)
-            for file in sorted(partial.iterdir(), key=lambda path: path.name == name):
-                file.replace(self.exports / file.name)  # weights before the graph that names them
-            partial.rmdir()
+            partial = files.partial_of(target)
+            partial.mkdir(parents=True)
+            try:
+                export(partial / name)
+                # weights before the graph that names them
+                for file in sorted(partial.iterdir(), key=lambda path: path.name == name):
+                    file.replace(self.exports / file.name)
+            finally:
+                shutil.rmtree(partial)
         return target
 
 
