@@ -169,9 +169,7 @@ def _compare(
     def send(version: ModelVersion, body: Any) -> Any:
         url = urls[version.id]
         try:
-            answer = httpx.post(
-                f"{url}{endpoint.path}", json=body, headers=headers, timeout=REQUEST_TIMEOUT_S
-            )
+            answer = client.post(f"{url}{endpoint.path}", json=body)
         except httpx.HTTPError as error:
             raise DeployError(
                 f"{url} does not answer evaluation rows: {error or type(error).__name__}"
@@ -180,7 +178,8 @@ def _compare(
             raise DeployError(f"{url} answers evaluation rows with status {answer.status_code}")
         return answer.json()
 
-    return endpoint.compare(old.version, new.version, send)
+    with httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+        return endpoint.compare(old.version, new.version, send)
 
 
 def _authorization(spec: ServeSpec) -> dict[str, str]:

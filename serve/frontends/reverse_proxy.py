@@ -28,7 +28,8 @@ class ReverseProxy:
 
     def __init__(self, url: str) -> None:
         self._url = httpx.URL(url)
-        self._client = httpx.AsyncClient(timeout=None)
+        # without trust_env, because a proxy that the environment names cannot reach the replica
+        self._client = httpx.AsyncClient(timeout=None, trust_env=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards one request; answers 503 if the replica does not respond."""

@@ -22,6 +22,7 @@ import pytest
 from serve.config import ReplicaConfig
 from serve.frontends import worker
 from serve.frontends.ipc import bound
+from serve.frontends.reverse_proxy import ReverseProxy
 from serve.frontends.supervisor import FrontendSupervisor
 from serve.http import app
 from serve.http.asgi import MAX_BODY_BYTES
@@ -29,7 +30,7 @@ from serve.http.auth import digest
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
-from tests.builders import eventually
+from tests.builders import eventually, free_port
 from tests.serve.live import on_socket
 
 TOKEN = "a token of somebody"
@@ -139,6 +140,22 @@ def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
     assert answer.json()["outputs"][0]["data"] == ["positive"]
     assert httpx.get(f"{alone.url}/nowhere?a=b", headers=HEADERS).status_code == 404
     assert httpx.get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
+
+
+def test_requests_are_passed_on_past_the_proxy_of_the_environment(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")  # nobody answers there
+
+    async def go() -> httpx.Response:
+        proxy = ReverseProxy(alone.url)
+        transport = httpx.ASGITransport(proxy)
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            answer = await client.get("http://test/health")
+        await proxy._client.aclose()
+        return answer
+
+    assert asyncio.run(go()).json()["name"] == alone.server.config.version.name
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_without_a_collector_there_are_no_spans(
     assert tracing.tracing_of(version, "/predict") is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of Ray
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
 def test_behind_ray_serve_a_request_is_checked_traced_and_counted_once(
     version: ModelVersion, collected: list[bytes]
 ) -> None:
