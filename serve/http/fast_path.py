@@ -71,7 +71,7 @@ class FastRequest:
     def _submit(self) -> None:
         handler = self._handler
         try:
-            timeout_s = min(guard.timeout_of(self._headers), handler.config.timeout_s)
+            timeout_s = guard.timeout_of(self._headers)
             self._ticket = handler.submit(bytes(self.body), timeout_s, self._on_response)
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             self._refuse(error_of(error))
