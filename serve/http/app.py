@@ -11,7 +11,7 @@ import fastapi.responses
 import starlette.exceptions
 
 from serve.http.asgi import Receive, Scope, Send
-from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, describe
+from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, validation_error
 from serve.http.guard import REQUEST_ID, RequestGuard, error_response, timeout_of
 from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
 from serve.http.paths import public_path
@@ -102,11 +102,7 @@ async def on_validation_error(
     request: fastapi.Request, error: fastapi.exceptions.RequestValidationError
 ) -> fastapi.Response:
     """Answers 400 or 422 without repeating the input, which FastAPI's own handler repeats."""
-    errors = list(error.errors())
-    if errors[0]["type"] == "json_invalid":
-        refusal = HttpError(400, "invalid_json", "the body is not valid JSON")
-    else:
-        refusal = HttpError(422, "invalid_request", describe(errors, request.app.state.sentences))
+    refusal = validation_error(error.errors(), request.app.state.sentences)
     return await on_http_error(request, refusal)
 
 
