@@ -54,15 +54,7 @@ def roll_out(
         if quality
         else "not compared on evaluation rows: there are none, or labels differ"
     )
-    _check_gate(
-        spec,
-        rollout,
-        (old, new),
-        quality,
-        texts,
-        headers,
-        min(ROUND_S, hold_s),
-    )
+    _check_gate(spec, rollout, (old, new), quality, texts, headers, min(ROUND_S, hold_s))
     log(f"{new.version.id} passes the gate against {old.version.id}, {compared}")
     rate = spec.limits.requests_per_second
     route = Route(old.version.id, rate=rate, model=old.version.name)
@@ -71,11 +63,9 @@ def roll_out(
             haproxy_client.write({spec.route: routing.with_canary(route, new.version.id, weight)})
             log(f"{new.version.id} answers {weight}% of {spec.route}")
             if weight < 100 or len(rollout.steps) == 1:
-                _check_gate(
-                    spec, rollout, (old, new), quality, texts, headers, rollout.hold.total_seconds()
-                )
+                _check_gate(spec, rollout, (old, new), quality, texts, headers, hold_s)
     except BaseException:
-        haproxy_client.write({spec.route: routing.without_canary(route)})
+        haproxy_client.write({spec.route: route})
         log(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
     haproxy_client.write({spec.route: replace(route, stable=new.version.id)})

@@ -103,7 +103,11 @@ def choose(
 
 
 def curves(
-    factory: EngineFactory, names: Sequence[EngineName], sample: EvalSample, sizes: Sequence[int]
+    factory: EngineFactory,
+    names: Sequence[EngineName],
+    sample: EvalSample,
+    sizes: Sequence[int],
+    accelerators: str,
 ) -> list[Curve]:
     """Measures the batch times of each engine that passes the acceptance check.
 
@@ -112,6 +116,7 @@ def curves(
         names: Engines to measure.
         sample: The evaluation sample.
         sizes: Rows of the batches; each batch has rows of similar length.
+        accelerators: Accelerator and count of the device, such as `T4:1`.
 
     Raises:
         DeployError: if the model has no evaluation sample.
@@ -131,7 +136,7 @@ def curves(
             refusal = f"cannot be created: {first_line(error)}"
         rows = sorted(sample.rows, key=len)
         seconds = None if refusal else {size: _batch_s(engine, rows, size) for size in sizes}
-        measured.append(Curve("", name, refusal, seconds))
+        measured.append(Curve(accelerators, name, refusal, seconds))
     return measured
 
 

@@ -106,4 +106,3 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "", "", "") == {}
-    assert routing.without_canary(routes["/b/c"]) == second
