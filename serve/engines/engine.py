@@ -1,5 +1,6 @@
 """The interface of engines, and the result of their selection."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,6 +56,13 @@ class Engine(Protocol):
         Up to rounding, a row's logits must not depend on the other rows of the batch.
         """
         ...
+
+
+def run_s(engine: Engine, rows: Sequence[Row]) -> float:
+    """Runs one batch and returns its duration in seconds."""
+    begin = time.perf_counter()
+    engine.run(rows)
+    return time.perf_counter() - begin
 
 
 class OneByOne:

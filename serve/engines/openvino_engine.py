@@ -1,6 +1,5 @@
 """Engine with OpenVINO on a CPU, in fp32, in bf16, or in int8 with static calibration."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 
 from jobs.spec.serve import EngineName
 from serve.batching.rows import Logits, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape
+from serve.engines.engine import Shape, run_s
 from serve.engines.openvino_graph import (
     SEGMENTS,
     Inputs,
@@ -100,14 +99,8 @@ class OpenVinoEngine:
     def _shape_tokens(self, width: int) -> float:
         """Returns the number of tokens that cost as much as preparing the graph for a new shape."""
         short, long = (Row((0,) * size, ()) for size in (width, LONGER * width))
-
-        def seconds(row: Row) -> float:
-            begin = time.perf_counter()
-            self.run([row])
-            return time.perf_counter() - begin
-
         # each twice in turn: the first run follows another shape, the second one the same shape
-        spent = [seconds(row) for row in (short, short, long, long) * SHAPE_TRIALS]
+        spent = [run_s(self, [row]) for row in (short, short, long, long) * SHAPE_TRIALS]
         first_short, short_s, first_long, long_s = (min(spent[turn::4]) for turn in range(4))
         prepare_s = (first_short - short_s + first_long - long_s) / 2
         token_s = (long_s - short_s) / ((LONGER - 1) * width)

@@ -17,7 +17,7 @@ from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
 from serve.engines import acceptance, captured_engine, engine_factory, optional_packages, selection
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
+from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne, run_s
 from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
@@ -119,7 +119,7 @@ def saving(
 
 
 def _seconds(engine: Engine, pattern: Row, lengths: Sequence[int]) -> float:
-    return selection.seconds(engine, [_row(pattern, length) for length in lengths])
+    return run_s(engine, [_row(pattern, length) for length in lengths])
 
 
 def _row(pattern: Row, length: int) -> Row:
@@ -159,9 +159,7 @@ def prepare(
     names = engines_for(config)
     if not sample.rows:  # the acceptance check is impossible
         engine = factory.make(names[0] if len(names) == 1 else acceptance.REFERENCE, sample)
-        tokens = (
-            selection.PACKED_TOKENS if engine.is_packed else selection.DEFAULT_TOKENS[config.device]
-        )
+        tokens = selection.default_tokens(engine, config.device)
         return Choice(engine.name, tokens, 0.0), engine
     choice = selection.choose(factory, names, sample, is_timed=len(names) > 1)
     engine = factory.make(choice.engine, sample)
