@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from jobs.errors import DeployError
+from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from jobs.spec.train import Precision
@@ -21,6 +22,7 @@ from serve.engines import onnx_engine, openvino_engine, openvino_graph, optional
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Engine
 from serve.engines.torch_engine import TorchEngine
+from serve.version import ModelVersion
 
 BLANK = Row((0, 0), ())
 """The pattern row of a version without an evaluation sample."""
@@ -53,6 +55,23 @@ class EngineFactory:
     tokenizer: Tokenizer
     device: Device
     threads: int
+
+    @classmethod
+    def of(
+        cls, version: ModelVersion, device: Device, threads: int, exports: Path | None = None
+    ) -> "EngineFactory":
+        """Returns the factory of a version's engines.
+
+        Args:
+            version: The version; its files must be on this machine.
+            device: Device of the engines.
+            threads: Threads of an engine on a CPU.
+            exports: Folder for exported graphs; the version's own by default.
+        """
+        folder, is_gpu = Path(version.path), device == "cuda"
+        # a GPU is faster than one core tokenises
+        tokenizer = Tokenizer(folder, version.max_length, is_spread=is_gpu)
+        return cls(folder, exports or Path(version.exports), tokenizer, device, threads)
 
     def make(self, name: EngineName, sample: EvalSample) -> Engine:
         """Creates an engine; exports the model first if the graph does not exist.
@@ -120,6 +139,11 @@ class EngineFactory:
             finally:
                 shutil.rmtree(partial)
         return target
+
+
+def eval_sample_of(version: ModelVersion) -> EvalSample:
+    """Reads the evaluation sample of a version; without rows if the version has none."""
+    return read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
 
 
 def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSample:

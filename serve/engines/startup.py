@@ -5,20 +5,18 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from serve.batching.batcher import Batcher, OnBatch
 from serve.batching.policy import Limits, form_batches
-from serve.batching.rows import PendingBatch, Row, Tokenizer
+from serve.batching.rows import PendingBatch, Row
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import acceptance, captured_engine, engine_factory, optional_packages, selection
+from serve.engines import acceptance, captured_engine, optional_packages, selection
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne, run_s
-from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
+from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample, eval_sample_of
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
 
@@ -44,12 +42,9 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
         DeployError: if no engine passes the acceptance check.
     """
     version = config.version
-    is_gpu = config.device == "cuda"  # a GPU is faster than one core tokenises
-    tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-    sample = engine_factory.read_eval_sample(
-        Path(version.path), task_registry.find(version.task).activation
-    )
-    choice, engine = prepare(config, tokenizer, sample)
+    factory = EngineFactory.of(version, config.device, config.threads)
+    sample = eval_sample_of(version)
+    choice, engine = prepare(config, factory, sample)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
     warm_up(engine, limits, sample, version.max_length)
     ahead = 1 if isinstance(engine, CapturedEngine) else 0
@@ -58,7 +53,12 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
         NOTHING if ahead else saving(engine, limits, lengths, version.max_length, sample.pattern)
     )
     return choice, Batcher(
-        scored(engine, sample.activation), tokenizer, limits, on_batch, ahead=ahead, saving=saved
+        scored(engine, sample.activation),
+        factory.tokenizer,
+        limits,
+        on_batch,
+        ahead=ahead,
+        saving=saved,
     )
 
 
@@ -144,7 +144,7 @@ def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], 
 
 
 def prepare(
-    config: ReplicaConfig, tokenizer: Tokenizer, sample: EvalSample
+    config: ReplicaConfig, factory: EngineFactory, sample: EvalSample
 ) -> tuple[Choice, Engine]:
     """Selects and creates the engine of a replica.
 
@@ -153,9 +153,6 @@ def prepare(
     Raises:
         DeployError: if no engine passes the acceptance check.
     """
-    version = config.version
-    folder = Path(version.path)
-    factory = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
     names = engines_for(config)
     if not sample.rows:  # the acceptance check is impossible
         engine = factory.make(names[0] if len(names) == 1 else acceptance.REFERENCE, sample)
