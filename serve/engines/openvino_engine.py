@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from jobs.spec.serve import EngineName
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape, run_s
+from serve.engines.engine import Shape, run_s, usual_widths
 from serve.engines.openvino_graph import (
     SEGMENTS,
     Inputs,
@@ -49,6 +50,8 @@ HINTS: dict[EngineName, str] = {
 class OpenVinoEngine:
     """Runs batches with one dynamic-shape graph and several static-shape graphs."""
 
+    ahead = 0
+
     def __init__(self, graph: Path, tokenizer: Tokenizer, name: EngineName, threads: int) -> None:
         self.name, self._graph, self._threads = name, graph, threads
         self._request = self._compiled(_read(graph))
@@ -73,19 +76,19 @@ class OpenVinoEngine:
         }
         return openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
-    def prepare(self, lengths: Sequence[int], batch_tokens: int) -> None:
-        """Compiles static-shape graphs for the usual shapes of batches.
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Compiles static-shape graphs for the usual shapes of batches, if the engine packs rows.
 
         They are faster than the dynamic-shape graph and need no preparation after a change of
         shape. A larger model gets fewer of them, because each one has a copy of the weights.
 
-        Args:
-            lengths: Tokens of typical inputs.
-            batch_tokens: Tokens of a full batch.
+        Returns shapes of the usual widths, which are to be run once.
         """
-        if not self.is_packed:
-            return
-        usual = usual_shapes(lengths, self.packing.multiple, batch_tokens)
+        if self.is_packed:
+            self._compile_static(usual_shapes(lengths, self.packing.multiple, limits.batch_tokens))
+        return usual_widths(longest)
+
+    def _compile_static(self, usual: Sequence[Shape]) -> None:
         weights = self._graph.with_suffix(".bin").stat().st_size
         each = STATIC_GRAPH_BYTES + STATIC_WEIGHTS[self.name] * weights
         model = _read(self._graph)

@@ -13,11 +13,9 @@ from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import PendingBatch, Row
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import acceptance, captured_engine, optional_packages, selection
-from serve.engines.captured_engine import CapturedEngine
+from serve.engines import acceptance, optional_packages, selection
 from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne, run_s
 from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample, eval_sample_of
-from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
 
 _logger = logging.getLogger(__name__)
@@ -27,8 +25,6 @@ FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 tokens, and runs of each."""
 FULL_TRIALS = 5
 """Runs of a full batch and of its halves."""
-WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
-"""Widths in tokens of the rows that are run once before the first request."""
 
 
 def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
@@ -47,17 +43,16 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
     choice, engine = prepare(config, factory, sample)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
     warm_up(engine, limits, sample, version.max_length)
-    ahead = 1 if isinstance(engine, CapturedEngine) else 0
     lengths = [len(row) for row in sample.rows]
-    saved = (
-        NOTHING if ahead else saving(engine, limits, lengths, version.max_length, sample.pattern)
-    )
+    saved = NOTHING
+    if not engine.ahead and not choice.is_one_by_one:
+        saved = saving(engine, limits, lengths, version.max_length, sample.pattern)
     return choice, Batcher(
         scored(engine, sample.activation),
         factory.tokenizer,
         limits,
         on_batch,
-        ahead=ahead,
+        ahead=engine.ahead,
         saving=saved,
     )
 
@@ -71,13 +66,8 @@ def warm_up(engine: Engine, limits: Limits, sample: EvalSample, longest: int) ->
         sample: The evaluation sample, whose lengths are taken as typical.
         longest: Longest row in tokens.
     """
-    if isinstance(engine, OpenVinoEngine):
-        engine.prepare([len(row) for row in sample.rows], limits.batch_tokens)
-    if isinstance(engine, CapturedEngine):
-        shapes = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
-    else:
-        shapes = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
-    for rows, width in shapes:
+    lengths = [len(row) for row in sample.rows]
+    for rows, width in engine.prepare(lengths, limits, longest):
         engine.run([_row(sample.pattern, width)] * rows)
 
 
