@@ -15,12 +15,11 @@ from serve.frontends import grpc_api
 
 OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
 """Matches the message of a Winnow error at the end of Ray's text, which begins with a traceback."""
-
-
 HEALTHY_TIMEOUT_S = 300.0
 """Longest time for an application to select its engine, start its model and answer."""
 
-
+HEALTH_TIMEOUT_S = 10.0
+"""Timeout of one request for an endpoint's health."""
 POLL_S = 0.3
 
 
@@ -40,24 +39,26 @@ def wait_until_answering(
         DeployError: if the application fails to start or does not answer within HEALTHY_TIMEOUT_S.
     """
     deadline = time.monotonic() + HEALTHY_TIMEOUT_S
-    while time.monotonic() < deadline:
-        state = ray.serve.status().applications.get(application)
-        if state and state.status.value == "DEPLOY_FAILED":
-            raise DeployError(f"{application} did not start: {failure_reason(state)}")
-        is_running = state is not None and state.status.value == "RUNNING"
-        is_up = is_running and _answering_version(url) == version
-        if is_up and (not grpc_at or grpc_api.is_ready(grpc_at, application)):
-            return
-        time.sleep(POLL_S)
+    with httpx.Client(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            state = ray.serve.status().applications.get(application)
+            if state and state.status.value == "DEPLOY_FAILED":
+                raise DeployError(f"{application} did not start: {failure_reason(state)}")
+            is_running = state is not None and state.status.value == "RUNNING"
+            is_up = is_running and _answering_version(client, url) == version
+            if is_up and (not grpc_at or grpc_api.is_ready(grpc_at, application)):
+                return
+            time.sleep(POLL_S)
     raise DeployError(
         f"{url} did not answer with version {version} within"
         f" {HEALTHY_TIMEOUT_S:.0f} s; see `winnow status` and the logs of Ray Serve"
     )
 
 
-def _answering_version(url: str) -> str | None:
+def _answering_version(client: httpx.Client, url: str) -> str | None:
     try:
-        answer = httpx.get(f"{url}/health", timeout=10.0)
+        # on a connection of its own: the HAProxy of an older one may have been replaced
+        answer = client.get(f"{url}/health", headers={"connection": "close"})
         return str(answer.json()["version"]) if answer.status_code == httpx.codes.OK else None
     except (httpx.HTTPError, ValueError, KeyError):
         return None
