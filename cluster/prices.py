@@ -1,6 +1,5 @@
 """Prices of a device hour: the job's own, else fetched from AWS, else the catalogue's."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +78,5 @@ def read_book() -> PriceBook:
 
 
 def write_book(quotes: tuple[Quote, ...]) -> None:
-    """Replace the file of fetched prices."""
-    path = book_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".new")
-    partial.write_text(json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Replace the file of fetched prices; raises StorageError if it cannot be written."""
+    files.write_atomically(book_path(), _QUOTES.dump_json(quotes, indent=2) + b"\n")

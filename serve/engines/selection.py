@@ -6,7 +6,6 @@ the version's `exports` folder.
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError, first_line
 from jobs.spec.serve import EngineName
+from jobs.storage import files
 from jobs.training.config import Device
 from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, form_batches
@@ -253,8 +253,6 @@ def _read_choice(factory: EngineFactory, names: Sequence[EngineName]) -> Choice 
 
 
 def _write_choice(factory: EngineFactory, names: Sequence[EngineName], choice: Choice) -> None:
-    factory.exports.mkdir(parents=True, exist_ok=True)
-    partial = factory.exports / f".{CHOICE_FILE}-{os.getpid()}"
     value = {"for": _key(factory, names), "choice": asdict(choice)}
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    partial.replace(factory.exports / CHOICE_FILE)
+    text = json.dumps(value, indent=2) + "\n"
+    files.write_atomically(factory.exports / CHOICE_FILE, text.encode())
