@@ -8,7 +8,6 @@ from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
-from orchestrator.decisions.measurement import Launch
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
@@ -140,8 +139,6 @@ def _try(
     def take(trial: TrialResult) -> None:
         found.append(trial)
         context.run.append("trials", trial)
-        if trial.start_s is not None:
-            speeds.take_launch(Launch(candidate.placement.name, trial.start_s))
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
     count = discovery.discover().counts()[candidate.placement.sku]

@@ -73,7 +73,7 @@ class Launch:
     placement: str
     start_s: float
     end_s: float | None = None
-    """None for a quality trial, whose end is not measured."""
+    """None for a trial's group in a run of an older release, whose end was not measured."""
     nested: bool = True
     """Whether a trial of Ray Tune started it, which is slower than the start of a fit."""
 

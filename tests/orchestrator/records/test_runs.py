@@ -1,5 +1,6 @@
 """The run directory: what is recorded, found again, and refused."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jobs.storage.storage import open_storage
 from orchestrator.decisions import select
 from orchestrator.decisions.measurement import Measurement
 from orchestrator.decisions.search import TrialResult
-from orchestrator.records import registry, runs
+from orchestrator.records import journal, registry, runs
 from tests.builders import any_of, inventory, job, measurement, plan_of, sweep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -44,6 +45,16 @@ def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: P
     path.write_bytes(path.read_bytes().replace(b"0.9", b"0.8", 1))
     assert run.read_all("trials", TrialResult) == (trial,)
     assert run.notes[-1]["event"] == "damaged"
+
+
+def test_a_trial_that_an_older_release_recorded_is_read(tmp_path: Path) -> None:
+    """It held the time of starting its group beside its duration, which includes that."""
+    run = runs.create(open_storage(tmp_path), job(), NOW)
+    values = {"id": "1", "candidate": "a", "params": {}, "metrics": {"accuracy": 0.9}}
+    old = json.dumps({**values, "duration_s": 50.0, "start_s": 7.0}).encode()
+    journal.append(run.storage.objects, f"runs/{run.id}/trials.jsonl", old)
+    expected = TrialResult("1", "a", {}, {"accuracy": 0.9}, duration_s=50.0)
+    assert run.read_all("trials", TrialResult) == (expected,)
 
 
 def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
