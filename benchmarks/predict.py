@@ -160,7 +160,7 @@ def again(context: Any, speeds: Any, candidates: Any) -> None:
     from orchestrator.stages import speed
 
     findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch)
-    speed.measure_again(context.spec, candidates, context.run.folder, findings)
+    speed.measure(context.spec, candidates, context.run.folder, findings, is_brief=True)
 
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:

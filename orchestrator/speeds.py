@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.placement import Placement
+from jobs.errors import ClusterError, TrainingError
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict
@@ -91,7 +92,8 @@ def confirm(
 ) -> bool:
     """Time the best again in fresh processes, and a third time where that disagrees.
 
-    Whether anything was timed; `trials` count as spent.
+    Returns whether anything was timed; a failure only leaves the first timing as it is. `trials`
+    count as spent.
     """
     timed = False
     for attempts in (2, 3):
@@ -102,12 +104,20 @@ def confirm(
             and (attempts == 2 or predict.are_apart(speeds.measured[name]))
         ]
         if todo and not speeds.must_end("timing again", trials):
-            names = " and ".join(candidate.id for candidate in todo)
-            context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=speeds.tell)
-            speed.measure_again(context.spec, todo, context.run.folder, findings)
-            timed = True
+            timed = _time_again(context, speeds, todo) or timed
     return timed
+
+
+def _time_again(context: Context, speeds: "Speeds", todo: Sequence[Candidate]) -> bool:
+    """Time candidates briefly; returns whether any has a new measurement."""
+    names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
+    context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+    callbacks = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=speeds.tell)
+    try:
+        speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)
+    except (TrainingError, ClusterError) as error:
+        speeds.tell(f"{names} could not be timed again, so the first timing counts: {error}")
+    return len(speeds.every) > before
 
 
 class Speeds:

@@ -74,8 +74,6 @@ class Launch:
     start_s: float
     end_s: float | None = None
     """None for a trial's group in a run of an older release, whose end was not measured."""
-    nested: bool = True
-    """Whether a trial of Ray Tune started it, which is slower than the start of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
