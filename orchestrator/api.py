@@ -188,10 +188,7 @@ def deploy(
     model = registry.read(storage, spec.name, chosen)
     place = Place(address, insecure_local)
     with _telling(notify) as tell, execution.connected(place) as cluster:
-        from cluster import discovery
-
-        nodes = discovery.discover()
-        return deploy_version(storage, serving, model, nodes, cluster.serve_port, tell)
+        return deploy_version(storage, serving, model, cluster.serve_port, tell)
 
 
 @overload
