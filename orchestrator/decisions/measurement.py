@@ -47,12 +47,18 @@ class Measurement:
     train_rows: int = 0
     eval_rows: int = 0
     probe_s: float = 0.0
+    """Duration of the probe; 0 for a measurement that was taken from an earlier run."""
     is_steady: bool = True
     """Whether warm-up ended because step times agreed, and not by its time limit."""
     failure: str = ""
     """The allocator's message after running out of memory."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware of the measurement."""
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether it was taken from an earlier run."""
+        return self.probe_s == 0.0
 
     @property
     def peak_memory_gib(self) -> float | None:
