@@ -68,6 +68,21 @@ def test_a_run_is_not_resumed_with_an_exchanged_file(
     assert inputs.find_or_create(storage, spec, resume=True) == run  # it goes on with them now
 
 
+def test_the_newest_run_of_the_same_job_alone_is_resumed(
+    spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_storage(tmp_path / "storage")
+    monkeypatch.setattr(inputs, "datetime", Yesterday)  # runs are named by the second
+    older = inputs.find_or_create(storage, spec)
+    monkeypatch.undo()
+    newest = inputs.find_or_create(storage, spec)
+    assert newest != older
+    assert inputs.find_or_create(storage, spec, resume=True) == newest
+    assert [note["event"] for note in newest.notes] == ["created", "resumed"]
+    with pytest.raises(RunError, match="a changed job is a new job"):
+        inputs.find_or_create(storage, spec.model_copy(update={"seed": 1}), resume=True)
+
+
 def test_a_submission_with_other_data_is_another_run(
     spec: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,12 +57,20 @@ def test_a_trial_that_an_older_release_recorded_is_read(tmp_path: Path) -> None:
     assert run.read_all("trials", TrialResult) == (expected,)
 
 
-def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
-    spec = job()
-    run = runs.create(open_storage(tmp_path), spec, NOW)
-    assert runs.resume(open_storage(tmp_path), spec) == run
-    with pytest.raises(RunError, match="a changed job is a new job"):
-        runs.resume(open_storage(tmp_path), job(seed=1))
+def test_a_journal_says_what_is_done_and_how_the_run_ended(tmp_path: Path) -> None:
+    run = runs.create(open_storage(tmp_path), job(), NOW)
+    assert (runs.finished_stages(run.notes), runs.state_of(run.notes)) == ((), "not ended")
+    run.write("winner", MEASURED)
+    run.write("plan", MEASURED)
+    run.write("sweep_duration", 3.0)  # a part of a stage's result
+    run.note("interrupted")
+    assert runs.finished_stages(run.notes) == ("plan", "winner")
+    assert runs.state_of(run.notes) == "interrupted"
+    run.note("completed")
+    assert runs.state_of(run.notes) == "completed"
+    run.note("resumed")
+    assert runs.state_of(run.notes) == "not ended"
+    assert runs.state_of(()) == "not ended"
 
 
 def test_a_second_run_within_a_second_is_refused(tmp_path: Path) -> None:
