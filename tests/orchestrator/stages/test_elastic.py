@@ -95,15 +95,16 @@ def test_a_fit_that_is_tried_again_ends_when_it_would_have_ended(
         checkpoint=CheckpointSpec(every=Cadence(10**6, "step")),
         stop_after_s=limit_s,
     )
-    attempts, failures = list[list[float]](), list[Failed]()
+    attempts, failures, killed = list[list[float]](), list[Failed](), list[Any]()
 
     def take(event: Event) -> None:
         if isinstance(event, Started):
             attempts.append([])
         if isinstance(event, Stepped):
             attempts[-1].append(event.seconds)
-            if sum(attempts[0]) > killed_s and len(attempts) == 1:
-                training_workers()[-1].kill()
+            if sum(attempts[0]) > killed_s and not killed:  # its last steps are still to come
+                killed.extend(training_workers()[-1:])
+                killed[0].kill()
 
     result = fit.fit(
         config,
