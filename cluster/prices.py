@@ -78,5 +78,9 @@ def read_book() -> PriceBook:
 
 
 def write_book(quotes: tuple[Quote, ...]) -> None:
-    """Replace the file of fetched prices; raises StorageError if it cannot be written."""
+    """Replace the file of fetched prices.
+
+    Raises:
+        StorageError: if the file cannot be written; its earlier content then stays.
+    """
     files.write_atomically(book_path(), _QUOTES.dump_json(quotes, indent=2) + b"\n")
