@@ -58,7 +58,7 @@ def counts(application: str) -> Counts:
 def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list[Any]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if head_only:
-        nodes = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
+        nodes = [node for node in nodes if labels.HEAD_RESOURCE in node["Resources"]]
     task = ray.remote(num_cpus=0)(work)
     results = [
         task.options(label_selector={labels.NODE_ID: node["NodeID"]}).remote(*arguments)

@@ -15,12 +15,29 @@ from serve.frontends import grpc_api
 
 OUR_ERROR = re.compile(r"jobs\.errors\.\w+: (.+)")
 """Matches the message of a Winnow error at the end of Ray's text, which begins with a traceback."""
+
+
+PORT_IN_USE = re.compile(r"Address already in use\) for \[(?P<place>[^\]]+)\]")
+"""Matches HAProxy's message about an address that another process listens on."""
 HEALTHY_TIMEOUT_S = 300.0
 """Longest time for an application to select its engine, start its model and answer."""
 
 HEALTH_TIMEOUT_S = 10.0
 """Timeout of one request for an endpoint's health."""
 POLL_S = 0.3
+
+
+def proxy_failure(error: str) -> str:
+    """Returns a sentence for Ray Serve's text about a proxy that did not start."""
+    taken = PORT_IN_USE.search(error)
+    if taken is None:
+        lines = error.strip().splitlines() or ["no reason given"]
+        return f"Ray Serve's HTTP proxy did not start: {lines[-1].strip()}"
+    return (
+        f"another process listens on {taken['place']}, where requests of this cluster arrive, such"
+        " as the endpoints of another cluster on this machine; stop that process, or let"
+        " `winnow up` start a local cluster, which chooses a free port"
+    )
 
 
 def failure_reason(application: Any) -> str:
