@@ -89,7 +89,7 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
 
 @contextlib.contextmanager
 def _evaluating(session: Session) -> Iterator[None]:
-    """A context in which the model has its newest weights, and no dropout or compiled layers."""
+    """Gathers the weights and runs the block in evaluation mode; random states stay as they are."""
     session.update.synchronize(with_moments=False)
     session.model.eval()
     try:

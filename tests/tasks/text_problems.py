@@ -1,6 +1,7 @@
 """Rows with several labels and with numbers, and models that are trained on them and published."""
 
 import asyncio
+import atexit
 import contextlib
 import json
 import random
@@ -35,6 +36,7 @@ from tests.serve.live import on_socket
 
 HTTP = httpx.Client(timeout=60)
 """Keeps its connections: making a client for each request takes most of a test's time."""
+atexit.register(HTTP.close)
 TRAIN_ROWS, EVAL_ROWS = 160, 53
 """53 evaluation rows: no number of workers from 2 to 4 divides them."""
 WORDS = {"funny": "hilarious", "sad": "tearful", "long": "endless", "rare": "peculiar"}

@@ -102,12 +102,23 @@ class ClassificationEndpoint(TaskEndpoint):
         right, texts = evaluation(old)
         if not texts or old.labels != new.labels:
             return None, ()
-        given = [_labels(version, texts, send) for version in (old, new)]
-        return compare(given[0], given[1], right), texts
+        answers = [self._labels(version, texts, send) for version in (old, new)]
+        return compare(answers[0], answers[1], right), texts
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
         """Returns the texts of a version's evaluation rows; empty for a model of pairs."""
         return evaluation_rows(version)[1]
+
+    def answers(
+        self, version: ModelVersion, texts: Sequence[str], send: SendRequest
+    ) -> list[Prediction]:
+        """Returns a version's prediction for each text, asked for in lists; raises DeployError."""
+        replies = [send(version, body) for body in self.questions(texts, {})]
+        return [each for reply in replies for each in self.predictions(reply)]
+
+    def _labels(self, version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
+        found = self.answers(version, texts, send)
+        return [each.label for each in found if isinstance(each, Label)]
 
 
 ENDPOINT = ClassificationEndpoint()
@@ -145,18 +156,6 @@ def _item(given: Any) -> Any:
 
 def _label(row: Any) -> Label:
     return Label(row["label"], row["score"])
-
-
-def _labels(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
-    return [row["label"] for row in answers(version, texts, send)]
-
-
-def answers(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[Any]:
-    """Returns a version's answer to each text, asked for in lists. Raises DeployError."""
-    found: list[Any] = []
-    for first in range(0, len(texts), TEXTS_PER_REQUEST):
-        found += send(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
-    return found
 
 
 @dataclass(frozen=True, slots=True)

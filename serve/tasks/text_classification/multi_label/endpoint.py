@@ -7,11 +7,11 @@ import fastapi
 import numpy as np
 from numpy.typing import NDArray
 
+from serve.tasks.answers import Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest
 from serve.tasks.text_classification.endpoint import (
     ClassificationEndpoint,
-    answers,
     evaluation_rows,
 )
 from serve.version import ModelVersion
@@ -52,7 +52,7 @@ class MultiLabelEndpoint(ClassificationEndpoint):
         if not texts or old.labels != new.labels:
             return None, ()
         right = np.array([row.label for row in rows]) > 0
-        given = [_sets(answers(version, texts, send), old.labels) for version in (old, new)]
+        given = [_sets(self.answers(version, texts, send), old.labels) for version in (old, new)]
         return compare(given[0], given[1], right), texts
 
 
@@ -84,8 +84,8 @@ def compare(old: Sets, new: Sets, right: Sets) -> Comparison:
     return Comparison(f"f1_micro {change:+.3f}", metrics)
 
 
-def _sets(rows: Sequence[Sequence[dict[str, object]]], labels: Sequence[str]) -> Sets:
-    names = [{label["label"] for label in row} for row in rows]
+def _sets(rows: Sequence[Prediction], labels: Sequence[str]) -> Sets:
+    names = [{label.label for label in row} for row in rows if isinstance(row, tuple)]
     return np.array([[label in row for label in labels] for row in names], dtype=bool)
 
 

@@ -14,7 +14,6 @@ from serve.tasks.endpoint import SendRequest
 from serve.tasks.text_classification.endpoint import (
     CHANCE,
     ClassificationEndpoint,
-    answers,
     evaluation_rows,
 )
 from serve.version import ModelVersion
@@ -60,7 +59,13 @@ class RegressionEndpoint(ClassificationEndpoint):
             return None, ()
         right = np.array([row.label for row in rows], dtype=np.float64)
         given = [
-            np.array([list(_numbers(row).values()) for row in answers(version, texts, send)])
+            np.array(
+                [
+                    list(each.by_name.values())
+                    for each in self.answers(version, texts, send)
+                    if isinstance(each, Values)
+                ]
+            )
             for version in (old, new)
         ]
         return compare(given[0], given[1], right.reshape(given[0].shape)), texts
