@@ -14,9 +14,11 @@ from jobs.spec.base import SpecModel
 Goal = Literal["max", "min"]
 ServeField = Literal["engine", "grpc", "fronts"]
 RowKind = Literal["labelled-texts", "conversations"]
-Activation = Literal["softmax", "sigmoid", "identity", "token-loss"]
+Activation = Literal["softmax", "sigmoid", "identity", "token-softmax", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
-a row, or the mean loss of the tokens that are trained."""
+a row, the softmax of the logits of each token, or the mean loss of the tokens that are trained."""
+PER_TOKEN: frozenset[Activation] = frozenset({"token-softmax"})
+"""Activations of models with logits for each token: [tokens, labels] of a row, not [labels]."""
 
 Z95 = 1.96
 """Standard deviations on each side that hold 95 % of a normal distribution."""

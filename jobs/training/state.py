@@ -42,7 +42,7 @@ class Snapshot:
     optimizer: Tensors
     random: Tensors
     scalars: dict[str, float]
-    scores: list[list[float]] | None = None
+    scores: list[Any] | None = None
     """Scores of the sampled evaluation rows in the last checkpoint; None in earlier ones."""
 
     @property
@@ -51,9 +51,7 @@ class Snapshot:
         return self.scores is not None
 
 
-def take(
-    session: Session, reference: CheckpointRef, scores: list[list[float]] | None = None
-) -> Snapshot:
+def take(session: Session, reference: CheckpointRef, scores: list[Any] | None = None) -> Snapshot:
     """Copies the state of a session to the host; every worker must call this.
 
     Only the main worker's snapshot holds the tensors.

@@ -7,11 +7,30 @@ from typing import Protocol
 import numpy as np
 
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
+from jobs.spec.task import PER_TOKEN, Activation, Task
 from serve.batching.rows import Logits, PendingBatch, Row
 
 Shape = tuple[int, int]
 """Shape of a batch: rows, and width in tokens with padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output of a published model."""
+
+    auto_class: str = "AutoModelForSequenceClassification"
+    """The class of transformers that loads the model."""
+    is_per_token: bool = False
+    """True if each token has logits of its own, and not each row."""
+
+    @classmethod
+    def of(cls, task: Task) -> "Head":
+        """Returns the output of a task's models."""
+        return cls(task.auto_class, task.activation in PER_TOKEN)
+
+
+ROW_HEAD = Head()
+"""The output of a classifier of rows."""
 
 
 def softmax(logits: Logits) -> Logits:
@@ -31,12 +50,18 @@ ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
     "softmax": softmax,
     "sigmoid": sigmoid,
     "identity": lambda logits: logits,
+    "token-softmax": softmax,
 }
 """Functions from logits to scores, by the activation of a task."""
 
 
 class Engine(Protocol):
-    """A model on one device."""
+    """A model on one device.
+
+    Logits are [rows, labels]. If each token has its own, they are [tokens, labels]: those of all
+    tokens of the first row, special ones included, then of the second row, and so on, without
+    padding.
+    """
 
     name: EngineName
     is_packed: bool
@@ -45,12 +70,12 @@ class Engine(Protocol):
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Prepares a batch, and starts it if the device computes asynchronously.
 
-        Returns a function that waits for the logits, [rows, labels].
+        Returns a function that waits for the logits.
         """
         ...
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels].
+        """Returns the logits.
 
         Up to rounding, a row's logits must not depend on the other rows of the batch.
         """
@@ -67,11 +92,11 @@ class OneByOne:
         self._engine = engine
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Returns a function that computes the logits, [rows, labels]."""
+        """Returns a function that computes the logits."""
         return lambda: self.run(rows)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         logits: Logits = np.concatenate([self._engine.run([row]) for row in rows])
         return logits
 

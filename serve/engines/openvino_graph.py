@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from serve.batching.rows import Padding, Row, Tokenizer
-from serve.engines.engine import Shape
-from serve.engines.packing import Arrays, Packing, capacity
+from serve.batching.rows import Logits, Padding, Row, Tokenizer
+from serve.engines.engine import ROW_HEAD, Head, Shape
+from serve.engines.packing import FIRST, Arrays, Packing, capacity
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WIDTHS = 4
@@ -59,30 +59,71 @@ class PackedClassifier(torch.nn.Module):
             first: Index of each input's first token among all tokens, [inputs].
         """
         model = self._model
-        output = model.bert(
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
+        output = packed_forward(
+            model.bert, inputs_embeds, token_type_ids, segment_ids, position_ids
         )
-        tokens = output.last_hidden_state.flatten(0, 1)
+        tokens = output.flatten(0, 1)
         logits: torch.Tensor = model.classifier(model.bert.pooler(tokens[first].unsqueeze(1)))
         return logits
 
 
-def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
+class PackedTokenClassifier(torch.nn.Module):
+    """A BERT classifier of tokens for the packed rows of `Packing`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model: Any = model
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        segment_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns logits, [rows * width, labels]; arguments as those of `PackedClassifier`."""
+        output = packed_forward(
+            self._model.bert, inputs_embeds, token_type_ids, segment_ids, position_ids
+        )
+        logits: torch.Tensor = self._model.classifier(output.flatten(0, 1))
+        return logits
+
+
+def packed_forward(
+    bert: Any,
+    inputs_embeds: torch.Tensor,
+    token_type_ids: torch.Tensor,
+    segment_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Returns the last hidden states of packed rows, [rows, width, hidden].
+
+    A token attends to the tokens of its own input only.
+    """
+    states: torch.Tensor = bert(
+        inputs_embeds=inputs_embeds,
+        token_type_ids=token_type_ids,
+        position_ids=position_ids,
+        attention_mask=segment_ids[:, None, :, None] == segment_ids[:, None, None, :],
+    ).last_hidden_state
+    return states
+
+
+def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEAD) -> None:
     """Writes a model as an OpenVINO graph with dynamic batch size and width."""
     disable_telemetry()
     import openvino
 
-    model: Any = load_classifier(folder)
+    model: Any = load_classifier(folder, head)
     if model.config.model_type in PACKED:
         words = model.bert.embeddings.word_embeddings.weight.detach().numpy()
         np.save(graph.with_name(WORDS), words)
         inputs = PackedInputs(Packing(tokenizer.pad_id), words)
         arrays = inputs([Row((1,) * 3, ()), Row((1,) * 5, ()), Row((1,) * 8, ())])
+        if head.is_per_token:
+            del arrays[FIRST]
         example = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        model = PackedClassifier(model)
+        model = PackedTokenClassifier(model) if head.is_per_token else PackedClassifier(model)
     else:
         example = {
             name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)
@@ -116,7 +157,8 @@ def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: 
     def batches() -> Iterator[dict[str, Any]]:
         used = rows[:CALIBRATION_ROWS]
         for first in range(0, len(used), CALIBRATION_BATCH):
-            yield inputs(used[first : first + CALIBRATION_BATCH])
+            made = inputs(used[first : first + CALIBRATION_BATCH])
+            yield {name: array for name, array in made.items() if name in names}
 
     calibration = list(batches())
     model = nncf.quantize(
@@ -173,6 +215,16 @@ class PackedInputs:
 
     def _embed(self, arrays: Arrays) -> dict[str, Any]:
         return {VECTORS: self.words.take(arrays.pop("input_ids"), axis=0), **arrays}
+
+
+def padded_logits(logits: Logits, rows: Sequence[Row], padding: Padding) -> Logits:
+    """Returns the logits of the rows' tokens, [tokens, labels], from [rows, width, labels]."""
+    lengths = np.array([len(row) for row in rows])[:, None]
+    width = logits.shape[1]
+    places = np.arange(width)
+    is_token = places >= width - lengths if padding.on_left else places < lengths
+    found: Logits = logits[is_token]
+    return found
 
 
 def padded_arrays(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:

@@ -7,17 +7,19 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
+from jobs.spec.task import PER_TOKEN, Activation
 from serve.batching.batcher import Batcher, OnBatch
 from serve.batching.policy import Limits, form_batches
-from serve.batching.rows import PendingBatch, Row, Tokenizer
+from serve.batching.rows import PendingScores, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
 from serve.engines import acceptance, captured_engine, engine_factory, optional_packages, selection
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
+from serve.engines.engine import ACTIVATIONS, Choice, Engine, Head, OneByOne
 from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
 from serve.engines.openvino_engine import OpenVinoEngine
 from serve.engines.packing import USUAL_LENGTHS
@@ -133,14 +135,23 @@ def _row(pattern: Row, length: int) -> Row:
     return Row(ids[-length:], (0,) * length)
 
 
-def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingBatch]:
-    """Returns the `launch` of an engine with the activation applied to its logits."""
+def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingScores]:
+    """Returns the `launch` of an engine with the activation applied to its logits.
 
-    def launch(rows: Sequence[Row]) -> PendingBatch:
+    Scores of tokens are divided into an array for each row, [tokens, labels].
+    """
+    activate = ACTIVATIONS[activation]
+
+    def launch(rows: Sequence[Row]) -> PendingScores:
         pending = engine.launch(rows)
-        return lambda: ACTIVATIONS[activation](pending())
+        return lambda: activate(pending())
 
-    return launch
+    def launch_tokens(rows: Sequence[Row]) -> PendingScores:
+        pending = engine.launch(rows)
+        ends = list(itertools.accumulate(map(len, rows)))[:-1]
+        return lambda: np.split(activate(pending()), ends)
+
+    return launch_tokens if activation in PER_TOKEN else launch
 
 
 def prepare(
@@ -155,7 +166,10 @@ def prepare(
     """
     version = config.version
     folder = Path(version.path)
-    factory = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
+    head = Head.of(task_registry.find(version.task))
+    factory = EngineFactory(
+        folder, Path(version.exports), tokenizer, config.device, config.threads, head
+    )
     names = engines_for(config)
     if not sample.rows:  # the acceptance check is impossible
         engine = factory.make(names[0] if len(names) == 1 else acceptance.REFERENCE, sample)

@@ -16,6 +16,7 @@ from jobs.spec.serve import ServeSpec
 from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig, configure
 from serve.engines import selection
+from serve.engines.engine import Head
 from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.startup import engines_for
 from serve.engines.timing_curve import Curve
@@ -75,9 +76,15 @@ def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeS
 def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
     version = fetched(config.version)
     tokenizer = Tokenizer(Path(version.path), version.max_length)
+    task = task_registry.find(version.task)
     factory = EngineFactory(
-        Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
+        Path(version.path),
+        Path(version.exports),
+        tokenizer,
+        config.device,
+        config.threads,
+        Head.of(task),
     )
-    sample = read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
+    sample = read_eval_sample(Path(version.path), task.activation)
     measured = selection.curves(factory, engines_for(config), sample, SIZES)
     return [replace(curve, accelerators=place) for curve in measured]

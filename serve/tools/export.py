@@ -11,7 +11,7 @@ from jobs.errors import DeployError
 from jobs.spec import task_registry
 from serve.batching.rows import Tokenizer
 from serve.engines import optional_packages, selection
-from serve.engines.engine import Choice
+from serve.engines.engine import Choice, Head
 from serve.engines.engine_factory import EngineFactory, read_eval_sample
 from serve.engines.openvino_graph import input_names
 from serve.tasks.registry import endpoint_of
@@ -62,7 +62,8 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
         raise DeployError(f"{folder} is not empty; export into a new folder")
     with tempfile.TemporaryDirectory() as work:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
-        factory = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
+        head = Head.of(task_registry.find(version.task))
+        factory = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1, head)
         choice = _measured(version, factory)
         rows = max(1, min(batch_rows, choice.batch_tokens // version.max_length))
         place = folder if form == "onnx" else folder / version.name
@@ -90,6 +91,9 @@ def triton_config(
         f'  {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in inputs
     )
     labels = len(version.labels)
+    output = f'dims: [ {labels} ] label_filename: "labels.txt"'
+    if Head.of(task_registry.find(version.task)).is_per_token:
+        output = f"dims: [ -1, {labels} ]"
     return f"""\
 name: {json.dumps(version.name)}
 backend: "onnxruntime"
@@ -98,7 +102,7 @@ input [
 {ports}
 ]
 output [
-  {{ name: "logits" data_type: TYPE_FP32 dims: [ {labels} ] label_filename: "labels.txt" }}
+  {{ name: "logits" data_type: TYPE_FP32 {output} }}
 ]
 dynamic_batching {{ preferred_batch_size: [ {preferred_rows} ] max_queue_delay_microseconds: 0 }}
 instance_group [ {{ count: 1 kind: KIND_AUTO }} ]

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.training.data.batches import Indices
-from jobs.training.data.tokens import INPUT_IDS, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, TOKEN_LABELS, TokenSet
 from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
@@ -18,6 +18,8 @@ CHUNK_ROWS = 8192
 SAMPLED_ROWS = 256
 """Evaluation rows that are saved with a model, spread evenly over their split."""
 LABELS_KEY = b"label_names"
+MOST_INT8 = 127
+"""Most labels whose numbers fit into int8."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of tokenised rows and of all rows."""
@@ -60,9 +62,15 @@ def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequ
 def lists(
     columns: dict[str, list[list[int]]], *, labels: pa.Array, label_names: Sequence[str]
 ) -> pa.Table:
-    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`."""
+    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`.
+
+    Labels of tokens are int16 if there are more than 127.
+    """
+    kinds = {INPUT_IDS: pa.int32()}
+    if len(label_names) > MOST_INT8:
+        kinds[TOKEN_LABELS] = pa.int16()
     arrays = {
-        name: pa.array(rows, pa.large_list(pa.int32() if name == INPUT_IDS else pa.int8()))
+        name: pa.array(rows, pa.large_list(kinds.get(name, pa.int8())))
         for name, rows in columns.items()
     }
     made = pa.table({**arrays, "labels": labels})

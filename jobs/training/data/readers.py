@@ -1,4 +1,4 @@
-"""Reads csv, tsv, JSON and parquet files into tables, with text exactly as it is written.
+"""Reads csv, tsv, JSON, parquet and CoNLL files into tables, with text exactly as it is written.
 
 An ambiguous file is refused with its line, because a wrong guess would train on wrong rows.
 """
@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from jobs.errors import DataError, first_line, shown
 from jobs.spec.data import format_of
-from jobs.training.data import json_files, table
+from jobs.training.data import conll_files, json_files, table
 from jobs.training.data.compressed import first_invalid_line, open_text
 from jobs.training.data.table import Table
 
@@ -42,6 +42,7 @@ def read_file(path: Path, name: str) -> Table:
         ".ndjson": json_files.read_lines,
         ".json": json_files.read_json,
         ".parquet": _read_parquet,
+        ".conll": conll_files.read,
     }
     try:
         found = readers[format_of(path.name)](path, name)
@@ -156,12 +157,17 @@ def _read_parquet(path: Path, name: str) -> Table:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns the class names of each ClassLabel column from the metadata of `datasets`."""
+    """Returns the class names of each ClassLabel column from the metadata of `datasets`.
+
+    Columns of lists of a ClassLabel, such as one label for each token, have class names too.
+    """
     metadata = json.loads((schema.metadata or {}).get(DATASETS_METADATA, b"{}"))
     features = metadata.get("info", {}).get("features", {})
-    return {
-        name: tuple(features[name]["names"])
-        for name in schema.names
-        if pa.types.is_integer(schema.field(name).type)
-        and features.get(name, {}).get("_type") == "ClassLabel"
-    }
+    found = {}
+    for name in schema.names:
+        feature, kind = features.get(name, {}), schema.field(name).type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            feature, kind = feature.get("feature", {}), kind.value_type
+        if pa.types.is_integer(kind) and feature.get("_type") == "ClassLabel":
+            found[name] = tuple(feature["names"])
+    return found

@@ -69,9 +69,10 @@ def _read_dataset(source: SourceSpec) -> Table:
     import datasets
 
     found = _dataset(source)
-    names = {
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in found.features.items()}
+    names = {  # of labels, and of lists of labels
         name: tuple(kind.names)
-        for name, kind in found.features.items()
+        for name, kind in kinds.items()
         if isinstance(kind, datasets.ClassLabel)
     }
     if not len(found):
