@@ -44,8 +44,9 @@ class SourceSpec(SpecModel):
 
     path: Location | Annotated[Items[Location], Field(min_length=1)]
     """Hub id, a folder written by `save_to_disk`, or a file ending in .csv, .tsv, .jsonl, .ndjson,
-    .json, .parquet or .conll, perhaps followed by .gz or .zst: `s3://bucket/key`, or a path relative
-    to the job file, in which `*` stands for several files. A list of files is read in its order."""
+    .json, .parquet or .conll, perhaps followed by .gz or .zst: `s3://bucket/key`, or a path
+    relative to the job file, in which `*` stands for several files. A list of files is read in its
+    order."""
     name: str | None = None
     """Configuration of a hub data set, such as `sst2` of `nyu-mll/glue`."""
     split: str = "train"

@@ -79,6 +79,8 @@ class Task:
     """How it is served, `module:name` of a `serve.tasks.endpoint.TaskEndpoint`."""
     activation: Activation
     """What the kept scores of its models are."""
+    pipeline_options: tuple[tuple[str, str], ...] = ()
+    """Arguments with which a pipeline of transformers answers as the endpoint does."""
     eval_batch: int = 128
     """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
     scores_vocabulary: bool = False

@@ -160,7 +160,9 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.task, spec.model.adapter
     is_adapter = lora is not None and not lora.merge
-    usage = f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
+    options = "".join(f', {name}="{value}"' for name, value in task.pipeline_options)
+    call = f'pipeline("{task.pipeline}", "this/folder"{options})("text")'
+    usage = f"from transformers import pipeline\n{call}"
     if is_adapter:
         loader = task.auto_class.replace("Auto", "AutoPeft", 1)
         of_labels = (

@@ -55,6 +55,7 @@ TASK = Task(
     auto_class="AutoModelForTokenClassification",
     adapter_type="TOKEN_CLS",
     pipeline="token-classification",
+    pipeline_options=(("aggregation_strategy", "first"),),
     training="jobs.tasks.token_classification.training:TRAINING",
     checks="jobs.tasks.token_classification.checks:CHECKS",
     endpoint="serve.tasks.token_classification.endpoint:ENDPOINT",
