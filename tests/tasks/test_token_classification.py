@@ -205,8 +205,9 @@ def test_it_answers_as_the_pipeline_does(engine: Any, version: ModelVersion, pip
     assert sum(len(answer["entities"]) for answer in alone) > 30
 
 
+@pytest.mark.slow
 def test_int8_is_offered_where_it_finds_the_same(version: ModelVersion) -> None:
-    """Whether it does is the model's matter; a sentence says what differs where it does not."""
+    """Only this quantizes such a model: offered, or refused with a sentence on what differs."""
     handler: Any = endpoint_of(TASK).load(ReplicaConfig(version, precision="int8"))
     handler.client.close()
     (first, *_) = handler.choice.trials
@@ -215,18 +216,20 @@ def test_int8_is_offered_where_it_finds_the_same(version: ModelVersion) -> None:
 
 
 @pytest.fixture(scope="module")
-def windows(version: ModelVersion) -> Windows:
-    return Windows(Tokenizer(Path(version.path), 16))
+def windows(version: ModelVersion) -> Any:
+    """Windows of 16 tokens, with a tokenizer that divides nothing beside them."""
+    made: Any = Windows(Tokenizer(Path(version.path), 16))
+    made.whole = made._fast.from_str(made._fast.to_str())
+    made.whole.no_truncation()
+    return made
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=60).map(" ".join))
 @settings(max_examples=80, deadline=None)
-def test_windows_hold_each_token_once_with_its_characters(windows: Windows, text: str) -> None:
+def test_windows_hold_each_token_once_with_its_characters(windows: Any, text: str) -> None:
     """As one long row has them, for any Unicode."""
     (found,) = windows.of([text])
-    whole = windows._fast.from_str(windows._fast.to_str())
-    whole.no_truncation()
-    encoded = whole.encode(text, add_special_tokens=False)
+    encoded = windows.whole.encode(text, add_special_tokens=False)
     parts = [
         (token, place)
         for token, place in zip(encoded.ids, encoded.offsets, strict=True)
@@ -252,13 +255,14 @@ def test_long_texts_are_read_whole(version: ModelVersion) -> None:
         return await answered(handler, part), await answered(handler, [text, "", text])
 
     with served(version) as handler:
-        one, (first, nothing, second) = asyncio.run(go(handler))
+        alone, (first, nothing, second) = asyncio.run(go(handler))
     assert nothing == {"entities": []}
-    assert first == pytest.approx(second)
+    for one, other in zip(first["entities"], second["entities"], strict=True):
+        assert one == {**other, "score": pytest.approx(one["score"], abs=1e-4)}
     found = {(e["entity"], e["start"], e["end"]) for e in first["entities"]}
     wanted = {
         (e["entity"], e["start"] + at * len(part), e["end"] + at * len(part))
-        for e in one["entities"]
+        for e in alone["entities"]
         for at in range(60)
     }
     assert len(wanted) >= 120

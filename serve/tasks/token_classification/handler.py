@@ -17,7 +17,7 @@ from serve.engines.engine import Choice
 from serve.http.handler import HttpResponse, OnResponse, PredictHandler, error_of
 from serve.http.metrics import Metrics
 from serve.tasks.token_classification import schemas
-from serve.tasks.token_classification.schemas import PATH, ModelInfo, PredictRequest
+from serve.tasks.token_classification.schemas import PATH, EntityModelInfo, EntityRequest
 from serve.tasks.token_classification.windows import WindowedText, Windows
 from serve.version import fetched
 
@@ -57,10 +57,10 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         self._windows = Windows(client.tokenizer)
 
     @property
-    def info(self) -> ModelInfo:
+    def info(self) -> EntityModelInfo:
         """The model that this endpoint serves."""
         version = self.config.version
-        return ModelInfo(
+        return EntityModelInfo(
             task=version.task,
             name=version.name,
             version=version.id,
@@ -111,7 +111,7 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         value = found if request.is_list else found[0]
         return HttpResponse(200, pydantic_core.to_json(value), self.headers_of(answer))
 
-    def _divided(self, request: PredictRequest) -> tuple[WindowedRequest, list[Row]]:
+    def _divided(self, request: EntityRequest) -> tuple[WindowedRequest, list[Row]]:
         texts = self._windows.of(request.texts)
         rows = [row for text in texts for row in text.rows]
         return WindowedRequest(texts, isinstance(request.inputs, list)), rows

@@ -19,8 +19,8 @@ from serve.tasks.token_classification.schemas import (
     PATH,
     SENTENCES,
     Entities,
-    ModelInfo,
-    PredictRequest,
+    EntityModelInfo,
+    EntityRequest,
 )
 
 DESCRIPTION = "Token classification served by Winnow. POST texts to `predict`."
@@ -33,7 +33,7 @@ def classifier() -> TokenHandler:
 
 
 @api.post(PATH, response_model=Entities | list[Entities], responses=ERRORS)
-async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
+async def predict(body: EntityRequest, request: fastapi.Request) -> Any:
     """Finds the entities of one text, or of each text of a list.
 
     The response's headers give the model version, the time in the queue, and the rows of the batch.
@@ -43,7 +43,7 @@ async def predict(body: PredictRequest, request: fastapi.Request) -> Any:
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})
-async def health() -> ModelInfo:
+async def health() -> EntityModelInfo:
     """Describes the model that this endpoint serves."""
     return classifier().info
 

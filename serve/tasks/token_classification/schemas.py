@@ -17,7 +17,7 @@ SENTENCES = {"inputs": "inputs must be a string, or a list of strings that is no
 TextField = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 
 
-class PredictRequest(BaseModel):
+class EntityRequest(BaseModel):
     """One text or a list of them."""
 
     model_config = ConfigDict(
@@ -44,6 +44,8 @@ class PredictRequest(BaseModel):
 class EntityScore(BaseModel):
     """A stretch of a text and what it names."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     entity: str
     start: int
     """First character in the text of the request, counted in Unicode code points."""
@@ -60,8 +62,10 @@ class Entities(BaseModel):
     entities: list[EntityScore]
 
 
-class ModelInfo(BaseModel):
+class EntityModelInfo(BaseModel):
     """The model that this endpoint serves."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     task: str
     name: str
@@ -73,14 +77,14 @@ class ModelInfo(BaseModel):
     max_length: int
 
 
-def parse(body: bytes) -> PredictRequest:
+def parse(body: bytes) -> EntityRequest:
     """Parses the body of a predict request.
 
     Raises:
         HttpError: 400 if the body is not JSON, 422 if a field is invalid.
     """
     try:
-        return PredictRequest.model_validate_json(body)
+        return EntityRequest.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_input=False, include_url=False, include_context=False)
         if errors[0]["type"] == "json_invalid":
