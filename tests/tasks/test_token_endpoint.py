@@ -1,4 +1,4 @@
-"""Token classification from a file to an endpoint that answers as transformers' pipeline does."""
+"""The endpoint of classifiers of tokens answers as transformers' pipeline does."""
 
 import asyncio
 import contextlib
@@ -12,18 +12,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import seqeval.metrics
-import seqeval.scheme
-import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.storage.storage import open_storage
-from jobs.training import eval_sample, publication
-from jobs.training.events import Evaluated, Event, Proven, Started
-from jobs.training.loop import train
-from orchestrator.records import registry
 from serve.batching.client import InferenceClient, Load
 from serve.batching.rows import Row, Tokenizer
 from serve.config import ReplicaConfig
@@ -34,13 +26,10 @@ from serve.http import app
 from serve.http.fast_path import connections
 from serve.http.metrics import Metrics
 from serve.tasks.registry import endpoint_of
-from serve.tasks.token_classification import comparison
 from serve.tasks.token_classification.handler import TokenHandler
 from serve.tasks.token_classification.windows import Windows
 from serve.tools import client, export, load_generator
 from serve.version import ModelVersion
-from tests.builders import job
-from tests.jobs.training import workers
 from tests.serve.live import on_socket
 from tests.tasks import token_rows
 
@@ -55,34 +44,8 @@ ENGINES = ("torch-fp32", "torch-bf16", "onnx-fp32", "openvino-fp32")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("names")
-    token_rows.write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(
-    folder: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[list[Event], ModelVersion]:
-    """The events of a training, and the model that was published."""
-    config, events = token_rows.config(folder, tiny_model), list[Event]()
-    place = tmp_path_factory.mktemp("published")
-    reference = train(config, events.append, place / "checkpoints", proves=True)
-    labels = next(event.labels for event in events if isinstance(event, Started))
-    spec = job().model_copy(update={"model": config.model, "data": config.data})
-    storage = open_storage(place)
-    return events, registry.publish(spec, reference, labels, run_id="test", storage=storage)
-
-
-@pytest.fixture(scope="module")
-def version(run: tuple[list[Event], ModelVersion]) -> ModelVersion:
-    return run[1]
-
-
-@pytest.fixture(scope="module")
-def pipeline(version: ModelVersion) -> Any:
-    return transformers.pipeline(TASK, version.path, aggregation_strategy="first")
+def pipeline(entity_version: ModelVersion) -> Any:
+    return transformers.pipeline(TASK, entity_version.path, aggregation_strategy="first")
 
 
 @contextlib.contextmanager
@@ -99,73 +62,6 @@ async def answered(handler: TokenHandler, inputs: Any) -> Any:
     return json.loads((await handler.predict(json.dumps({"inputs": inputs}).encode(), 60)).body)
 
 
-def by_seqeval(folder: Path, model: Path) -> dict[str, float]:
-    """The metrics of a model's own predictions of the evaluation rows, by the libraries alone."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    made = transformers.AutoModelForTokenClassification.from_pretrained(model).eval()
-    true, predicted = list[list[str]](), list[list[str]]()
-    for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        inputs = tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")
-        words = inputs.word_ids()
-        firsts = [words.index(word) for word in range(len(row["tokens"]))]
-        with torch.no_grad():
-            best = made(**inputs).logits[0].argmax(dim=-1)[firsts].tolist()
-        true.append(row["tags"])
-        predicted.append([made.config.id2label[index] for index in best])
-    strict = {"mode": "strict", "scheme": seqeval.scheme.IOB2}
-    return {
-        "f1": seqeval.metrics.f1_score(true, predicted, **strict),
-        "precision": seqeval.metrics.precision_score(true, predicted, **strict),
-        "recall": seqeval.metrics.recall_score(true, predicted, **strict),
-        "f1_macro": seqeval.metrics.f1_score(true, predicted, average="macro", **strict),
-        "accuracy": seqeval.metrics.accuracy_score(true, predicted),
-    }
-
-
-def test_it_learns_and_publishes_what_transformers_scores_alike(
-    run: tuple[list[Event], ModelVersion], folder: Path
-) -> None:
-    events, version = run
-    last = [event.metrics for event in events if isinstance(event, Evaluated)][-1]
-    assert last["f1"] > 0.8
-    found = {name: value for name, value in last.items() if name != "loss"}
-    assert found == pytest.approx(by_seqeval(folder, Path(version.path)))
-    (proof,) = [event for event in events if isinstance(event, Proven)]
-    assert (proof.refusal, proof.rows) == ("", token_rows.EVAL_ROWS)
-    assert version.labels == ("O", "B-person", "I-person", "B-place", "I-place")
-    card = (Path(version.path) / "README.md").read_text(encoding="utf-8")
-    assert f"pipeline_tag: {TASK}" in card
-    assert f'pipeline("{TASK}", "this/folder", aggregation_strategy="first")' in card
-
-
-def test_a_published_model_with_other_scores_is_refused(version: ModelVersion) -> None:
-    rows = eval_sample.read(Path(version.path))
-    scores = [row.scores for row in rows]
-    plain = publication.PlainScores(scores[:2], scores, 0)
-    assert publication.compare(rows, plain, 1e-3, is_loss=False) == (0.0, "")
-    other = [np.array(row.scores) for row in rows]
-    other[3][0, 1] += 0.01
-    moved = dataclasses.replace(plain, together=[each.tolist() for each in other])
-    assert "beside others is 0.01 away" in publication.compare(rows, moved, 1e-3, is_loss=False)[1]
-    short = dataclasses.replace(plain, alone=[rows[0].scores[:-1]])
-    assert publication.compare(rows, short, 1e-3, is_loss=False)[1]
-
-
-@pytest.mark.workers
-@pytest.mark.parametrize("number", [2, 3])
-def test_metrics_are_exact_on_any_number_of_workers(
-    number: int, folder: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    config = token_rows.config(folder, tiny_model, epochs=2.0, micro_batch_size=24 // number)
-    events = workers.run(config, number, tmp_path, tmp_path / "checkpoints")
-    found = [event["metrics"] for event in events if event["event"] == "Evaluated"][-1]
-    (saved,) = (tmp_path / "checkpoints").glob("*/model")
-    wanted = by_seqeval(folder, saved)
-    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
-    assert wanted["f1"] > 0.0
-
-
 def texts(count: int) -> list[str]:
     """Mixed texts within the model's limit."""
     draw = random.Random(1)
@@ -177,10 +73,12 @@ def texts(count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_answers_as_the_pipeline_does(engine: Any, version: ModelVersion, pipeline: Any) -> None:
+def test_it_answers_as_the_pipeline_does(
+    engine: Any, entity_version: ModelVersion, pipeline: Any
+) -> None:
     """Spans to the character, alone and in lists; bf16 has its own rounding."""
     asked = texts(200)
-    with served(version, engine) as handler:
+    with served(entity_version, engine) as handler:
         kept = [text for text in asked if len(handler._windows.of([text])[0].rows) < 2]
         few = kept if engine == "torch-fp32" else kept[:60]
 
@@ -206,9 +104,9 @@ def test_it_answers_as_the_pipeline_does(engine: Any, version: ModelVersion, pip
 
 
 @pytest.mark.slow
-def test_int8_is_offered_where_it_finds_the_same(version: ModelVersion) -> None:
+def test_int8_is_offered_where_it_finds_the_same(entity_version: ModelVersion) -> None:
     """Only this quantizes such a model: offered, or refused with a sentence on what differs."""
-    handler: Any = endpoint_of(TASK).load(ReplicaConfig(version, precision="int8"))
+    handler: Any = endpoint_of(TASK).load(ReplicaConfig(entity_version, precision="int8"))
     handler.client.close()
     (first, *_) = handler.choice.trials
     assert first.engine == "openvino-int8"
@@ -216,9 +114,9 @@ def test_int8_is_offered_where_it_finds_the_same(version: ModelVersion) -> None:
 
 
 @pytest.fixture(scope="module")
-def windows(version: ModelVersion) -> Any:
+def windows(entity_version: ModelVersion) -> Any:
     """Windows of 16 tokens, with a tokenizer that divides nothing beside them."""
-    made: Any = Windows(Tokenizer(Path(version.path), 16))
+    made: Any = Windows(Tokenizer(Path(entity_version.path), 16))
     made.whole = made._fast.from_str(made._fast.to_str())
     made.whole.no_truncation()
     return made
@@ -246,7 +144,7 @@ def test_windows_hold_each_token_once_with_its_characters(windows: Any, text: st
         assert entity.start < entity.end
 
 
-def test_long_texts_are_read_whole(version: ModelVersion) -> None:
+def test_long_texts_are_read_whole(entity_version: ModelVersion) -> None:
     """Entities at every place of a text of many windows, as in a text of their own."""
     part = "the old house , Ada Lovelace went to New York with Bob and "
     text = part * 60
@@ -254,7 +152,7 @@ def test_long_texts_are_read_whole(version: ModelVersion) -> None:
     async def go(handler: TokenHandler) -> tuple[Any, Any]:
         return await answered(handler, part), await answered(handler, [text, "", text])
 
-    with served(version) as handler:
+    with served(entity_version) as handler:
         alone, (first, nothing, second) = asyncio.run(go(handler))
     assert nothing == {"entities": []}
     for one, other in zip(first["entities"], second["entities"], strict=True):
@@ -269,15 +167,15 @@ def test_long_texts_are_read_whole(version: ModelVersion) -> None:
     assert len(found & wanted) > 0.95 * len(wanted)
 
 
-def test_it_serves_http_pages_python_and_loads(version: ModelVersion) -> None:
+def test_it_serves_http_pages_python_and_loads(entity_version: ModelVersion) -> None:
     endpoint = endpoint_of(TASK)
-    with served(version) as handler:
+    with served(entity_version) as handler:
         app.install(handler)
         application = app.guarded(endpoint.application())
         with on_socket(application, connections(app.current_handler)) as url:
             answer = httpx.post(f"{url}/predict", json={"inputs": "with Ada Lovelace"})
             assert [e["text"] for e in answer.json()["entities"]] == ["Ada Lovelace"]
-            assert answer.headers["x-model-version"] == version.id
+            assert answer.headers["x-model-version"] == entity_version.id
             assert httpx.get(f"{url}/health").json()["labels"] == ["person", "place"]
             assert "<h1" in httpx.get(f"{url}/").text
             (only,) = client.predict(url, ["to Paris"], {})
@@ -295,35 +193,18 @@ def test_it_serves_http_pages_python_and_loads(version: ModelVersion) -> None:
             def ask(_: ModelVersion, body: Any) -> Any:
                 return httpx.post(f"{url}/predict", json=body).json()
 
-            compared, asked = endpoint.compare(version, version, ask)
+            compared, asked = endpoint.compare(entity_version, entity_version, ask)
             assert compared is not None
             assert len(asked) == token_rows.EVAL_ROWS
             assert (compared.metrics["agreement"].value, compared.metrics["f1"].value) == (1.0, 0.0)
-            other = dataclasses.replace(version, labels=("O", "B-x", "I-x"))
-            assert endpoint.compare(version, other, ask) == (None, ())
+            other = dataclasses.replace(entity_version, labels=("O", "B-x", "I-x"))
+            assert endpoint.compare(entity_version, other, ask) == (None, ())
         app._current.clear()
 
 
-def test_evaluation_texts_have_their_entities(version: ModelVersion, folder: Path) -> None:
-    rows = comparison.evaluation(version)
-    line = json.loads((folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()[0])
-    assert rows[0].text == " ".join(line["tokens"])
-    kinds = sorted(tag[2:] for tag in line["tags"] if tag.startswith("B-"))
-    assert sorted(entity for entity, _, _ in rows[0].entities) == kinds
-    names = {" ".join(name) for kind in token_rows.NAMES.values() for name in kind}
-    assert {rows[0].text[start:end] for _, start, end in rows[0].entities} <= names
-
-
-def test_a_gate_compares_entities() -> None:
-    one, other = frozenset({("a", 0, 3)}), frozenset({("a", 0, 4)})
-    worse = comparison.compare([one] * 40, [other] * 40, [one] * 40)
-    assert worse.metrics["f1"].value == -1.0
-    assert not worse.metrics["f1"].is_chance
-    assert worse.metrics["agreement"].value == 0.0
-    assert comparison.compare([one, one], [one, other], [one, one]).metrics["f1"].is_chance
-
-
-def test_frontend_workers_send_rows_that_are_tokenised_already(version: ModelVersion) -> None:
+def test_frontend_workers_send_rows_that_are_tokenised_already(
+    entity_version: ModelVersion,
+) -> None:
     sent = list[Any]()
 
     class Channel:
@@ -333,10 +214,10 @@ def test_frontend_workers_send_rows_that_are_tokenised_already(version: ModelVer
             sent.append(message)
 
     async def go() -> None:
-        remote = RemoteClient(Tokenizer(Path(version.path), 48), Channel())  # type: ignore[arg-type]
-        metrics = Metrics(version.name, version.id)
+        remote = RemoteClient(Tokenizer(Path(entity_version.path), 48), Channel())  # type: ignore[arg-type]
+        metrics = Metrics(entity_version.name, entity_version.id)
         choice = Choice("torch-fp32", 256, 0.0)
-        config = ReplicaConfig(version)
+        config = ReplicaConfig(entity_version)
         handler: Any = endpoint_of(TASK).in_frontend(config, choice, remote, metrics)
         for text in ("Ada went to Rome", "Ada went to Rome " * 400):
             ticket = handler.submit(json.dumps({"inputs": text}).encode(), 9.0, lambda _: None)
@@ -355,9 +236,11 @@ def test_frontend_workers_send_rows_that_are_tokenised_already(version: ModelVer
 
 
 @pytest.mark.parametrize("form", ["onnx", "triton"])
-def test_its_graph_is_exported(form: Any, version: ModelVersion, tmp_path: Path) -> None:
-    made = export.export(version, form, tmp_path / "graph")
+def test_its_graph_is_exported(form: Any, entity_version: ModelVersion, tmp_path: Path) -> None:
+    made = export.export(entity_version, form, tmp_path / "graph")
     assert made.texts_per_s > 0
     if form == "triton":
-        text = (tmp_path / "graph" / version.name / "config.pbtxt").read_text(encoding="utf-8")
+        text = (tmp_path / "graph" / entity_version.name / "config.pbtxt").read_text(
+            encoding="utf-8"
+        )
         assert "dims: [ -1, 5 ]" in text
