@@ -51,7 +51,7 @@ def test_made_up_requests_fail_in_no_way_of_the_server(
     assert answer.status_code < 500 or answer.status_code in ALLOWED, answer.text
 
 
-@hypothesis.given(st.lists(st.text(max_size=300), min_size=1, max_size=4))
+@hypothesis.given(texts=st.lists(st.text(max_size=300), min_size=1, max_size=4))
 @EXAMPLES
 def test_spans_are_those_of_the_text_for_any_unicode(texts: list[str], url: str) -> None:
     answer = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=30)

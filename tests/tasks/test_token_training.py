@@ -59,7 +59,7 @@ def test_it_learns_and_publishes_what_transformers_scores_alike(
     assert version.labels == ("O", "B-person", "I-person", "B-place", "I-place")
     card = (Path(version.path) / "README.md").read_text(encoding="utf-8")
     assert f"pipeline_tag: {TASK}" in card
-    assert f'pipeline("{TASK}", "this/names_folder", aggregation_strategy="first")' in card
+    assert f'pipeline("{TASK}", "this/folder", aggregation_strategy="first")' in card
 
 
 def test_a_published_model_with_other_scores_is_refused(entity_version: ModelVersion) -> None:
