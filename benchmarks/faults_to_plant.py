@@ -120,16 +120,15 @@ FAULTS = [
         name="jobs-swap-writes-in-place",
         path="jobs/storage/files.py",
         old=(
-            "    partial = partial_of(path)\n"
-            "    try:\n"
-            "        path.parent.mkdir(parents=True, exist_ok=True)\n"
+            "    with replacing(path) as partial:\n"
             "        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)\n"
+            '        with os.fdopen(opened, "wb") as handle:\n'
+            "            handle.write(content)\n"
         ),
         new=(
-            "    partial = path\n"
-            "    try:\n"
-            "        path.parent.mkdir(parents=True, exist_ok=True)\n"
-            "        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)\n"
+            "    path.parent.mkdir(parents=True, exist_ok=True)\n"
+            '    with path.open("wb") as handle:\n'
+            "        handle.write(content)\n"
         ),
         wrong=(
             "An alias or lease is written over itself, so a kill or a full disk in the middle"

@@ -78,7 +78,8 @@ class LanguageTraining(TaskTraining):
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
     ) -> torch.Tensor:
         """The summed loss, tokens predicted right, and tokens, all of responses."""
-        losses, mask, right = predict_tokens(model, batch)
+        losses, mask, logits = predict_tokens(model, batch)
+        right = logits.argmax(dim=-1) == batch["input_ids"][:, 1:]
         mask = mask * counts[:, None]
         return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
 
@@ -102,14 +103,14 @@ TRAINING = LanguageTraining()
 
 
 def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
+    """Loss of each next token and whether it counts, (rows, tokens - 1), and the logits for it."""
     ids = batch["input_ids"]
     logits = model(input_ids=ids, use_cache=False, **attention_inputs(batch)).logits[:, :-1]
     targets = ids[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
     ).view_as(targets)
-    return losses, batch[LOSS_MASK][:, 1:].float(), logits.argmax(dim=-1) == targets
+    return losses, batch[LOSS_MASK][:, 1:].float(), logits
 
 
 def _own(data: DataSpec) -> LanguageData:
