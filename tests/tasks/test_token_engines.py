@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import transformers
 
+from serve.batching.policy import Limits
 from serve.batching.rows import Row, Tokenizer
 from serve.engines.engine import Head, OneByOne
 from serve.engines.engine_factory import EngineFactory, EvalSample
@@ -65,7 +66,7 @@ def test_graphs_of_fixed_shapes_give_the_same(tmp_path: Path) -> None:
     engine = factory.make("openvino-fp32", SAMPLE)
     assert isinstance(engine, OpenVinoEngine)
     expected = engine.run(rows), engine.run(rows[:1])
-    engine.prepare([len(row) for row in rows], 256)
+    engine.prepare([len(row) for row in rows], Limits(batch_tokens=256), 64)
     assert engine.packing.static_shapes
     assert engine.run(rows) == pytest.approx(expected[0], abs=1e-4)
     shape = next(s for s in engine.packing.static_shapes if s[0] == 1 and s[1] >= len(rows[0]))
