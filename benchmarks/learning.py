@@ -334,9 +334,7 @@ def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([filled(name, row[name]) for row in rows]) for name in rows[0]}
 
 
-def compared(
-    found: dict[str, list[Scores]], seeds: int, metrics: Sequence[str] = ("accuracy", "loss")
-) -> dict[str, Any]:
+def compared(found: dict[str, list[Scores]], seeds: int) -> dict[str, Any]:
     """Means and deviations of each metric, and whether chance makes such a difference."""
     shown, is_equal = {}, True
     for metric in found["winnow"][0]:

@@ -39,6 +39,7 @@ from benchmarks import (  # noqa: E402 - runs from a clone, installed or not
     learning_tokens,
 )
 from benchmarks.hf_trainer import WARMUP_STEPS, Clock  # noqa: E402
+from jobs.tasks.token_classification.tags import label_names  # noqa: E402
 from jobs.training.config import TrainingConfig  # noqa: E402
 from jobs.training.events import Event, Metered, Started  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
@@ -149,7 +150,7 @@ def tokens(data: Path, folder: Path) -> Iterator[Subject]:
     made = base(folder, transformers.BertConfig())
     train_rows = learning_tokens.sentences(data / "wnut17/train.conll")
     eval_rows = learning_tokens.sentences(data / "wnut17/dev.conll")
-    names = learning_tokens.label_names(tag for _, tags in train_rows for tag in tags)
+    names = label_names([tags for _, tags in train_rows])
     subject = learning_tokens.Subject(train_rows, eval_rows, names, EPOCHS)
     with changed(learning_tokens, MINILM=made, BATCH=ROWS):
         yield Subject(

@@ -91,6 +91,20 @@ data:
   response: answer
   max_length: 1024
 """,
+        """\
+model: {base: bert-base-cased, task: token-classification}
+data:
+  train: {path: news.conll}
+  eval: {path: news-eval.conll}
+""",
+        """\
+model: {base: bert-base-cased, task: token-classification}
+data:
+  train: {path: letters.jsonl}
+  eval: {path: letters-eval.jsonl}
+  text: text
+  spans: entities
+""",
     ),
     "data.train": (
         """\

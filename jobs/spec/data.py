@@ -19,7 +19,7 @@ from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.task import VARIANT_MARK
 
-FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
+FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".conll")
 """Endings of files that rows are read from."""
 COMPRESSIONS = (".gz", ".zst")
 """Endings that may follow."""
@@ -45,8 +45,9 @@ class SourceSpec(SpecModel):
 
     path: Location | Annotated[Items[Location], Field(min_length=1)]
     """Hub id, a folder written by `save_to_disk`, or a file ending in .csv, .tsv, .jsonl, .ndjson,
-    .json or .parquet, perhaps followed by .gz or .zst: `s3://bucket/key`, or a path relative to the
-    job file, in which `*` stands for several files. A list of files is read in its order."""
+    .json, .parquet or .conll, perhaps followed by .gz or .zst: `s3://bucket/key`, or a path
+    relative to the job file, in which `*` stands for several files. A list of files is read in its
+    order."""
     name: str | None = None
     """Configuration of a hub data set, such as `sst2` of `nyu-mll/glue`."""
     split: str = "train"

@@ -14,10 +14,13 @@ from jobs.spec.base import SpecModel
 Goal = Literal["max", "min"]
 ServeField = Literal["engine", "grpc", "fronts"]
 RowKind = Literal["labelled-texts", "conversations"]
-Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-loss"]
+Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-softmax", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
-a row, or the mean loss of the tokens that are trained. A `vector` is the identity; two models are
-then compared by the cosines between the vectors of all rows."""
+a row, the softmax of the logits of each token, or the mean loss of the tokens that are trained. A
+`vector` is the identity; two models are then compared by the cosines between the vectors of all
+rows."""
+PER_TOKEN: frozenset[Activation] = frozenset({"token-softmax"})
+"""Activations of models with logits for each token: [tokens, labels] of a row, not [labels]."""
 
 VARIANT_MARK = "/"
 """Stands between the name of a task and that of its variant."""
@@ -87,6 +90,8 @@ class Task:
     """The library that the model card names for loading a published folder."""
     usage: str = ""
     """Python code of the model card that loads the folder "this/folder"; by default a pipeline."""
+    pipeline_options: tuple[tuple[str, str], ...] = ()
+    """Arguments with which a pipeline of transformers answers as the endpoint does."""
     eval_batch: int = 128
     """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
     scores_vocabulary: bool = False

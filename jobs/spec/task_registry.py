@@ -13,6 +13,7 @@ GROUP = "winnow.tasks"
 """Group of entry points; each names a task and its value, `package.task:TASK`."""
 OURS = {
     "text-classification": "jobs.tasks.text_classification.task:TASK",
+    "token-classification": "jobs.tasks.token_classification.task:TASK",
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
     "sentence-embedding": "jobs.tasks.sentence_embedding.task:TASK",
 }

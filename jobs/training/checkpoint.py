@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 from pydantic import ByteSize
@@ -53,7 +54,7 @@ class CheckpointSaver:
         self,
         step: int,
         metrics: dict[str, float],
-        scores: list[list[float]] | None = None,
+        scores: list[Any] | None = None,
         quality: QualityReport | None = None,
     ) -> list[Saved]:
         """Copies the state after `step` steps and writes it in the background.

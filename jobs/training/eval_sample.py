@@ -8,12 +8,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.training.data import encoding
-from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
+from jobs.training.data.tokens import IGNORED, INPUT_IDS, LOSS_MASK, TOKEN_LABELS, TokenSet
 
 FILE = "gate.jsonl"
 TYPES = "token_type_ids"
@@ -34,14 +35,17 @@ class SampleRow:
     texts: Sequence[str] = ()
     """The text or the pair of texts, or the texts of a row that are read one by one, of which
     `ids` are the first; empty for tasks that keep only tokens."""
-    scores: Sequence[float] = ()
-    """The model's logits after the task's activation."""
+    scores: Sequence[float] | Sequence[Sequence[float]] = ()
+    """The model's logits after the task's activation; for a task with scores for each token, those
+    of the first labelled tokens."""
     trained: Sequence[int] = ()
     """1 for tokens with a loss, else 0; empty if all tokens have one."""
+    token_labels: Sequence[int] = ()
+    """Index of each token's label, IGNORED for tokens without one; empty for other tasks."""
 
 
 def rows_of(
-    tokens: TokenSet, scores: Sequence[Sequence[float]], texts: Sequence[Sequence[str]]
+    tokens: TokenSet, scores: Sequence[Any], texts: Sequence[Sequence[str]]
 ) -> list[SampleRow]:
     """Returns the sampled rows with their scores, and their texts if there are any.
 
@@ -95,7 +99,13 @@ def spread_of(rows: Sequence[SampleRow]) -> tuple[float, ...]:
     return tuple(value or 1.0 for value in deviations)
 
 
-def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[str]) -> SampleRow:
+def scored_tokens(row: SampleRow) -> list[int]:
+    """Returns the places of the tokens that `scores` has; of all labelled ones if it is empty."""
+    labelled = [at for at, label in enumerate(row.token_labels) if label != IGNORED]
+    return labelled[: len(row.scores)] if row.scores else labelled
+
+
+def _row(tokens: TokenSet, index: int, scores: Sequence[Any], texts: Sequence[str]) -> SampleRow:
     part = slice(int(tokens.offsets[index]), int(tokens.offsets[index + 1]))
 
     def column(name: str) -> list[int]:
@@ -110,4 +120,5 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
+        token_labels=column(TOKEN_LABELS) if TOKEN_LABELS in tokens.columns else (),
     )

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from jobs.training import random_states
 from jobs.training.config import TrainingConfig, eval_batch
 from jobs.training.data import batches, encoding
 from jobs.training.data.batches import FILLER, Indices
-from jobs.training.data.tokens import INPUT_IDS
+from jobs.training.data.tokens import IGNORED, INPUT_IDS, TOKEN_LABELS
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
 from jobs.training.quality import QualityReport
@@ -21,6 +22,9 @@ from jobs.training.scores import GatheredScores, OneForward, Scores
 from jobs.training.session import Session
 from jobs.training.task import Batch, Generate
 from jobs.training.world import World
+
+KEPT_NUMBERS = 2048
+"""Most scores of a row's tokens that are kept beside a model."""
 
 
 def final_precision(config: TrainingConfig, world: World) -> Precision:
@@ -68,14 +72,14 @@ def evaluate_last(
 
 
 @torch.no_grad()
-def sample_scores(session: Session, number_format: Precision) -> list[list[float]]:
-    """Returns the task's scores of the sampled evaluation rows, row by row.
+def sample_scores(session: Session, number_format: Precision) -> list[Any]:
+    """Returns the task's kept scores of the sampled evaluation rows, row by row.
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
-    found: list[list[float]] = []
+    found: list[Any] = []
     with _evaluating(session):
         for part in torch.split(rows, eval_batch(session.config)):
             gathered = session.eval_store.gather(
@@ -83,7 +87,7 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
             )
             batch = {name: each.to(session.world.device) for name, each in gathered.items()}
             with autocast(number_format, session.world.device):
-                found += session.training.scores(session.model, batch).tolist()
+                found += kept_scores(session.training.scores(session.model, batch), batch)
     return found
 
 
@@ -97,6 +101,20 @@ def _evaluating(session: Session) -> Iterator[None]:
             yield
     finally:
         session.model.train()
+
+
+def kept_scores(scores: torch.Tensor, batch: Batch) -> list[Any]:
+    """Returns the scores of each row that are kept beside a model, as lists.
+
+    Of scores for each token, (rows, tokens, labels), those of the first labelled tokens: at most
+    KEPT_NUMBERS numbers for each row, so that long rows stay small on disk.
+    """
+    if TOKEN_LABELS not in batch:
+        return list(scores.tolist())
+    most = max(1, KEPT_NUMBERS // scores.shape[-1])
+    is_labelled = batch[TOKEN_LABELS] != IGNORED
+    pairs = zip(scores, is_labelled, strict=True)
+    return [row[labelled][:most].tolist() for row, labelled in pairs]
 
 
 def _evaluate_rows(

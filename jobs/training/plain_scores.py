@@ -2,10 +2,10 @@
 
 It runs by its path, in its own process, and imports nothing of this project, as any other user of
 the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
-the activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts, or
-token-loss for the mean loss of the trained tokens). Prints JSON: the scores of the first rows one
-by one and of all rows in padded batches, and the number of texts that are tokenised otherwise than
-in training.
+the activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts,
+token-softmax for the probabilities of the first labelled tokens, or token-loss for the mean loss of
+the trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
+batches, and the number of texts that are tokenised otherwise than in training.
 """
 
 import json
@@ -23,13 +23,15 @@ IGNORED = -100
 PEFT_CLASSES = {"AutoModel": "AutoPeftModelForFeatureExtraction"}
 """Classes of peft by those of transformers, where their names do not correspond."""
 Rows = list[dict[str, Any]]
-Scores = list[list[float]]
+Scores = list[Any]
+"""One list for each row; with lists of a token's scores inside if each token has its own."""
 
 
 ACTIVATIONS = {
     "softmax": lambda logits: logits.softmax(dim=-1),
     "sigmoid": torch.sigmoid,
     "identity": lambda logits: logits,
+    "token-softmax": lambda logits: logits.softmax(dim=-1),
 }
 
 
@@ -58,8 +60,18 @@ def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores
     inputs = tokenizer(first, second, padding=True, truncation=True, return_tensors="pt")
     logits = model(**inputs.to(model.device)).logits
     score: Any = ACTIVATIONS[activation]
-    found: Scores = score(logits.float()).tolist()
-    return found
+    scores = score(logits.float())
+    if scores.dim() == 2:
+        return list(scores.tolist())
+    pairs = zip(rows, scores, inputs["attention_mask"].bool(), strict=True)
+    return [of_tokens(row, found[is_real]) for row, found, is_real in pairs]
+
+
+def of_tokens(row: dict[str, Any], scores: torch.Tensor) -> Scores:
+    """Returns the scores of the labelled tokens that were kept; `scores` is (tokens, labels)."""
+    labels = row["token_labels"]
+    labelled = [at for at, label in enumerate(labels) if label != IGNORED][: len(row["scores"])]
+    return list(scores[[at for at in labelled if at < len(scores)]].tolist())
 
 
 def vectors(model: Any, tokenizer: Any, rows: Rows, folder: Path) -> Scores:
@@ -95,6 +107,11 @@ def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     return found
 
 
+def outputs_of(scores: Scores) -> int:
+    """Returns the number of outputs of a model, from the scores of a row."""
+    return len(scores[0] if isinstance(scores[0], list) else scores)
+
+
 def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> dict[str, Any]:
     """Returns the scores of the rows, as arguments of `publication.PlainScores`."""
     transformers.utils.logging.set_verbosity_error()
@@ -103,7 +120,7 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
     rows = [json.loads(line) for line in lines]
     is_vector = activation == "vector"
     has_texts = is_vector or activation in ACTIVATIONS
-    outputs = len(rows[0]["scores"]) if activation in ACTIVATIONS else 0
+    outputs = outputs_of(rows[0]["scores"]) if activation in ACTIVATIONS else 0
     model, tokenizer = load(folder, auto_class, outputs)
     model = model.float().to(device).eval()
 

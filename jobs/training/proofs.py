@@ -14,10 +14,19 @@ import torch
 from numpy.typing import NDArray
 
 from jobs.errors import ModelError
+from jobs.spec import task_registry
+from jobs.spec.task import PER_TOKEN
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data import packing
-from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, POSITION_IDS, TokenSet, TokenStore
+from jobs.training.data.tokens import (
+    INPUT_IDS,
+    LOSS_MASK,
+    POSITION_IDS,
+    TOKEN_LABELS,
+    TokenSet,
+    TokenStore,
+)
 from jobs.training.engine.inputs import attention_inputs
 from jobs.training.model.adapter import has_adapter
 from jobs.training.model.base import settle, token_embeddings
@@ -97,7 +106,7 @@ class _CheckResult:
 def _with_accepted_columns(corpus: Corpus, model: Any) -> Corpus:
     """Removes token columns that the model does not accept, such as token types."""
     bare = model.get_base_model() if has_adapter(model) else model
-    taken = {*inspect.signature(bare.forward).parameters, LOSS_MASK}
+    taken = {*inspect.signature(bare.forward).parameters, LOSS_MASK, TOKEN_LABELS}
     tokenizer = corpus.tokenizer
     names = [name for name in tokenizer.model_input_names if name in taken]
     settle(tokenizer, model_input_names=names)
@@ -215,13 +224,18 @@ class _LogitsCheck:
         self._bound = EXACT_BOUND if is_exact else ROUNDED_BOUND
 
     def scores(self, tokens: TokenSet, rows: Any, width: int) -> torch.Tensor:
-        """Returns the task's logits of whole rows padded to `width`, (rows, ...)."""
+        """Returns the task's logits of whole rows padded to `width`, (rows, ...).
+
+        If each token has its own, those of all tokens without padding, (tokens, labels).
+        """
         # a store of these rows only: all rows are on the device already, or do not fit
         batch = TokenStore(tokens.taken(rows), self._device).gather(
             torch.arange(len(rows), device=self._device), width
         )
         with autocast(self._precision, self._device):
-            return training_of(self.config.model.task).logits(self.model, batch).cpu()
+            logits = training_of(self.config.model.task).logits(self.model, batch)
+        is_per_token = task_registry.find(self.config.model.task).activation in PER_TOKEN
+        return (logits[batch["attention_mask"].bool()] if is_per_token else logits).cpu()
 
     def logits_alone(self, sample: Tokens) -> torch.Tensor:
         """Returns the logits of a row with a single sample, (tokens, vocabulary)."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,9 @@ BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp1
 class PlainScores:
     """Scores of the sampled rows from transformers without this project's code."""
 
-    alone: Sequence[Sequence[float]]
+    alone: Sequence[Any]
     """Scores of the first rows, computed one by one."""
-    together: Sequence[Sequence[float]]
+    together: Sequence[Any]
     """Scores of all rows, computed in padded batches."""
     retokenised: int
     """Number of texts that are tokenised otherwise than in training."""
@@ -120,21 +121,26 @@ def compare(
     by their cosines with the vectors of all rows, and scores that have the unit of the labels in
     standard deviations of these.
     """
-    expected = np.array([row.scores for row in rows])
+    expected = [np.ravel(row.scores) for row in rows]
     if is_vector:
+        vectors = np.array([row.scores for row in rows])
         alone, together = (
-            eval_sample.similarities(np.array(found), expected).tolist()
+            eval_sample.similarities(np.array(found), vectors).tolist()
             for found in (plain.alone, plain.together)
         )
         plain = PlainScores(alone, together, plain.retokenised)
-        expected = eval_sample.similarities(expected, expected)
-    scale = np.maximum(np.abs(expected), 1.0) if is_loss else np.ones_like(expected)
-    if has_unit:
-        scale = scale * eval_sample.spread_of(rows)
-    far = {
-        name: float((np.abs(np.array(found) - expected[: len(found)]) / scale[: len(found)]).max())
-        for name, found in (("alone", plain.alone), ("beside others", plain.together))
-    }
+        expected = list(eval_sample.similarities(vectors, vectors))
+    unit = np.array(eval_sample.spread_of(rows)) if has_unit else np.ones(1)
+
+    def difference(found: Sequence[Any]) -> float:
+        own = np.concatenate(expected[: len(found)])
+        scale = np.maximum(np.abs(own), 1.0) if is_loss else np.ones_like(own)
+        others = np.concatenate([np.ravel(scores) for scores in found])
+        if own.shape != others.shape:  # the tokenizer makes other tokens of a text
+            return np.inf
+        return float((np.abs(others - own) / scale / np.resize(unit, own.shape)).max())
+
+    far = {"alone": difference(plain.alone), "beside others": difference(plain.together)}
     worst = max(far, key=lambda name: np.nan_to_num(far[name], nan=np.inf))
     refusal = ""
     if plain.retokenised:

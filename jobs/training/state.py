@@ -47,7 +47,7 @@ class Snapshot:
     optimizer: Tensors
     random: Tensors
     scalars: dict[str, float]
-    scores: list[list[float]] | None = None
+    scores: list[Any] | None = None
     """Scores of the sampled evaluation rows in the last checkpoint; None in earlier ones."""
     quality: QualityReport | None = None
     """Report of the last evaluation, if the task has one."""
@@ -61,7 +61,7 @@ class Snapshot:
 def take(
     session: Session,
     reference: CheckpointRef,
-    scores: list[list[float]] | None = None,
+    scores: list[Any] | None = None,
     quality: QualityReport | None = None,
 ) -> Snapshot:
     """Copies the state of a session to the host; every worker must call this.

@@ -105,7 +105,10 @@ class TaskTraining(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, model: Any, batch: Batch) -> torch.Tensor:
-        """The task's activation of the logits, (rows, scores), which is kept beside a model."""
+        """The task's activation of the logits, (rows, scores).
+
+        If the activation is one of `PER_TOKEN`, (rows, tokens, scores).
+        """
 
     @abc.abstractmethod
     def sums(

@@ -182,9 +182,9 @@ def _card(
         else ""
     )
     is_adapter = lora is not None and not lora.merge
-    usage = task.usage or (
-        f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
-    )
+    options = "".join(f', {name}="{value}"' for name, value in task.pipeline_options)
+    call = f'pipeline("{task.pipeline}", "this/folder"{options})("text")'
+    usage = task.usage or f"from transformers import pipeline\n{call}"
     if is_adapter:
         loader = task.peft_class
         of_labels = (

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ from serve.batching.client import (
 )
 from serve.batching.policy import Limits, fits_one_batch, form_batches
 from serve.batching.request_queue import RequestQueue, tokens_of
-from serve.batching.requests import BatchResult, Input, Item, Request, active, lengths_of
-from serve.batching.rows import PendingBatch, Row, Tokenizer
+from serve.batching.requests import BatchResult, Item, Request, active, lengths_of
+from serve.batching.rows import Input, PendingScores, Row, Tokenizer
 from serve.batching.waiting import NOTHING, Saving, Waiting
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _InFlight:
     """A batch that was launched on the engine."""
 
     items: Sequence[Item]
-    pending: PendingBatch
+    pending: PendingScores
     begin: float
 
 
@@ -62,7 +63,7 @@ class Batcher(InferenceClient):
 
     def __init__(
         self,
-        launch: Callable[[Sequence[Row]], PendingBatch],
+        launch: Callable[[Sequence[Row]], PendingScores],
         tokenizer: Tokenizer,
         limits: Limits,
         on_batch: OnBatch | None = None,
@@ -74,7 +75,7 @@ class Batcher(InferenceClient):
 
         Args:
             launch: Starts a batch of rows; the returned function waits for its scores,
-                [rows, labels].
+                [rows, labels] or an array [tokens, labels] for each row.
             tokenizer: Tokenises texts on the engine's thread.
             limits: Limits of a batch and of the queue; may be replaced at any time.
             on_batch: Called on the engine's thread after each batch.
@@ -199,11 +200,14 @@ class Batcher(InferenceClient):
         """
         self._deliver()
         error: Exception | None = None
-        scores: list[list[float]] = []
+        scores: Sequence[Any] = []
         try:
-            array = flight.pending()
-            scores = array.tolist()
-            if not np.isfinite(array).all():
+            found = flight.pending()
+            if isinstance(found, np.ndarray):
+                scores, arrays = found.tolist(), [found]
+            else:
+                scores = arrays = list(found)
+            if not all(np.isfinite(each).all() for each in arrays):
                 error = NonFiniteScoresError("the model's scores contain NaN or infinity")
         except Exception:
             _logger.exception("a batch of %d texts failed", len(flight.items))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from serve.batching.rows import Text
+from serve.batching.rows import Input, Tokenizer
 
 
 class QueueFullError(Exception):
@@ -34,8 +34,9 @@ class InternalError(Exception):
 class Answer:
     """The scores of a request's texts, with the times of their last batch."""
 
-    scores: list[list[float]]
-    """One list for each text, with one score for each label."""
+    scores: list[Any]
+    """For each text a list with one score for each label; or, if each token has its own, an array
+    of scores, [tokens, labels]."""
     is_cut: bool
     """True if a text was longer than the model's limit and was cut."""
     batch_rows: int
@@ -71,17 +72,20 @@ class Load:
 class InferenceClient(abc.ABC):
     """Gets scores of texts from an engine, in this process or in the replica's."""
 
+    tokenizer: Tokenizer
+    """The model's, with which a task may tokenise texts itself."""
+
     @property
     @abc.abstractmethod
     def load(self) -> Load:
         """The requests that wait now."""
 
     @abc.abstractmethod
-    def start(self, inputs: Sequence[Text], timeout_s: float, on_answered: Callback) -> Any:
+    def start(self, inputs: Sequence[Input], timeout_s: float, on_answered: Callback) -> Any:
         """Queues texts and returns a ticket, which the caller must pass to `cancel` at the end.
 
         Args:
-            inputs: Texts, or pairs of texts.
+            inputs: Texts, pairs of texts, or rows.
             timeout_s: Time after which `on_answered` receives DeadlineError.
             on_answered: Called on this event loop with the answer or an error, once or more often;
                 only the first call counts.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
 from serve.batching.client import Callback, InternalError
-from serve.batching.requests import Input, Item, Request, characters_of
-from serve.batching.rows import Row, Tokenizer
+from serve.batching.requests import Item, Request, characters_of
+from serve.batching.rows import Input, Row, Tokenizer
 
 _logger = logging.getLogger(__name__)
 

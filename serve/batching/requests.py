@@ -3,13 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jobs.training.config import CHARACTERS_PER_TOKEN
 from serve.batching.client import Answer, Callback
-from serve.batching.rows import Row, Text
-
-Input = Text | Row
-"""A text, or a row that a frontend worker has tokenised."""
+from serve.batching.rows import Input, Row
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +22,7 @@ class Request:
     """Arrival by the monotonic clock, in seconds."""
     tokens: float
     """Estimated from the characters."""
-    scores: list[list[float]]
+    scores: list[Any]
     unscored: int
     """Inputs without scores yet."""
     is_ended: bool = False
@@ -55,7 +53,7 @@ class BatchResult:
     """The scores of a batch, or the error that takes their place."""
 
     items: Sequence[Item]
-    scores: Sequence[list[float]]
+    scores: Sequence[Any]
     error: Exception | None
     begin: float
     """Start of the batch by the monotonic clock, in seconds."""

@@ -19,6 +19,9 @@ Matrix = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 PendingBatch = Callable[[], Logits]
 """Waits for a launched batch and returns its logits; a CPU engine computes them in this call."""
+PendingScores = Callable[[], Logits | Sequence[Logits]]
+"""Waits for a launched batch and returns its scores: [rows, labels], or an array [tokens, labels]
+for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,10 @@ class Row:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+Input = Text | Row
+"""A text, or a row that is tokenised already."""
 
 
 class Tokenizer:
@@ -54,6 +61,8 @@ class Tokenizer:
         self.pad_id = int(loaded.pad_token_id or 0)
         self.pads_left = loaded.padding_side == "left"
         self.input_names: tuple[str, ...] = tuple(loaded.model_input_names)
+        self.unknown_id: int | None = loaded.unk_token_id
+        self.max_length = max_length
         self._fast = loaded.backend_tokenizer
         self._fast.enable_truncation(max_length, direction=loaded.truncation_side)
         self._fast.no_padding()
@@ -69,6 +78,24 @@ class Tokenizer:
     def texts(self, rows: Sequence[Sequence[int]]) -> list[str]:
         """Decodes rows of token ids, without special tokens."""
         return list(self._fast.decode_batch([list(row) for row in rows]))
+
+    @property
+    def special_tokens(self) -> int:
+        """Number of special tokens in the row of a text."""
+        return int(self._fast.num_special_tokens_to_add(False))  # noqa: FBT003 - a library's
+
+    def overlapping(self, stride: int) -> Any:
+        """Returns a tokenizer that divides texts beyond the limit instead of cutting them.
+
+        It is one of the library `tokenizers`; each window repeats `stride` tokens of the last.
+        """
+        copied = copy.deepcopy(self._fast)
+        copied.enable_truncation(self.max_length, stride=stride, direction="right")
+        return copied
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Returns the first character of each token of a text, and the one after its last."""
+        return list(self._fast.encode(text).offsets)
 
     def rows(self, texts: Sequence[Text]) -> list[Row]:
         """Tokenises each text or pair, cut to the model's limit."""

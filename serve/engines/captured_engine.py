@@ -15,7 +15,7 @@ from jobs.training.config import Device
 from jobs.training.model.precision import AUTOCAST
 from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape
+from serve.engines.engine import ROW_HEAD, Head, Shape
 from serve.engines.torch_engine import NAMES, load_classifier
 
 DEVICE: Device = "cuda"
@@ -34,7 +34,7 @@ class _Captured:
 
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
-    """(rows, labels), fp32."""
+    """(rows, labels), or (rows, width, labels) if each token has its own; fp32."""
 
 
 class CapturedEngine:
@@ -42,11 +42,13 @@ class CapturedEngine:
 
     is_packed, ahead = False, 1
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, precision: Precision) -> None:
+    def __init__(
+        self, folder: Path, tokenizer: Tokenizer, precision: Precision, head: Head = ROW_HEAD
+    ) -> None:
         self.name = NAMES[precision]
         dtype = AUTOCAST.get(precision, torch.float32)
         self._device = torch.device(DEVICE, torch.cuda.current_device())
-        self._model = load_classifier(folder).to(self._device, dtype)
+        self._model, self._head = load_classifier(folder, head).to(self._device, dtype), head
         self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
         self._graphs: dict[Shape, _Captured] = {}
@@ -59,12 +61,12 @@ class CapturedEngine:
         return shapes(limits.batch_rows, limits.batch_tokens, longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         return self.launch(rows)()
 
     @torch.inference_mode()
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Starts a batch; the returned function waits for its logits, [rows, labels]."""
+        """Starts a batch; the returned function waits for its logits."""
         shape = shape_of(len(rows), max(map(len, rows)))
         # each batch has its own pinned buffer, because the copy of the batch before may not have
         # ended; torch reuses pinned memory once the device has finished with it
@@ -84,7 +86,11 @@ class CapturedEngine:
 
         def wait() -> Logits:
             done.synchronize()
-            return output.numpy()[: len(rows)].copy()
+            found: Logits = output.numpy()[: len(rows)]
+            if self._head.is_per_token:
+                of_tokens: Logits = found[host[1, : len(rows)].numpy().astype(bool)]
+                return of_tokens
+            return found.copy()
 
         return wait
 

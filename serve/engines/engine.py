@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
+from jobs.spec.task import PER_TOKEN, Activation, Task
 from serve.batching.policy import Limits
 from serve.batching.rows import Logits, PendingBatch, Row
 
@@ -16,6 +16,25 @@ Shape = tuple[int, int]
 """Shape of a batch: rows, and width in tokens with padding."""
 WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 """Widths in tokens of the rows that are run once before the first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output of a published model."""
+
+    auto_class: str = "AutoModelForSequenceClassification"
+    """The class of transformers that loads the model."""
+    is_per_token: bool = False
+    """True if each token has logits of its own, and not each row."""
+
+    @classmethod
+    def of(cls, task: Task) -> "Head":
+        """Returns the output of a task's models."""
+        return cls(task.auto_class, task.activation in PER_TOKEN)
+
+
+ROW_HEAD = Head()
+"""The output of a classifier of rows."""
 
 
 def softmax(logits: Logits) -> Logits:
@@ -36,12 +55,18 @@ ACTIVATIONS: Mapping[Activation, Callable[[Logits], Logits]] = {
     "sigmoid": sigmoid,
     "identity": lambda logits: logits,
     "vector": lambda logits: logits,
+    "token-softmax": softmax,
 }
 """Functions from logits to scores, by the activation of a task."""
 
 
 class Engine(Protocol):
-    """A model on one device."""
+    """A model on one device.
+
+    Logits are [rows, labels]. If each token has its own, they are [tokens, labels]: those of all
+    tokens of the first row, special ones included, then of the second row, and so on, without
+    padding.
+    """
 
     name: EngineName
     is_packed: bool
@@ -62,12 +87,12 @@ class Engine(Protocol):
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Prepares a batch, and starts it if the device computes asynchronously.
 
-        Returns a function that waits for the logits, [rows, labels].
+        Returns a function that waits for the logits.
         """
         ...
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels].
+        """Returns the logits.
 
         Up to rounding, a row's logits must not depend on the other rows of the batch.
         """
@@ -100,11 +125,11 @@ class OneByOne:
         return self._engine.prepare(lengths, replace(limits, batch_rows=1), longest)
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Returns a function that computes the logits, [rows, labels]."""
+        """Returns a function that computes the logits."""
         return lambda: self.run(rows)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         logits: Logits = np.concatenate([self._engine.run([row]) for row in rows])
         return logits
 

@@ -1,17 +1,19 @@
 """Creates engines for a model, and reads the evaluation sample that they are checked by."""
 
+import itertools
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from jobs.errors import DeployError
 from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
+from jobs.spec.task import PER_TOKEN, Activation
 from jobs.spec.train import Precision
 from jobs.storage import files
 from jobs.training import eval_sample
@@ -20,7 +22,7 @@ from jobs.training.out_of_memory import is_out_of_memory
 from serve.batching.rows import Logits, Row, Tokenizer
 from serve.engines import onnx_engine, openvino_engine, openvino_graph, optional_packages
 from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import Engine
+from serve.engines.engine import ROW_HEAD, Engine, Head
 from serve.engines.torch_engine import TorchEngine
 from serve.version import ModelVersion
 
@@ -34,13 +36,20 @@ class EvalSample:
 
     rows: tuple[Row, ...]
     labels: tuple[int | float | Sequence[float], ...]
-    """Index of each row's label, or the numbers that the task learns of it."""
+    """Index of the label of each scored item, a row or a token, or the numbers that the task learns
+    of a row."""
     scores: Logits | None = None
-    """Scores in training, [rows, labels]; None for a version that was published without scores."""
+    """Scores in training, [items, labels]; None for a version that was published without scores."""
     activation: Activation = "softmax"
     """Function from an engine's logits to scores."""
     spread: tuple[float, ...] = ()
     """Unit in which differences of each score count; 1 for all if empty."""
+    tokens: npt.NDArray[np.int64] | None = None
+    """Places of the scored tokens among those of all rows, [items]; None if rows are scored."""
+
+    def items(self, scores: Logits) -> Logits:
+        """Returns the scores that training's are compared with, from an engine's of all rows."""
+        return scores if self.tokens is None else scores[self.tokens]
 
     @property
     def pattern(self) -> Row:
@@ -57,6 +66,7 @@ class EngineFactory:
     tokenizer: Tokenizer
     device: Device
     threads: int
+    head: Head = ROW_HEAD
 
     @classmethod
     def of(
@@ -73,7 +83,8 @@ class EngineFactory:
         folder, is_gpu = Path(version.path), device == "cuda"
         # a GPU is faster than one core tokenises
         tokenizer = Tokenizer(folder, version.max_length, is_spread=is_gpu)
-        return cls(folder, exports or Path(version.exports), tokenizer, device, threads)
+        head = Head.of(task_registry.find(version.task))
+        return cls(folder, exports or Path(version.exports), tokenizer, device, threads, head)
 
     def make(self, name: EngineName, sample: EvalSample) -> Engine:
         """Creates an engine; exports the model first if the graph does not exist.
@@ -88,7 +99,7 @@ class EngineFactory:
             return self._torch(cast("Precision", precision), sample)
         if library == "onnx":
             graph = self._exported("model.onnx", self._export_onnx)
-            return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads)
+            return onnx_engine.OnnxEngine(graph, self.tokenizer, self.threads, self.head)
         graph = self._exported("openvino-rows.xml", self._export_openvino)
         if precision == "int8":
 
@@ -96,7 +107,7 @@ class EngineFactory:
                 openvino_graph.quantize(graph, self.tokenizer, sample.rows, target)
 
             graph = self._exported("openvino-rows-int8.xml", quantize)
-        return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads)
+        return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads, self.head)
 
     def _torch(self, precision: Precision, sample: EvalSample) -> Engine:
         """Creates a torch engine; with CUDA graphs on a GPU, unless the model cannot be captured.
@@ -105,11 +116,11 @@ class EngineFactory:
         """
         captured = self._captured(precision, sample) if self.device == "cuda" else None
         return captured or TorchEngine(
-            self.model, self.tokenizer, precision, self.device, self.threads
+            self.model, self.tokenizer, precision, self.device, self.threads, self.head
         )
 
     def _captured(self, precision: Precision, sample: EvalSample) -> Engine | None:
-        engine = CapturedEngine(self.model, self.tokenizer, precision)
+        engine = CapturedEngine(self.model, self.tokenizer, precision, self.head)
         try:
             engine.run([sample.pattern])
         except Exception as error:
@@ -119,10 +130,10 @@ class EngineFactory:
         return engine
 
     def _export_onnx(self, target: Path) -> None:
-        onnx_engine.export(self.model, self.tokenizer, target)
+        onnx_engine.export(self.model, self.tokenizer, target, self.head)
 
     def _export_openvino(self, target: Path) -> None:
-        openvino_graph.export(self.model, self.tokenizer, target)
+        openvino_graph.export(self.model, self.tokenizer, target, self.head)
 
     def _exported(self, name: str, export: Callable[[Path], None]) -> Path:
         """Returns a file of the exports folder, and exports it if it does not exist.
@@ -151,11 +162,22 @@ def eval_sample_of(version: ModelVersion) -> EvalSample:
 def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSample:
     """Reads the evaluation sample in a model's folder; without rows if the folder has none."""
     rows = eval_sample.read(folder)
-    scores = [row.scores for row in rows if row.scores]
+    scores: list[Any] = [row.scores for row in rows if row.scores]
+    own = tuple(Row(row.ids, row.types) for row in rows)
+    if activation not in PER_TOKEN:
+        known = np.array(scores, dtype=np.float32) if scores else None
+        spread = eval_sample.spread_of(rows) if scores and activation == "identity" else ()
+        return EvalSample(own, tuple(row.label for row in rows), known, activation, spread)
+    scored = [eval_sample.scored_tokens(row) for row in rows]
+    begins = itertools.accumulate(map(len, own), initial=0)
     return EvalSample(
-        tuple(Row(row.ids, row.types) for row in rows),
-        tuple(row.label for row in rows),
-        np.array(scores, dtype=np.float32) if scores else None,
+        own,
+        tuple(
+            row.token_labels[at] for row, places in zip(rows, scored, strict=True) for at in places
+        ),
+        np.concatenate([np.array(each, dtype=np.float32) for each in scores]) if scores else None,
         activation,
-        eval_sample.spread_of(rows) if scores and activation == "identity" else (),
+        tokens=np.array(
+            [begin + at for begin, places in zip(begins, scored, strict=False) for at in places]
+        ),
     )

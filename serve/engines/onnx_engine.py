@@ -13,8 +13,8 @@ import torch
 from jobs.spec.serve import EngineName
 from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape, usual_widths
-from serve.engines.openvino_graph import input_names, padded_arrays
+from serve.engines.engine import ROW_HEAD, Head, Shape, usual_widths
+from serve.engines.openvino_graph import input_names, padded_arrays, padded_logits
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WARNINGS = 3
@@ -28,7 +28,9 @@ class OnnxEngine:
     name: EngineName = "onnx-fp32"
     is_packed, ahead = False, 0
 
-    def __init__(self, graph: Path, tokenizer: Tokenizer, threads: int) -> None:
+    def __init__(
+        self, graph: Path, tokenizer: Tokenizer, threads: int, head: Head = ROW_HEAD
+    ) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -38,27 +40,33 @@ class OnnxEngine:
             str(graph), options, providers=["CPUExecutionProvider"]
         )
         self._names = [port.name for port in self._session.get_inputs()]
-        self._padding = Padding.of(tokenizer)
+        self._padding, self._head = Padding.of(tokenizer), head
 
     def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
         """Returns shapes of the usual widths, which are to be run once."""
         return usual_widths(longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Pads a batch; the returned function computes its logits, [rows, labels]."""
+        """Pads a batch; the returned function computes its logits."""
         inputs = padded_arrays(self._padding, rows, self._names)
-        return lambda: np.asarray(self._session.run(None, inputs)[0], dtype=np.float32)
+
+        def compute() -> Logits:
+            logits = np.asarray(self._session.run(None, inputs)[0], dtype=np.float32)
+            return padded_logits(logits, rows, self._padding) if self._head.is_per_token else logits
+
+        return compute
 
 
-def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
+def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEAD) -> None:
     """Writes a model as an ONNX graph with dynamic batch size and width."""
-    model, names = load_classifier(folder), input_names(tokenizer)
+    model, names = load_classifier(folder, head), input_names(tokenizer)
     example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
     free = {0: "rows", 1: "width"}
+    outputs = free if head.is_per_token else {0: "rows"}
     with torch.inference_mode(), quiet_tracing():
         torch.onnx.export(
             model,
@@ -67,7 +75,7 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
             kwargs=example,
             input_names=names,
             output_names=["logits"],
-            dynamic_axes={**dict.fromkeys(names, free), "logits": {0: "rows"}},
+            dynamic_axes={**dict.fromkeys(names, free), "logits": outputs},
             opset_version=OPSET,
             dynamo=False,
         )

@@ -8,17 +8,19 @@ import numpy as np
 
 from jobs.spec.serve import EngineName
 from serve.batching.policy import Limits
-from serve.batching.rows import Logits, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape, run_s, usual_widths
+from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
+from serve.engines.engine import ROW_HEAD, Head, Shape, run_s, usual_widths
 from serve.engines.openvino_graph import (
     SEGMENTS,
+    WIDTHS,
     Inputs,
     PackedInputs,
     names_of,
     padded_inputs,
+    padded_logits,
     words_of,
 )
-from serve.engines.packing import Packing, cost, usual_shapes
+from serve.engines.packing import FIRST, Packing, cost, usual_shapes
 
 PACKED_WIDTHS, TILED_WIDTHS = 16, 32
 """The widths of packed rows are multiples of this, so that OpenVINO prepares its graph for few
@@ -52,8 +54,16 @@ class OpenVinoEngine:
 
     ahead = 0
 
-    def __init__(self, graph: Path, tokenizer: Tokenizer, name: EngineName, threads: int) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        tokenizer: Tokenizer,
+        name: EngineName,
+        threads: int,
+        head: Head = ROW_HEAD,
+    ) -> None:
         self.name, self._graph, self._threads = name, graph, threads
+        self._head, self._padding = head, Padding.of(tokenizer, WIDTHS)
         self._request = self._compiled(_read(graph))
         self._static: dict[Shape, StaticShapeGraph] = {}
         names = names_of(self._request.get_compiled_model())
@@ -94,6 +104,8 @@ class OpenVinoEngine:
         model = _read(self._graph)
         for shape in usual[: int(STATIC_BYTES / each)]:
             inputs = self._packed.empty(shape)
+            if self._head.is_per_token:
+                del inputs[FIRST]
             static = model.clone()  # shares the weights instead of reading their file again
             static.reshape({name: list(array.shape) for name, array in inputs.items()})
             self._static[shape] = StaticShapeGraph(self._compiled(static), inputs)
@@ -110,22 +122,39 @@ class OpenVinoEngine:
         return min(MOST_SPARE, max(0.0, prepare_s / token_s)) if token_s > 0 else 0.0
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Packs or pads a batch; the returned function computes its logits, [rows, labels]."""
+        """Packs or pads a batch; the returned function computes its logits."""
         inputs = self._inputs(rows)
         shape = inputs[SEGMENTS].shape if self.is_packed else (0, 0)
+        if self._head.is_per_token:
+            return self._launch_tokens(rows, inputs, shape)
         if self.packing.has_graph(shape, len(rows)):
             graph = self._static[shape]
             return lambda: graph.run(inputs)[: len(rows)].copy()
+        return lambda: self._compute(inputs)
 
-        def compute() -> Logits:
-            self._request.infer(inputs, share_inputs=True)
-            return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
+    def _launch_tokens(
+        self, rows: Sequence[Row], inputs: dict[str, Any], shape: Shape
+    ) -> PendingBatch:
+        """Returns a function that computes the logits of the rows' tokens, [tokens, labels]."""
+        if not self.is_packed:
+            return lambda: padded_logits(self._compute(inputs), rows, self._padding)
+        first = inputs.pop(FIRST)[: len(rows)]
+        places = np.concatenate(
+            [np.arange(at, at + len(row)) for at, row in zip(first, rows, strict=True)]
+        )
+        if self.packing.has_graph(shape, len(rows)):
+            graph = self._static[shape]
+            return lambda: graph.run(inputs)[places]
+        return lambda: self._compute(inputs)[places]
 
-        return compute
+    def _compute(self, inputs: dict[str, Any]) -> Logits:
+        """Runs the dynamic-shape graph and returns a copy of its output."""
+        self._request.infer(inputs, share_inputs=True)
+        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)
 
 
 class StaticShapeGraph:
@@ -138,7 +167,7 @@ class StaticShapeGraph:
         self.run(inputs)
 
     def run(self, inputs: Mapping[str, Any]) -> Logits:
-        """Returns logits, [capacity, labels]; the next run overwrites them."""
+        """Returns the graph's output; the next run overwrites it."""
         for name, buffer in self._inputs.items():
             buffer[...] = inputs[name]
         self._request.infer(share_outputs=True)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from serve.batching.rows import Padding, Row, Tokenizer
-from serve.engines.engine import Shape
-from serve.engines.packing import Arrays, Packing, capacity
+from serve.batching.rows import Logits, Padding, Row, Tokenizer
+from serve.engines.engine import ROW_HEAD, Head, Shape
+from serve.engines.packing import FIRST, Arrays, Packing, capacity
 from serve.engines.torch_engine import PooledModel, load_classifier, quiet_tracing
 
 WIDTHS = 4
@@ -86,6 +86,27 @@ class PackedVectors(PackedClassifier):
         return torch.nn.functional.normalize(vectors, dim=-1) if pooled.is_normalized else vectors
 
 
+class PackedTokenClassifier(torch.nn.Module):
+    """A BERT classifier of tokens for the packed rows of `Packing`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model: Any = model
+
+    def forward(
+        self,
+        inputs_embeds: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        segment_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns logits, [rows * width, labels]; arguments as those of `PackedClassifier`."""
+        bert = self._model.bert
+        tokens = packed_tokens(bert, inputs_embeds, token_type_ids, segment_ids, position_ids)
+        logits: torch.Tensor = self._model.classifier(tokens)
+        return logits
+
+
 def own_tokens(segment_ids: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     """Returns which of all tokens belong to each input, [inputs, rows * width].
 
@@ -104,7 +125,10 @@ def packed_tokens(
     segment_ids: torch.Tensor,
     position_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Returns the last hidden states of packed rows, [rows * width, hidden]."""
+    """Returns the last hidden states of packed rows, [rows * width, hidden].
+
+    A token attends to the tokens of its own input only.
+    """
     output = bert(
         inputs_embeds=inputs_embeds,
         token_type_ids=token_type_ids,
@@ -115,21 +139,24 @@ def packed_tokens(
     return tokens
 
 
-def export(folder: Path, tokenizer: Tokenizer, graph: Path) -> None:
+def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEAD) -> None:
     """Writes a model as an OpenVINO graph with dynamic batch size and width."""
     disable_telemetry()
     import openvino
 
-    model: Any = load_classifier(folder)
+    model: Any = load_classifier(folder, head)
     if model.config.model_type in PACKED:
         bert = model.model if isinstance(model, PooledModel) else model.bert
         words = bert.embeddings.word_embeddings.weight.detach().numpy()
         np.save(graph.with_name(WORDS), words)
         inputs = PackedInputs(Packing(tokenizer.pad_id), words)
         arrays = inputs([Row((1,) * 3, ()), Row((1,) * 5, ()), Row((1,) * 8, ())])
+        if head.is_per_token:
+            del arrays[FIRST]
         example = {name: torch.from_numpy(array) for name, array in arrays.items()}
         is_pooled = isinstance(model, PooledModel)
-        model = PackedVectors(model) if is_pooled else PackedClassifier(model)
+        kind = PackedVectors if is_pooled else PackedClassifier
+        model = PackedTokenClassifier(model) if head.is_per_token else kind(model)
     else:
         example = {
             name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)
@@ -163,7 +190,8 @@ def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: 
     def batches() -> Iterator[dict[str, Any]]:
         used = rows[:CALIBRATION_ROWS]
         for first in range(0, len(used), CALIBRATION_BATCH):
-            yield inputs(used[first : first + CALIBRATION_BATCH])
+            made = inputs(used[first : first + CALIBRATION_BATCH])
+            yield {name: array for name, array in made.items() if name in names}
 
     calibration = list(batches())
     model = nncf.quantize(
@@ -220,6 +248,16 @@ class PackedInputs:
 
     def _embed(self, arrays: Arrays) -> dict[str, Any]:
         return {VECTORS: self.words.take(arrays.pop("input_ids"), axis=0), **arrays}
+
+
+def padded_logits(logits: Logits, rows: Sequence[Row], padding: Padding) -> Logits:
+    """Returns the logits of the rows' tokens, [tokens, labels], from [rows, width, labels]."""
+    lengths = np.array([len(row) for row in rows])[:, None]
+    width = logits.shape[1]
+    places = np.arange(width)
+    is_token = places >= width - lengths if padding.on_left else places < lengths
+    found: Logits = logits[is_token]
+    return found
 
 
 def padded_arrays(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:

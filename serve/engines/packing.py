@@ -17,6 +17,8 @@ from serve.batching.rows import Row
 from serve.engines.engine import Shape
 
 Arrays = dict[str, npt.NDArray[np.int64]]
+FIRST = "first"
+"""Name of the array with the place of each input's first token."""
 
 MOST_WIDTH = 256
 """Largest width of a row with several inputs, in tokens."""
@@ -215,5 +217,5 @@ class Packing:
             "token_type_ids": types,
             "segment_ids": segments,
             "position_ids": positions,
-            "first": np.zeros(inputs, dtype=np.int64),
+            FIRST: np.zeros(inputs, dtype=np.int64),
         }

@@ -6,11 +6,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jobs.spec.serve import EngineName
-from jobs.spec.task import Activation
+from jobs.spec.task import PER_TOKEN, Activation
 from serve.batching.batcher import Batcher, OnBatch
 from serve.batching.policy import Limits, form_batches
-from serve.batching.rows import PendingBatch, Row
+from serve.batching.rows import PendingScores, Row
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
 from serve.engines import acceptance, optional_packages, selection
@@ -123,14 +125,23 @@ def _row(pattern: Row, length: int) -> Row:
     return Row(ids[-length:], (0,) * length)
 
 
-def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingBatch]:
-    """Returns the `launch` of an engine with the activation applied to its logits."""
+def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingScores]:
+    """Returns the `launch` of an engine with the activation applied to its logits.
 
-    def launch(rows: Sequence[Row]) -> PendingBatch:
+    Scores of tokens are divided into an array for each row, [tokens, labels].
+    """
+    activate = ACTIVATIONS[activation]
+
+    def launch(rows: Sequence[Row]) -> PendingScores:
         pending = engine.launch(rows)
-        return lambda: ACTIVATIONS[activation](pending())
+        return lambda: activate(pending())
 
-    return launch
+    def launch_tokens(rows: Sequence[Row]) -> PendingScores:
+        pending = engine.launch(rows)
+        ends = list(itertools.accumulate(map(len, rows)))[:-1]
+        return lambda: np.split(activate(pending()), ends)
+
+    return launch_tokens if activation in PER_TOKEN else launch
 
 
 def prepare(

@@ -17,7 +17,7 @@ from jobs.training.model.pooling import Pooling
 from jobs.training.model.precision import autocast
 from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape, usual_widths
+from serve.engines.engine import ROW_HEAD, Head, Shape, usual_widths
 
 NAMES: dict[Precision, EngineName] = {
     "bf16": "torch-bf16",
@@ -53,8 +53,8 @@ class PooledModel(torch.nn.Module):
         return transformers.modeling_outputs.SequenceClassifierOutput(logits=vectors)
 
 
-def load_classifier(folder: Path) -> torch.nn.Module:
-    """Reads a published model in fp32, whose outputs have the logits of each row.
+def load_classifier(folder: Path, head: Head = ROW_HEAD) -> torch.nn.Module:
+    """Reads a published model in fp32, whose outputs have the logits of each row, or token.
 
     A folder that says how vectors of tokens are pooled holds a model of vectors; any other holds a
     classifier.
@@ -63,9 +63,8 @@ def load_classifier(folder: Path) -> torch.nn.Module:
     if pooled is not None:
         bare = transformers.AutoModel.from_pretrained(folder, use_safetensors=True)
         return PooledModel(bare, pooled).eval()
-    model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, use_safetensors=True
-    )
+    auto = getattr(transformers, head.auto_class)
+    model: torch.nn.Module = auto.from_pretrained(folder, use_safetensors=True)
     return model.eval()
 
 
@@ -86,13 +85,19 @@ class TorchEngine:
     is_packed, ahead = False, 0
 
     def __init__(
-        self, folder: Path, tokenizer: Tokenizer, precision: Precision, device: Device, threads: int
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        precision: Precision,
+        device: Device,
+        threads: int,
+        head: Head = ROW_HEAD,
     ) -> None:
         self.name = NAMES[precision]
         if device == "cpu":
             torch.set_num_threads(threads)
         self._device, self._precision = torch.device(device), precision
-        self._model = load_classifier(folder).to(self._device)
+        self._model, self._head = load_classifier(folder, head).to(self._device), head
         self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
 
@@ -101,11 +106,11 @@ class TorchEngine:
         return usual_widths(longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
-        """Returns logits, [rows, labels]."""
+        """Returns the logits."""
         return self.launch(rows)()
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
-        """Pads a batch; the returned function computes its logits, [rows, labels]."""
+        """Pads a batch; the returned function computes its logits."""
         arrays = self._padding.apply(rows)
         return lambda: self._forward(arrays)
 
@@ -117,4 +122,6 @@ class TorchEngine:
         extra = {"token_type_ids": types} if self._has_types else {}
         with autocast(self._precision, self._device):
             logits = self._model(input_ids=ids, attention_mask=mask, **extra).logits
+        if self._head.is_per_token:
+            logits = logits[mask.bool()]
         return logits.float().cpu().numpy()  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from serve.batching.client import Callback, DeadlineError, InferenceClient, InternalError, Load
-from serve.batching.rows import Row, Text, Tokenizer
+from serve.batching.rows import Input, Row, Tokenizer
 from serve.frontends.ipc import (
     Adjust,
     CancelRequest,
@@ -66,7 +66,7 @@ class RemoteClient(InferenceClient):
     """Gets scores from the replica's engine over a channel."""
 
     def __init__(self, tokenizer: Tokenizer, channel: Channel) -> None:
-        self._tokenizer, self._channel = tokenizer, channel
+        self.tokenizer, self._channel = tokenizer, channel
         self._numbers = itertools.count()
         self._waiting: dict[int, Callback] = {}
 
@@ -75,7 +75,7 @@ class RemoteClient(InferenceClient):
         """The number of requests that wait; their tokens and rate are known to the replica only."""
         return Load(len(self._waiting), 0.0, None)
 
-    def start(self, inputs: Sequence[Text], timeout_s: float, on_answered: Callback) -> Ticket:
+    def start(self, inputs: Sequence[Input], timeout_s: float, on_answered: Callback) -> Ticket:
         """Tokenises texts and sends them to the replica; see `InferenceClient`."""
         loop, began, number = asyncio.get_running_loop(), time.monotonic(), next(self._numbers)
 
@@ -90,13 +90,15 @@ class RemoteClient(InferenceClient):
             else:
                 send(future.result())
 
-        if sum(len(part) for text in inputs for part in text) <= INLINE_CHARACTERS:
-            rows = self._tokenizer.rows(inputs)
+        texts = [each for each in inputs if not isinstance(each, Row)]
+        if sum(len(part) for text in texts for part in text) <= INLINE_CHARACTERS:
+            tokenised = [each for each in inputs if isinstance(each, Row)]
+            rows = tokenised or self.tokenizer.rows(texts)
             self._waiting[number] = on_answered
             send(rows)
         else:
             self._waiting[number] = on_answered
-            tokenising = loop.run_in_executor(None, self._tokenizer.rows, inputs)
+            tokenising = loop.run_in_executor(None, self.tokenizer.rows, texts)
             tokenising.add_done_callback(on_tokenised)
         return Ticket(number, loop.call_later(timeout_s, on_answered, DeadlineError()))
 

@@ -25,7 +25,7 @@ from serve.batching.client import (
     QueueFullError,
     answered,
 )
-from serve.batching.rows import Text
+from serve.batching.rows import Input, Text
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.auth import Authenticator
@@ -102,8 +102,8 @@ class PredictHandler(Handler, Generic[Request]):
         self.choice, self.client = choice, client
 
     @abc.abstractmethod
-    def parse(self, body: bytes) -> tuple[Request, Sequence[Text]]:
-        """Returns the request in a body, and its texts; raises HttpError."""
+    def parse(self, body: bytes) -> tuple[Request, Sequence[Input]]:
+        """Returns the request in a body, and its texts or rows; raises HttpError."""
 
     @abc.abstractmethod
     def render(self, request: Request, answer: Answer) -> HttpResponse:
@@ -135,7 +135,16 @@ class PredictHandler(Handler, Generic[Request]):
         Raises:
             HttpError: for a body that cannot be answered, or a full queue.
         """
-        request, texts = self.parse(body)
+        return self.submit_parsed(*self.parse(body), timeout_s, on_response)
+
+    def submit_parsed(
+        self,
+        request: Request,
+        inputs: Sequence[Input],
+        timeout_s: float,
+        on_response: OnResponse,
+    ) -> Any:
+        """Starts to answer a request with these texts or rows; as `submit`."""
 
         def on_answered(answer: Answer | Exception) -> None:
             try:
@@ -147,7 +156,17 @@ class PredictHandler(Handler, Generic[Request]):
             else:
                 on_response(response)
 
-        return self._start(texts, timeout_s, on_answered)
+        return self._start(inputs, timeout_s, on_answered)
+
+    def headers_of(self, answer: Answer) -> dict[str, str]:
+        """Returns the headers of a response: the model version, and the times of its batch."""
+        return {
+            "content-type": "application/json",
+            "x-model-version": self.config.version.id,
+            "x-batch-size": str(answer.batch_rows),
+            "x-queue-ms": f"{1000 * answer.queue_s:.2f}",
+            "x-infer-ms": f"{1000 * answer.infer_s:.2f}",
+        }
 
     def cancel(self, ticket: Any) -> None:
         """Takes a request out of the queue."""
@@ -178,7 +197,7 @@ class PredictHandler(Handler, Generic[Request]):
         return answer
 
     def _start(
-        self, texts: Sequence[Text], timeout_s: float, on_answered: Callable[[Any], None]
+        self, texts: Sequence[Input], timeout_s: float, on_answered: Callable[[Any], None]
     ) -> Any:
         """Queues texts; counts and traces their answer before `on_answered` is called."""
         begin, tracing = time.perf_counter(), self.tracing

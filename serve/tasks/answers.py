@@ -35,8 +35,22 @@ class Values:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """What a classifier of tokens finds in a text."""
+
+    entity: str
+    start: int
+    """First character, counted in code points."""
+    end: int
+    """The character after the last."""
+    score: float
+    """Mean probability of its words, from 0 to 1."""
+    text: str
+
+
 Vector = tuple[float, ...]
 """The numbers of a text's embedding."""
-Prediction = Label | tuple[Label, ...] | Values | Answer | Vector
+Prediction = Label | tuple[Label, ...] | tuple[Entity, ...] | Values | Answer | Vector
 """Of one input: a label; several labels, the best first, for `top_k` or of a multi-label model;
-numbers; an answer; or a vector."""
+entities; numbers; an answer; or a vector."""

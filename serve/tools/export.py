@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from jobs.errors import DeployError
+from jobs.spec import task_registry
 from serve.engines import optional_packages, selection
-from serve.engines.engine import Choice
+from serve.engines.engine import Choice, Head
 from serve.engines.engine_factory import EngineFactory, eval_sample_of
 from serve.engines.openvino_graph import input_names
 from serve.tasks.registry import endpoint_of
@@ -87,6 +88,9 @@ def triton_config(
         f'  {{ name: "{name}" data_type: TYPE_INT64 dims: [ -1 ] }}' for name in inputs
     )
     labels = len(version.labels)
+    output = f'dims: [ {labels} ] label_filename: "labels.txt"'
+    if Head.of(task_registry.find(version.task)).is_per_token:
+        output = f"dims: [ -1, {labels} ]"
     return f"""\
 name: {json.dumps(version.name)}
 backend: "onnxruntime"
@@ -95,7 +99,7 @@ input [
 {ports}
 ]
 output [
-  {{ name: "logits" data_type: TYPE_FP32 dims: [ {labels} ] label_filename: "labels.txt" }}
+  {{ name: "logits" data_type: TYPE_FP32 {output} }}
 ]
 dynamic_batching {{ preferred_batch_size: [ {preferred_rows} ] max_queue_delay_microseconds: 0 }}
 instance_group [ {{ count: 1 kind: KIND_AUTO }} ]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.training.data.batches import Indices
-from jobs.training.data.tokens import INPUT_IDS, Ragged, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, TOKEN_LABELS, Ragged, TokenSet
 from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
@@ -20,6 +20,8 @@ SAMPLED_ROWS = 256
 """Evaluation rows that are saved with a model, spread evenly over their split."""
 LABELS_KEY = b"label_names"
 SEQUENCES_KEY = b"sequences"
+MOST_INT8 = 127
+"""Most labels whose numbers fit into int8."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of tokenised rows and of all rows."""
@@ -68,11 +70,14 @@ def lists(
 ) -> pa.Table:
     """Returns a table of ids as int32, other token columns as int8, and `labels`.
 
-    The names of columns with ids end in `input_ids`. `sequences` are the columns of further
-    sequences of tokens, with lengths of their own.
+    The names of columns with ids end in `input_ids`; labels of tokens are int16 if there are more
+    than 127. `sequences` are the columns of further sequences of tokens, with lengths of their own.
     """
+    label_type = pa.int16() if len(label_names) > MOST_INT8 else pa.int8()
+    kinds = {TOKEN_LABELS: label_type}
+    kinds |= {name: pa.int32() for name in columns if name.endswith(INPUT_IDS)}
     arrays = {
-        name: pa.array(rows, pa.large_list(pa.int32() if name.endswith(INPUT_IDS) else pa.int8()))
+        name: pa.array(rows, pa.large_list(kinds.get(name, pa.int8())))
         for name, rows in columns.items()
     }
     made = pa.table({**arrays, "labels": labels})

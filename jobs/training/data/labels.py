@@ -34,17 +34,17 @@ def read(table: Table, column: str, name: str) -> list[str]:
 def named(table: Table, column: str) -> list[Any]:
     """Returns the values of a column, with the name of each class in place of its number.
 
-    A number without a name, such as -1 of unlabelled rows, becomes None. Lists stay as they are.
+    A number without a name, such as -1 of unlabelled rows, becomes None. Lists of numbers become
+    lists of names.
     """
     values, names = table.values(column), table.class_names.get(column)
-    if names is None:
-        return values
+    return values if names is None else [_name(value, names) for value in values]
 
-    def name(value: Any) -> Any:
-        is_known = isinstance(value, int) and 0 <= value < len(names)
-        return names[value] if is_known else value if isinstance(value, list) else None
 
-    return [name(value) for value in values]
+def _name(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_name(each, names) for each in value]
+    return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
 def are_fractions(values: Sequence[object]) -> bool:

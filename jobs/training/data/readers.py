@@ -1,4 +1,4 @@
-"""Reads csv, tsv, JSON and parquet files into tables, with text exactly as it is written.
+"""Reads csv, tsv, JSON, parquet and CoNLL files into tables, with text exactly as it is written.
 
 An ambiguous file is refused with its line, because a wrong guess would train on wrong rows.
 """
@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from jobs.errors import DataError, first_line, shown
 from jobs.spec.data import format_of
-from jobs.training.data import json_files, table
+from jobs.training.data import conll_files, json_files, table
 from jobs.training.data.compressed import first_invalid_line, open_text
 from jobs.training.data.table import Table
 
@@ -42,6 +42,7 @@ def read_file(path: Path, name: str) -> Table:
         ".ndjson": json_files.read_lines,
         ".json": json_files.read_json,
         ".parquet": _read_parquet,
+        ".conll": conll_files.read,
     }
     try:
         found = readers[format_of(path.name)](path, name)

@@ -70,7 +70,7 @@ def _read_dataset(source: SourceSpec) -> Table:
 
     found = _dataset(source)
     kinds = {name: getattr(kind, "feature", kind) for name, kind in found.features.items()}
-    names = {
+    names = {  # of labels, and of lists of labels
         name: tuple(kind.names)
         for name, kind in kinds.items()
         if isinstance(kind, datasets.ClassLabel)

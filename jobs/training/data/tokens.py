@@ -12,6 +12,12 @@ from jobs.training.data.batches import WIDTH_MULTIPLE, Indices
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
 """1 for tokens that the model is trained to predict, for causal-lm."""
+TOKEN_LABELS = "token_labels"
+"""Number of each token's label, for tasks that label tokens; IGNORED for tokens without one."""
+IGNORED = -100
+"""Label of tokens that are neither trained nor judged; cross-entropy in torch ignores it."""
+FILLERS = {TOKEN_LABELS: IGNORED}
+"""Padding of token columns other than `input_ids`; 0 for columns that are not named here."""
 POSITION_IDS = "position_ids"
 """Place of each token within its sample, for packed rows: where it does not grow by one, another
 sample begins."""
@@ -84,9 +90,13 @@ class TokenSet:
     @property
     def targets(self) -> Indices:
         """(rows,): what each row adds to the count that the loss is averaged over."""
-        if LOSS_MASK not in self.columns:
+        if LOSS_MASK in self.columns:
+            counted = self.columns[LOSS_MASK]
+        elif TOKEN_LABELS in self.columns:
+            counted = self.columns[TOKEN_LABELS] != IGNORED
+        else:
             return np.ones(len(self), dtype=np.int64)
-        sums = np.concatenate([[0], np.cumsum(self.columns[LOSS_MASK], dtype=np.int64)])
+        sums = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
         trained: Indices = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
         return trained
 
@@ -176,7 +186,7 @@ class TokenStore:
         return index, (steps >= 0) & (steps < lengths)
 
     def _filler(self, name: str) -> int:
-        return self._pad_token_id if name == INPUT_IDS else 0
+        return self._pad_token_id if name == INPUT_IDS else FILLERS.get(name, 0)
 
 
 def _places(offsets: Indices, rows: Sequence[int]) -> tuple[Indices, Indices]:

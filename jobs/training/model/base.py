@@ -16,8 +16,8 @@ from jobs.training.model import location
 from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
-CLASSIFIER = "ForSequenceClassification"
-"""Suffix of the names of classifier classes in transformers."""
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+"""Suffixes of the names of classifier classes in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    is_classifier = any(str(name).endswith(CLASSIFIER) for name in own.architectures or ())
+    is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     training = training_of(spec.task)
     is_labelled = training.has_labels
@@ -116,7 +116,10 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
     lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
     remark = ""
     if is_classifier and is_labelled:
-        kept_for = label_names if training.keeps_head else ()
+        kind = task_registry.find(spec.task).auto_class.removeprefix("AutoModel")
+        is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
+        kept = label_names if training.keeps_head else ()
+        kept_for = kept if is_same_kind else None
         remark = _settle_head(model, head, lacking, own, kept_for)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:
@@ -221,15 +224,16 @@ def _settle_head(
     head: Mapping[str, int],
     lacking: set[str],
     own: Any,
-    label_names: Sequence[str],
+    label_names: Sequence[str] | None,
 ) -> str:
     """Reorders the output layer of a classifier to `label_names`, or initialises it again.
 
-    Adds the initialised parameters to `lacking`. Returns a remark for the run's log.
+    `label_names` is None if the base is a classifier for another task. Adds the initialised
+    parameters to `lacking`. Returns a remark for the run's log.
     """
     before = [str(own.id2label[index]) for index in sorted(own.id2label)]
     kept = {name: dimension for name, dimension in head.items() if name not in lacking}
-    if sorted(before) == sorted(label_names):
+    if label_names is not None and sorted(before) == sorted(label_names):
         order = torch.tensor([before.index(name) for name in label_names])
         for name, dimension in kept.items():
             weight = model.get_parameter(name)

@@ -31,7 +31,6 @@ class ClassificationHandler(InferHandler[PredictRequest]):
     ) -> None:
         super().__init__(config, choice, client, metrics)
         self._labels = list(config.version.labels)
-        self._headers = {"content-type": "application/json", "x-model-version": config.version.id}
 
     @property
     def info(self) -> ModelInfo:
@@ -65,12 +64,7 @@ class ClassificationHandler(InferHandler[PredictRequest]):
             message = f"an input has more tokens than the model's limit of {length}"
             raise HttpError(422, "too_long", message)
         labelled = [self.answer(scores, request) for scores in answer.scores]
-        headers = {
-            **self._headers,
-            "x-batch-size": str(answer.batch_rows),
-            "x-queue-ms": f"{1000 * answer.queue_s:.2f}",
-            "x-infer-ms": f"{1000 * answer.infer_s:.2f}",
-        }
+        headers = self.headers_of(answer)
         if answer.is_cut:
             headers["x-truncated"] = "true"
         value = labelled if isinstance(request.inputs, list) else labelled[0]

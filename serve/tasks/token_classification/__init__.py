@@ -1,0 +1,1 @@
+"""The endpoint of a classifier of tokens: texts in, entities out."""
