@@ -7,7 +7,7 @@ import fastapi
 import numpy as np
 from numpy.typing import NDArray
 
-from serve.tasks.answers import Prediction
+from serve.tasks.answers import Label, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest
 from serve.tasks.text_classification.endpoint import (
@@ -85,7 +85,8 @@ def compare(old: Sets, new: Sets, right: Sets) -> Comparison:
 
 
 def _sets(rows: Sequence[Prediction], labels: Sequence[str]) -> Sets:
-    names = [{label.label for label in row} for row in rows if isinstance(row, tuple)]
+    found = [row for row in rows if isinstance(row, tuple)]
+    names = [{each.label for each in row if isinstance(each, Label)} for row in found]
     return np.array([[label in row for label in labels] for row in names], dtype=bool)
 
 
