@@ -52,6 +52,8 @@ class Metric:
     """Half-width of its 95 % interval, of a value and the number of rows that it was judged on."""
     is_generated: bool = False
     """Whether answers must be generated to compute it."""
+    package: str = ""
+    """The package of the extra `metrics` that computes it; empty if nothing need be installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Task:
     """How it is served, `module:name` of a `serve.tasks.endpoint.TaskEndpoint`."""
     activation: Activation
     """What the kept scores of its models are."""
+    usage: str = ""
+    """Python code of the model card that loads the folder "this/folder"; by default a pipeline."""
     eval_batch: int = 128
     """Rows per forward pass when judging; scores do not depend on it beyond rounding."""
     scores_vocabulary: bool = False

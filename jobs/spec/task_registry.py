@@ -14,6 +14,7 @@ GROUP = "winnow.tasks"
 OURS = {
     "text-classification": "jobs.tasks.text_classification.task:TASK",
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
+    "seq2seq": "jobs.tasks.seq2seq.task:TASK",
 }
 DEFAULT_TASK = next(iter(OURS))
 """The task of a job that names none."""

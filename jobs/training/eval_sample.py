@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.training.data import encoding
-from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TARGET_IDS, TokenSet
 
 FILE = "gate.jsonl"
 TYPES = "token_type_ids"
@@ -31,6 +31,8 @@ class SampleRow:
     """The model's logits after the task's activation."""
     trained: Sequence[int] = ()
     """1 for tokens with a loss, else 0; empty if all tokens have one."""
+    targets: Sequence[int] = ()
+    """Tokens that the decoder writes, which alone have a loss then; empty without a decoder."""
 
 
 def rows_of(
@@ -75,4 +77,13 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
+        targets=_targets(tokens, index),
     )
+
+
+def _targets(tokens: TokenSet, index: int) -> list[int]:
+    if TARGET_IDS not in tokens.ragged:
+        return []
+    targets = tokens.ragged[TARGET_IDS]
+    found: list[int] = targets.values[targets.offsets[index] : targets.offsets[index + 1]].tolist()
+    return found

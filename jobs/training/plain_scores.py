@@ -3,7 +3,7 @@
 It runs by its path, in its own process, and imports nothing of this project, as any other user of
 the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
 the activation of its logits (softmax, sigmoid, identity, or token-loss for the mean loss of the
-trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
+trained tokens, or of the target where rows have one). Prints JSON: the scores of the first rows one by one and of all rows in padded
 batches, and the number of texts that are tokenised otherwise than in training.
 """
 
@@ -59,6 +59,18 @@ def activated(model: Any, tokenizer: Any, rows: Rows, activation: str) -> Scores
     return found
 
 
+def target_losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
+    """Returns the mean loss of each row's target, which the model itself shifts."""
+    sources = [row["texts"][0] for row in rows]
+    inputs = tokenizer(sources, padding=True, truncation=True, return_tensors="pt").to(model.device)
+    width = max(len(row["targets"]) for row in rows)
+    filled = [row["targets"] + [IGNORED] * (width - len(row["targets"])) for row in rows]
+    labels = torch.tensor(filled, device=model.device)
+    logits = model(**inputs, labels=labels).logits.float()
+    loss = torch.nn.functional.cross_entropy
+    return [[loss(*pair).item()] for pair in zip(logits, labels, strict=True)]
+
+
 def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     """Returns the mean loss of each row's trained tokens."""
     padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
@@ -81,15 +93,15 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
     transformers.utils.logging.disable_progress_bar()
     lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    has_texts = activation in ACTIVATIONS
-    outputs = len(rows[0]["scores"]) if has_texts else 0
+    has_texts = bool(rows[0]["texts"])
+    outputs = len(rows[0]["scores"]) if activation in ACTIVATIONS else 0
     model, tokenizer = load(folder, auto_class, outputs)
     model = model.float().to(device).eval()
 
     def score(part: Rows) -> Scores:
-        if has_texts:
+        if activation in ACTIVATIONS:
             return activated(model, tokenizer, part, activation)
-        return losses(model, tokenizer, part)
+        return (target_losses if part[0]["targets"] else losses)(model, tokenizer, part)
 
     retokenised = 0
     if has_texts:

@@ -16,7 +16,7 @@ from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
 from jobs.training.model.weight import Weight
-from jobs.training.session import Session, reseed
+from jobs.training.session import Session, reseed, settle_generation
 
 OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "optimizer.safetensors",
@@ -157,7 +157,7 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     adapter.load_adapter_state(model, snapshot.weights)
     _untie(model)
     merged = model.merge_and_unload()
-    base.settle_generation(merged, corpus.end_tokens, corpus.tokenizer)
+    settle_generation(merged, session.config, corpus)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
 

@@ -5,7 +5,7 @@ The torch half of a task; its pure half is a `jobs.spec.task.Task`, which names 
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
+from jobs.training.data.tokens import TokenSet
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
 """Is told how many rows of how many are encoded."""
-Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-"""Sampled answers to prompts as token ids, each of at most so many tokens."""
+
+
+class Generator(Protocol):
+    """Generates text with the model that is being evaluated; all workers must call it alike."""
+
+    def sample(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
+        """Sampled answers to prompts as token ids, each of at most so many tokens."""
+
+    def answers(self) -> Mapping[int, list[int]]:
+        """By evaluation row, what the model writes with its own generation settings: token ids."""
 
 
 class TaskTraining(abc.ABC):
@@ -35,6 +44,9 @@ class TaskTraining(abc.ABC):
     is then kept, in their order."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
+    writes_rows: ClassVar[bool] = False
+    """Whether metrics of generated text take an answer to every evaluation row, so that their time
+    grows with the rows."""
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
         """Settle what of the tokenizer is saved with the model, before the first row is encoded."""
@@ -78,6 +90,11 @@ class TaskTraining(abc.ABC):
     def configure(self, config: Any, label_names: Sequence[str]) -> None:  # noqa: B027
         """Set what the task decides in a model's configuration."""
 
+    def settle(  # noqa: B027 - few tasks need it
+        self, model: Any, data: DataSpec, tokens: TokenSet, tokenizer: Any
+    ) -> None:
+        """Set what a loaded base needs to be used after training; `tokens` are of training."""
+
     @abc.abstractmethod
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """The loss, (), summed over what counts; `weights`, (rows,), are 0 for filler rows."""
@@ -103,8 +120,10 @@ class TaskTraining(abc.ABC):
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
         """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
 
-    def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
-        """Every metric of generated answers."""
+    def generated(
+        self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
+    ) -> dict[str, float]:
+        """The metrics of generated answers with these names, or more of them."""
         return {}
 
 

@@ -3,21 +3,21 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from jobs.training.data.batches import Indices
-from jobs.training.data.tokens import INPUT_IDS, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, Ragged, TokenSet
 from jobs.training.model.library import as_model_error
 
 CHUNK_ROWS = 8192
 """Rows of one call of the tokenizer, which tokenises them on all cores."""
 SAMPLED_ROWS = 256
 """Evaluation rows that are saved with a model, spread evenly over their split."""
-LABELS_KEY = b"label_names"
+LABELS_KEY, FILLERS_KEY = b"label_names", b"fillers"
 
 Progress = Callable[[int, int], None]
 """Called with the number of tokenised rows and of all rows."""
@@ -58,15 +58,27 @@ def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequ
 
 
 def lists(
-    columns: dict[str, list[list[int]]], *, labels: pa.Array, label_names: Sequence[str]
+    columns: Mapping[str, Sequence[Sequence[int]]],
+    *,
+    labels: pa.Array,
+    label_names: Sequence[str],
+    fillers: Mapping[str, int] | None = None,
 ) -> pa.Table:
-    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`."""
+    """Returns a table of `input_ids` as int32, other token columns as int8, and `labels`.
+
+    The columns named in `fillers` have lengths of their own, are int32, and are padded with that
+    number.
+    """
+    fillers = fillers or {}
+    wide = {INPUT_IDS, *fillers}
     arrays = {
-        name: pa.array(rows, pa.large_list(pa.int32() if name == INPUT_IDS else pa.int8()))
+        name: pa.array(rows, pa.large_list(pa.int32() if name in wide else pa.int8()))
         for name, rows in columns.items()
     }
     made = pa.table({**arrays, "labels": labels})
-    return made.replace_schema_metadata({LABELS_KEY: json.dumps(list(label_names))})
+    return made.replace_schema_metadata(
+        {LABELS_KEY: json.dumps(list(label_names)), FILLERS_KEY: json.dumps(fillers)}
+    )
 
 
 def sample(rows: int) -> Indices:
@@ -82,11 +94,17 @@ def label_names(table: pa.Table) -> tuple[str, ...]:
 
 def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
     """Returns the columns of a table as flat arrays, which share the memory-mapped file."""
-    columns = {}
+    fillers = json.loads(table.schema.metadata.get(FILLERS_KEY, b"{}"))
+    columns, ragged = {}, {}
     offsets = np.zeros(1, np.int64)
     for name in table.column_names:
-        if name != "labels":
-            array = table[name].combine_chunks()
-            offsets = array.offsets.to_numpy()
-            columns[name] = array.values.to_numpy()
-    return TokenSet(columns, offsets, table["labels"].to_numpy(), tokenizer.pad_token_id)
+        if name == "labels":
+            continue
+        array = table[name].combine_chunks()
+        values, places = array.values.to_numpy(), array.offsets.to_numpy()
+        if name in fillers:
+            ragged[name] = Ragged(values, places, fillers[name])
+        else:
+            columns[name], offsets = values, places
+    labels = table["labels"].to_numpy()
+    return TokenSet(columns, offsets, labels, tokenizer.pad_token_id, ragged=ragged)

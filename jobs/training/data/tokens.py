@@ -12,6 +12,10 @@ from jobs.training.data.batches import WIDTH_MULTIPLE, Indices
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
 """1 for tokens that the model is trained to predict, for causal-lm."""
+TARGET_IDS = "target_ids"
+"""Ragged column with the tokens that a decoder writes."""
+IGNORED = -100
+"""What targets are padded with: no loss is on it."""
 POSITION_IDS = "position_ids"
 """Place of each token within its sample, for packed rows: where it does not grow by one, another
 sample begins."""
@@ -27,17 +31,27 @@ class Ragged:
     """(rows + 1,): where each row begins."""
     filler: float = 0
     """What rows are padded with on the right."""
+    fixed_width: int | None = None
+    """Width of the set that these rows were taken from; None for a whole set."""
+
+    @property
+    def lengths(self) -> Indices:
+        """(rows,): values of each row."""
+        return np.diff(self.offsets)
 
     @property
     def width(self) -> int:
         """Longest row, rounded up: every batch has this width, so that steps are captured once."""
+        if self.fixed_width is not None:
+            return self.fixed_width
         longest = int(np.diff(self.offsets).max(initial=1))
         return -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
     def taken(self, rows: Sequence[int]) -> "Ragged":
-        """Returns these rows alone, in this order."""
+        """Returns these rows alone, in this order, of the same width."""
         index, offsets = _places(self.offsets, rows)
-        return replace(self, values=self.values[index], offsets=offsets)
+        values = self.values[index]
+        return replace(self, values=values, offsets=offsets, fixed_width=self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,8 @@ class TokenSet:
     @property
     def targets(self) -> Indices:
         """(rows,): what each row adds to the count that the loss is averaged over."""
+        if TARGET_IDS in self.ragged:
+            return self.ragged[TARGET_IDS].lengths
         if LOSS_MASK not in self.columns:
             return np.ones(len(self), dtype=np.int64)
         sums = np.concatenate([[0], np.cumsum(self.columns[LOSS_MASK], dtype=np.int64)])
@@ -105,7 +121,7 @@ class TokenStore:
         self._ragged = {
             name: (
                 torch.tensor(np.append(column.values, column.filler), device=place).to(
-                    torch.from_numpy(column.values[:0]).dtype
+                    torch.tensor(column.values[:0]).dtype
                 ),
                 torch.tensor(column.offsets, device=place),
                 column.width,

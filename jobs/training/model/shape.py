@@ -21,6 +21,8 @@ class ModelShape:
     """Whether the output layer over the vocabulary has its own weights, not the embedding's."""
     scores_vocabulary: bool = False
     """Whether the model scores every word of the vocabulary at each token."""
+    decoder_layers: int = 0
+    """How many of `layers` are a decoder's behind an encoder, and read targets where there are."""
     counted: int | None = None
     """Number of all weights, counted in the model; None if the formula is exact."""
 
