@@ -101,7 +101,8 @@ def _generated(session: Session, number_format: Precision, limit: int | None) ->
     With a `limit` there are none, unless their time grows with the rows: then a few rows show it.
     """
     config = session.config
-    training, metrics = training_of(config.model.task), task_registry.find(config.model.task).metrics
+    training = training_of(config.model.task)
+    metrics = task_registry.find(config.model.task).metrics
     names = [each.name for each in metrics if each.is_generated and each.name in config.metrics]
     if not names or (limit is not None and not training.writes_rows):
         return {}

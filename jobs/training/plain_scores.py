@@ -3,8 +3,9 @@
 It runs by its path, in its own process, and imports nothing of this project, as any other user of
 the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
 the activation of its logits (softmax, sigmoid, identity, or token-loss for the mean loss of the
-trained tokens, or of the target where rows have one). Prints JSON: the scores of the first rows one by one and of all rows in padded
-batches, and the number of texts that are tokenised otherwise than in training.
+trained tokens, or of the target where rows have one). Prints JSON: the scores of the first rows one
+by one and of all rows in padded batches, and the number of texts that are tokenised otherwise than
+in training.
 """
 
 import json

@@ -19,9 +19,7 @@ class TokenTraining(TaskTraining):
     """A task that predicts tokens; what a model reads and predicts is the task's."""
 
     @abc.abstractmethod
-    def predict(
-        self, model: Any, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss, 1 where it counts, and whether the best guess is right; each (rows, tokens)."""
 
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:

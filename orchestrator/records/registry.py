@@ -160,7 +160,8 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.task, spec.model.adapter
     is_adapter = lora is not None and not lora.merge
-    usage = task.usage or f'from transformers import pipeline\npipeline("{task.pipeline}", "this/folder")("text")'
+    pipeline = f'pipeline("{task.pipeline}", "this/folder")("text")'
+    usage = task.usage or f"from transformers import pipeline\n{pipeline}"
     if is_adapter:
         loader = task.auto_class.replace("Auto", "AutoPeft", 1)
         of_labels = (

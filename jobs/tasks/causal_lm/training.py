@@ -60,9 +60,7 @@ class LanguageTraining(TokenTraining):
         ).logits
         return logits.float()
 
-    def predict(
-        self, model: Any, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
         return predict_tokens(model, batch)
 

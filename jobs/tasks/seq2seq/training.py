@@ -72,9 +72,7 @@ class Seq2SeqTraining(TokenTraining):
         known = batch[TARGET_IDS] != IGNORED
         return decode(model, batch).float() * known[:, :, None]
 
-    def predict(
-        self, model: Any, batch: Batch
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss, whether it counts, and whether the best guess is right; (rows, target tokens)."""
         targets, logits = batch[TARGET_IDS].long(), decode(model, batch)
         losses = torch.nn.functional.cross_entropy(

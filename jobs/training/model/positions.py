@@ -19,4 +19,3 @@ def learned_positions(model: Any) -> float:
         if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS
     ]
     return min(found, default=float("inf"))
-
