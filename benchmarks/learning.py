@@ -296,10 +296,12 @@ def padded(rows: Sequence[dict[str, Any]], pad: int) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([filled(name, row[name]) for row in rows]) for name in rows[0]}
 
 
-def compared(found: dict[str, list[Scores]], seeds: int) -> dict[str, Any]:
+def compared(
+    found: dict[str, list[Scores]], seeds: int, metrics: Sequence[str] = ("accuracy", "loss")
+) -> dict[str, Any]:
     """Means and deviations of each metric, and whether chance makes such a difference."""
     shown, is_equal = {}, True
-    for metric in ("accuracy", "loss"):
+    for metric in metrics:
         values = {who: [run[metric] for run in runs] for who, runs in found.items()}
         means = {who: statistics.mean(v) for who, v in values.items()}
         spread = {who: statistics.stdev(v) for who, v in values.items()}

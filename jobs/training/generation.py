@@ -54,9 +54,9 @@ class SessionGenerator:
         parts = [self._rows[first : first + size] for first in range(0, len(self._rows), size)]
         own = parts if self._is_sharded else parts[world.rank :: world.size]
         found = {row: ids for part in own for row, ids in self._written(part).items()}
-        if self._is_sharded:
-            return found
-        return {row: ids for each in world.gather(found) for row, ids in each.items()}
+        shares = [found] if self._is_sharded else world.gather(found)
+        # in the order of rows, because sums of metrics are rounded in their order
+        return dict(sorted((row, ids) for share in shares for row, ids in share.items()))
 
     def _written(self, rows: Indices) -> dict[int, list[int]]:
         session, world = self._session, self._session.world

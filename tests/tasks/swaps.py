@@ -32,9 +32,9 @@ def write(folder: Path) -> Path:
         for index in range(count):
             one, other = draw.choice(WORDS), draw.choice(WORDS)
             source = f"a {one} film {'indeed ' * draw.randrange(3)}is {other}"
-            target: Any = f"{other} and {one}"
+            target: Any = f"it is {other} and {one}"
             if name == "eval":
-                target = [target, f"{other} {one}"][: 1 + index % 2]
+                target = [target, f"it is so {other} and {one}"][: 1 + index % 2]
             lines.append(json.dumps({"facts": source, "sentence": target}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder

@@ -39,10 +39,11 @@ def encode(
         DataError: if columns or values cannot be used, or a source has no token.
     """
     assert data.source is not None
+    assert data.target is not None
     table = sources.read(source)
     table.require_columns((data.source, data.target), source.shown)
     if source == data.train:
-        references.only(_references(table, source, data), str(data.target), source.shown)
+        references.only(_references(table, source, data), data.target, source.shown)
     end = end_token(tokenizer)
     columns: Columns = {}
     with parallel_tokenizers():
