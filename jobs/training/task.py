@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.training.data.tokens import TokenSet
 
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
@@ -91,9 +90,12 @@ class TaskTraining(abc.ABC):
         """Set what the task decides in a model's configuration."""
 
     def settle(  # noqa: B027 - few tasks need it
-        self, model: Any, data: DataSpec, tokens: TokenSet, tokenizer: Any
+        self, model: Any, data: DataSpec, tokens: Any, tokenizer: Any
     ) -> None:
-        """Set what a loaded base needs to be used after training; `tokens` are of training."""
+        """Set what a loaded base needs to be used after training.
+
+        `tokens` is the `jobs.training.data.tokens.TokenSet` of the training rows.
+        """
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
