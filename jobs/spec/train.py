@@ -59,8 +59,9 @@ class EvalSpec(SpecModel):
     """How often; the end of training is always judged."""
     metrics: Annotated[Items[MetricName], Field(min_length=1)] | None = None
     """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
-    else macro), for causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition
-    are of sampled answers."""
+    else macro), for causal-lm and seq2seq token_accuracy and perplexity. distinct_1, distinct_2 and
+    repetition are of sampled answers; rouge1, rouge2, rougeL, bleu, chrf and exact_match are of
+    text that a seq2seq model writes for every row."""
 
 
 class CheckpointSpec(SpecModel):

@@ -59,6 +59,9 @@ KNOWN_SHAPES = {
     "distilbert-base-uncased": ModelShape(6, 768, 3072, 30522, 512),
     "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
     "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
+    "t5-small": ModelShape(12, 512, 2048, 32128, 0, decoder_layers=6, counted=60_506_624),
+    "t5-base": ModelShape(24, 768, 3072, 32128, 0, decoder_layers=12, counted=222_903_552),
+    "bart-base": ModelShape(12, 768, 3072, 50265, 1026, decoder_layers=6, counted=139_420_416),
     "SmolLM2-360M-Instruct": ModelShape(
         32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3
     ),
