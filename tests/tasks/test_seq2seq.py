@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 import torch
+import transformers
 from rouge_score.rouge_scorer import RougeScorer
 
 from jobs.errors import DataError, ModelError, TrainingError
@@ -227,6 +228,29 @@ def test_a_language_is_only_for_tokenizers_that_write_it(folder: Path, bart: str
     data = swaps.data_of(folder, source_language="en_XX", target_language="de_DE")
     with pytest.raises(ModelError, match=r"writes no languages; remove data\.source_language"):
         load_corpus(swaps.config_of(folder, bart, data=data))
+
+
+def test_a_model_of_several_languages_reads_and_writes_those_of_the_job(
+    folder: Path, tmp_path: Path
+) -> None:
+    """NLLB writes a language's code before each text; generation has to begin with it."""
+    base = swaps.base_of(tmp_path, "m2m_100")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pieces = ("<s>", "<pad>", "</s>", "<unk>", "\u2581", *letters)
+    known = {piece: place for place, piece in enumerate(pieces)}
+    transformers.NllbTokenizer(vocab=known, merges=[]).save_pretrained(base)
+    codes = {"source_language": "eng_Latn", "target_language": "deu_Latn"}
+    config = swaps.config_of(folder, base, data=swaps.data_of(folder, **codes))
+    model = Path(train(config, lambda _: None, tmp_path / "out").path) / "model"
+    assert verdict(model)[1] == ""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    settings = json.loads((model / "generation_config.json").read_text(encoding="utf-8"))
+    assert settings["forced_bos_token_id"] == tokenizer.convert_tokens_to_ids("deu_Latn")
+    first = eval_sample.read(model)[0].ids[0]
+    assert first == tokenizer.convert_tokens_to_ids("eng_Latn")
+    unknown = swaps.data_of(folder, **{**codes, "target_language": "tlh"})
+    with pytest.raises(ModelError, match="knows no language 'tlh'; write a code"):
+        load_corpus(swaps.config_of(folder, base, data=unknown))
 
 
 def test_an_adapter_learns_and_is_merged(folder: Path, bart: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jobs.errors import ModelError
+from jobs.errors import ModelError, shown
 from jobs.tasks.seq2seq.rows import special_tokens
 from jobs.tasks.seq2seq.task import Seq2SeqData
 from jobs.training.data.tokens import TARGET_IDS, TokenSet
@@ -71,4 +71,10 @@ def languages(tokenizer: Any, data: Seq2SeqData) -> dict[str, str]:
             "the base's tokenizer writes no languages; remove data.source_language and"
             " data.target_language"
         )
+    for code in given.values():
+        if tokenizer.convert_tokens_to_ids(code) in (None, tokenizer.unk_token_id):
+            raise ModelError(
+                f"the base's tokenizer knows no language {shown(code)}; write a code of its"
+                " tokenizer.json, such as en_XX of mBART or eng_Latn of NLLB"
+            )
     return given
