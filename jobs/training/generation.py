@@ -63,6 +63,8 @@ class SessionGenerator:
         width = int(session.corpus.eval.lengths[rows].max())
         store = session.eval_store
         batch = store.gather(torch.from_numpy(np.asarray(rows)).to(store.place), width)
+        if self._is_sharded:
+            session.model.unshard()  # the encoder is run by itself, without the model's own hooks
         with autocast(self._precision, world.device):
             written = session.model.generate(
                 input_ids=batch["input_ids"].to(world.device),
