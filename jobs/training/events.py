@@ -1,5 +1,6 @@
 """The events that training reports to its caller while it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobs.spec.train import Precision
@@ -253,3 +254,6 @@ Event = (
     | CheckpointSkipped
     | Interrupted
 )
+
+Report = Callable[[Event], None]
+"""Takes the events of a training run."""

@@ -3,6 +3,7 @@
 import abc
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,30 +16,45 @@ LARGEST_EXPONENT = 700.0
 """Beyond it a perplexity is no number."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPrediction:
+    """What a model predicts of the tokens of a batch."""
+
+    losses: torch.Tensor
+    """(rows, tokens)."""
+    mask: torch.Tensor
+    """(rows, tokens): 1 for tokens that count, else 0."""
+    logits: torch.Tensor
+    """(rows, tokens, vocabulary)."""
+    targets: torch.Tensor
+    """(rows, tokens): the right tokens."""
+
+
 class TokenTraining(TaskTraining):
     """A task that predicts tokens; what a model reads and predicts is the task's."""
 
     @abc.abstractmethod
-    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, 1 where it counts, and whether the best guess is right; each (rows, tokens)."""
+    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
+        """What the model predicts of the tokens of a batch."""
 
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of each token that counts times its row's weight, summed."""
-        losses, mask, _ = self.predict(model, batch)
-        return (losses * mask * weights[:, None]).sum()
+        found = self.predict(model, batch)
+        return (found.losses * found.mask * weights[:, None]).sum()
 
     def scores(self, model: Any, batch: Batch) -> torch.Tensor:
         """The mean loss of each row, (rows, 1)."""
-        losses, mask, _ = self.predict(model, batch)
-        return ((losses * mask).sum(dim=1) / mask.sum(dim=1))[:, None]
+        found = self.predict(model, batch)
+        return ((found.losses * found.mask).sum(dim=1) / found.mask.sum(dim=1))[:, None]
 
     def sums(
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
     ) -> torch.Tensor:
         """The summed loss, tokens predicted right, and tokens."""
-        losses, mask, right = self.predict(model, batch)
-        mask = mask * counts[:, None]
-        return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
+        found = self.predict(model, batch)
+        right, mask = found.logits.argmax(dim=-1) == found.targets, found.mask * counts[:, None]
+        parts = [(found.losses * mask).sum(), (right * mask).sum(), mask.sum()]
+        return torch.stack(parts).double()
 
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
         """Token accuracy, perplexity and the mean loss of a token."""

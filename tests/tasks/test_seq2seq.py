@@ -90,7 +90,7 @@ def test_families_learn_and_publish_what_transformers_scores_and_writes_alike(
     assert refusal == ""
     assert difference < 1e-4
     data = swaps.data_of(folder)
-    references = rows.written(data.eval, data, range(swaps.EVAL_ROWS))
+    references = rows.references_of(data.eval, data)
     lines = (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()
     texts = swaps.plain_texts(model, [json.loads(line)["facts"] for line in lines])
     assert judged(events)["chrf"] == pytest.approx(metrics.chrf(texts, references), abs=1e-6)

@@ -13,7 +13,7 @@ from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import LOSS_MASK
 from jobs.training.engine.inputs import attention_inputs
 from jobs.training.task import Batch, Generator
-from jobs.training.token_training import TokenTraining
+from jobs.training.token_training import TokenPrediction, TokenTraining
 
 ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
@@ -60,9 +60,10 @@ class LanguageTraining(TokenTraining):
         ).logits
         return logits.float()
 
-    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
-        return predict_tokens(model, batch)
+    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
+        """Each next token of a row, (rows, tokens - 1); those of responses count."""
+        losses, mask, logits = predict_tokens(model, batch)
+        return TokenPrediction(losses, mask, logits, batch["input_ids"][:, 1:])
 
     def generated(
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
@@ -76,14 +77,14 @@ TRAINING = LanguageTraining()
 
 
 def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
+    """Loss of each next token and whether it counts, (rows, tokens - 1), and the logits for it."""
     ids = batch["input_ids"]
     logits = model(input_ids=ids, use_cache=False, **attention_inputs(batch)).logits[:, :-1]
     targets = ids[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
     ).view_as(targets)
-    return losses, batch[LOSS_MASK][:, 1:].float(), logits.argmax(dim=-1) == targets
+    return losses, batch[LOSS_MASK][:, 1:].float(), logits
 
 
 def _own(data: DataSpec) -> LanguageData:

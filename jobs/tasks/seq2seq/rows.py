@@ -1,5 +1,6 @@
 """Reads, checks and tokenises sources with their targets."""
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -72,10 +73,13 @@ def end_tokens(table: pa.Table) -> tuple[int, ...]:
     return tuple(json.loads(table.schema.metadata[ENDS]))
 
 
-def written(source: SourceSpec, data: Seq2SeqData, rows: Sequence[int]) -> list[list[str]]:
-    """Returns the references of these rows of a source, as they were written."""
-    found = _references(sources.read(source), source, data)
-    return [found[row] for row in rows]
+@functools.lru_cache(maxsize=1)
+def references_of(source: SourceSpec, data: Seq2SeqData) -> list[list[str]]:
+    """Returns the references of each row of a source, as they were written.
+
+    They are kept for the next evaluation, which would have to read the whole source again.
+    """
+    return _references(sources.read(source), source, data)
 
 
 def end_token(tokenizer: Any) -> int | None:

@@ -16,7 +16,7 @@ from jobs.training.model import base
 from jobs.training.model.adapter import unwrapped
 from jobs.training.model.library import as_model_error
 from jobs.training.task import Batch, Generator
-from jobs.training.token_training import TokenTraining
+from jobs.training.token_training import TokenPrediction, TokenTraining
 
 NOT_INPUTS = ("labels", TARGET_IDS, f"{TARGET_IDS}_mask")
 """Parts of a batch that the encoder does not read."""
@@ -72,13 +72,13 @@ class Seq2SeqTraining(TokenTraining):
         known = batch[TARGET_IDS] != IGNORED
         return decode(model, batch).float() * known[:, :, None]
 
-    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Loss, whether it counts, and whether the best guess is right; (rows, target tokens)."""
+    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
+        """Each token of a target, (rows, target tokens)."""
         targets, logits = batch[TARGET_IDS].long(), decode(model, batch)
         losses = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=IGNORED
         ).view_as(targets)
-        return losses, (targets != IGNORED).float(), logits.argmax(dim=-1) == targets
+        return TokenPrediction(losses, (targets != IGNORED).float(), logits, targets)
 
     def generated(
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
@@ -86,7 +86,8 @@ class Seq2SeqTraining(TokenTraining):
         """Metrics of what the model writes for the evaluation rows."""
         answers = generator.answers()
         texts = tokenizer.batch_decode(list(answers.values()), skip_special_tokens=True)
-        return metrics.compute(names, texts, rows.written(data.eval, _own(data), list(answers)))
+        right = rows.references_of(data.eval, _own(data))
+        return metrics.compute(names, texts, [right[row] for row in answers])
 
 
 TRAINING = Seq2SeqTraining()

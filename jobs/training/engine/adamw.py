@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from jobs.spec.train import OptimizerSpec
-from jobs.training.model.weight import Weight
+from jobs.training.model.weight import Weight, copy_gradients
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 """Defaults of PyTorch's AdamW."""
@@ -32,8 +32,8 @@ class AdamW(Protocol):
     def state(self, weight: Weight) -> State:
         """Returns `exp_avg`, `exp_avg_sq` and `step` of a weight, to save or to overwrite."""
 
-    def synchronize(self) -> None:
-        """Gathers the weights and moments that each worker updated for the others."""
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers the weights, and the moments too, that each worker updated for the others."""
 
     def refresh_copies(self) -> None:
         """Copies weights into their 16-bit copies."""
@@ -60,14 +60,14 @@ class TorchAdamW:
                 "exp_avg": torch.zeros_like(weight.target),
                 "exp_avg_sq": torch.zeros_like(weight.target),
             }
-        for weight in self._copies:
-            weight.target.grad = torch.zeros_like(weight.target)
+        self._wide = [torch.zeros_like(weight.target) for weight in self._copies]
+        for weight, gradient in zip(self._copies, self._wide, strict=True):
+            weight.target.grad = gradient
 
     def take_gradients(self) -> None:
-        """Takes the gradients, cast to fp32 for weights with a 16-bit copy."""
-        wide = [(w.target.grad, w.gradient()) for w in self._copies]
-        if wide:
-            torch._foreach_copy_([a for a, _ in wide], [b for _, b in wide])  # type: ignore[misc]
+        """Takes the gradients; those of 16-bit copies are cast to fp32, and zero if missing."""
+        given = (weight.gradient() for weight in self._copies)
+        copy_gradients(zip(self._wide, given, strict=True))
         for weight in self._weights:
             if not weight.is_copied:
                 weight.target.grad = weight.gradient()
@@ -90,7 +90,7 @@ class TorchAdamW:
         state: State = self._optimizer.state[weight.target]
         return state
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, with_moments: bool = True) -> None:
         """Does nothing: every worker updates all weights that it holds."""
 
     def refresh_copies(self) -> None:
