@@ -73,7 +73,7 @@ class GenerationHandler(Handler, Generic[GeneratorT]):
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[Counted]:
-        """Counts a request's tokens and time once the context ends.
+        """Counts a request's tokens and time once the context ends, if anything was written.
 
         Raises:
             HttpError: 503 if the queue is full, 504 if the generation does not start in time.
@@ -84,6 +84,7 @@ class GenerationHandler(Handler, Generic[GeneratorT]):
         except (QueueFullError, DeadlineError) as error:
             raise error_of(error) from None
         finally:
-            self._prompt_tokens.inc(counted.read)
-            self._answer_tokens.inc(counted.written)
-            self.metrics.latency.observe(time.perf_counter() - begin)
+            if counted.written:
+                self._prompt_tokens.inc(counted.read)
+                self._answer_tokens.inc(counted.written)
+                self.metrics.latency.observe(time.perf_counter() - begin)
