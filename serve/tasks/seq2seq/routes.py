@@ -5,7 +5,7 @@ from typing import Any, cast
 import fastapi
 import fastapi.responses
 
-from serve.http import app, guard
+from serve.http import app, asgi
 from serve.http.errors import ErrorBody
 from serve.tasks.seq2seq.handler import WriterHandler
 from serve.tasks.seq2seq.schemas import PATH, SENTENCES, GenerateRequest, WriterInfo, Written
@@ -30,7 +30,7 @@ async def generate(body: GenerateRequest, request: fastapi.Request) -> Any:
     handler = ready()
     work = handler.generate(body, app.timeout(request))
     try:
-        response = await guard.cancel_on_disconnect(work, request.receive)
+        response = await asgi.cancel_on_disconnect(work, request.receive)
     except ConnectionError:
         return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
     handler.metrics.count(PATH, 200)
