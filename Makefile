@@ -81,7 +81,7 @@ build/audit/.installed: $(VENV)/.installed
 lock:
 	uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.12 --python-platform x86_64-manylinux_2_28 -c constraints.txt \
-	  --extra cpu-engines --extra grpc --extra tracing pyproject.toml -o infra/image/requirements.lock
+	  --extra cpu-engines --extra grpc --extra metrics --extra tracing pyproject.toml -o infra/image/requirements.lock
 
 # MLServer, Triton (pytriton, Python 3.11.2) and infinity by hand: --peer NAME=PYTHON
 # each peer in an environment of its own, over the packages of ours; wrk comes from the system

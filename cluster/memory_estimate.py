@@ -27,6 +27,9 @@ MASKS = 3
 """Dropout masks, a byte per token, layer and hidden unit each."""
 WIDE_NORMS = 2
 """fp32 outputs of layer norms in 16-bit training: elements per token, layer and hidden unit."""
+CROSS_SOURCE, CROSS_TARGET = 2, 5
+"""Further elements of a decoder's layer in multiples of the hidden size: keys and values for each
+token of the source; queries, norms and outputs of its attention for each token of the target."""
 LOGITS, EVAL_LOGITS = 5, 8
 """fp32 copies of the logits that exist at once in training and in evaluation, as measured."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
@@ -87,19 +90,22 @@ def estimate(
     device: Device,
     eval_batch: int = 128,
     sharding: StateSharding | None = None,
+    target_tokens: int = 0,
 ) -> MemoryEstimate:
     """Estimate the peak memory of training with AdamW on inputs of (micro_batch_size, tokens).
 
-    Calibrated on an H200 with bert-base and a Llama of 1.1 billion weights.
+    With `target_tokens`, the layers of a decoder read targets of so many tokens, and the
+    vocabulary is scored for these alone. Calibrated on an H200 with bert-base and a Llama of 1.1
+    billion weights.
     """
     sharding = sharding or StateSharding()
-    per_token = _bytes_per_token(shape, precision, sharding) + _logits(shape, LOGITS)
-    activations = micro_batch_size * tokens * (per_token + _transient(shape, precision))
+    per_row = _bytes_per_row(shape, precision, sharding, tokens, target_tokens)
+    activations = micro_batch_size * per_row
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
     fixed += (
         _state(shape, precision, sharding)
-        + _evaluation(shape, tokens, precision, activations, eval_batch)
+        + _evaluation(shape, target_tokens or tokens, precision, activations, eval_batch)
     ) / GIB
     return MemoryEstimate(
         low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
@@ -122,18 +128,34 @@ def _state(shape: ModelShape, precision: Precision, sharding: StateSharding) -> 
     return float(weights * STATE_BYTES_PER_PARAMETER + gradients)
 
 
-def _bytes_per_token(shape: ModelShape, precision: Precision, sharding: StateSharding) -> float:
-    """Returns the bytes of activations per token that the backward pass needs."""
+def _bytes_per_row(
+    shape: ModelShape,
+    precision: Precision,
+    sharding: StateSharding,
+    tokens: int,
+    target_tokens: int,
+) -> float:
+    """Returns the bytes of activations per row: what the backward pass needs, and one layer's."""
+    share = CHECKPOINTED_SHARE if sharding.gradient_checkpointing else 1.0
+    layer, transient = share * _bytes_per_layer(shape, precision), _transient(shape, precision)
+    logits = _logits(shape, LOGITS)
+    if not target_tokens:
+        return tokens * (shape.layers * layer + transient + logits)
+    hidden = share * shape.decoder_layers * shape.hidden * ELEMENT_BYTES[precision]
+    source = (shape.layers - shape.decoder_layers) * layer + transient + CROSS_SOURCE * hidden
+    target = shape.decoder_layers * layer + transient + CROSS_TARGET * hidden + logits
+    return tokens * source + target_tokens * target
+
+
+def _bytes_per_layer(shape: ModelShape, precision: Precision) -> float:
+    """Returns the bytes of a layer's activations per token that the backward pass needs."""
     element = ELEMENT_BYTES[precision]
     if shape.is_gated:
         elements = GATED_ACTIVATIONS * shape.hidden + GATED_FEED_FORWARD * shape.intermediate
-        layer = elements * element
-    else:
-        elements = ACTIVATIONS * shape.hidden + FEED_FORWARD * shape.intermediate
-        wide = 4 * WIDE_NORMS if element < 4 else 0
-        layer = elements * element + (MASKS + wide) * shape.hidden
-    share = CHECKPOINTED_SHARE if sharding.gradient_checkpointing else 1.0
-    return shape.layers * layer * share
+        return elements * element
+    elements = ACTIVATIONS * shape.hidden + FEED_FORWARD * shape.intermediate
+    wide = 4 * WIDE_NORMS if element < 4 else 0
+    return elements * element + (MASKS + wide) * shape.hidden
 
 
 def _transient(shape: ModelShape, precision: Precision) -> float:

@@ -8,7 +8,7 @@ from cluster import local
 from cluster.inventory import Inventory, read_inventory
 from cluster.prices import read_book
 from jobs.spec import JobSpec
-from jobs.training.data.longest_row import longest_row
+from jobs.training.data.longest_row import longest_row, longest_target
 from jobs.training.model.counting import shape_of
 from orchestrator import preflight
 from orchestrator.decisions.plan import Plan, make_plan
@@ -17,7 +17,7 @@ from orchestrator.decisions.plan import Plan, make_plan
 def plan_on(spec: JobSpec, nodes: Inventory) -> Plan:
     """The plan of a job on some nodes. Raises InfeasibleError when nothing is left to try."""
     shape = shape_of(spec.model.base, spec.task)
-    return make_plan(spec, nodes, shape, longest_row(spec), read_book())
+    return make_plan(spec, nodes, shape, longest_row(spec), read_book(), longest_target(spec))
 
 
 def planned(

@@ -106,6 +106,19 @@ data:
   spans: entities
 """,
     ),
+    "data.generate": (
+        """\
+model: {base: google-t5/t5-small, task: seq2seq}
+data:
+  train: {path: articles.jsonl}
+  eval: {path: articles-eval.jsonl}
+  source: article
+  target: summary
+  prefix: "summarize: "
+  max_target_length: 96
+  generate: {num_beams: 4, no_repeat_ngram_size: 3}
+""",
+    ),
     "data.train": (
         """\
 data:

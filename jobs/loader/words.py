@@ -38,6 +38,12 @@ OTHER_TRAINERS = {
     "lr_scheduler_type": "train.lr_schedule.type",
     **dict.fromkeys(("warmup_ratio", "warmup_steps"), "train.lr_schedule.warmup_ratio"),
     "sample_packing": "data.packing",
+    "max_source_length": "data.max_length",
+    "val_max_target_length": "data.max_target_length",
+    "source_prefix": "data.prefix",
+    **dict.fromkeys(("num_beams", "generation_num_beams"), "data.generate.num_beams"),
+    "generation_max_length": "data.generate.max_new_tokens",
+    "predict_with_generate": "train.eval.metrics, such as [rougeL]",
     "output_dir": "storage",
 }
 """Fields of the Trainer, Axolotl, LLaMA-Factory and SkyPilot with the field of the same meaning."""

@@ -98,6 +98,21 @@ class DataSpec(SpecModel):
         return (self.text_columns,) if self.text_columns else ()
 
     @property
+    def text_prefix(self) -> str:
+        """What stands before the text of each row."""
+        return ""
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """Columns whose texts a decoder writes, one a row; empty without one."""
+        return ()
+
+    @property
+    def target_tokens(self) -> int:
+        """Longest target in tokens, which a decoder reads beside the input; 0 without a decoder."""
+        return 0
+
+    @property
     def is_packed(self) -> bool:
         """Whether several samples may share a row."""
         return False

@@ -86,7 +86,7 @@ class SloSpec(SpecModel):
     """Bound on the share of failed requests."""
 
 
-_GATE_RULE = re.compile(r"([a-z][a-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+_GATE_RULE = re.compile(r"([a-z][A-Za-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
 RULES_OF_ALL = ("slo", "latency")
 """Rules of a gate that suit every task."""
 GATE_RULE = (
@@ -101,7 +101,7 @@ class GateRule:
 
     name: str
     bound: Bound | None = None
-    """On the change of accuracy or f1_micro, the share of equal labels, or rmse, perplexity or p95
+    """On the change of a metric, the share of equal labels or texts, or rmse, perplexity or p95
     latency over the old one's."""
 
     def __str__(self) -> str:

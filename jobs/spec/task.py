@@ -61,6 +61,8 @@ class Metric:
     needs_scores: bool = False
     """Whether it is computed from the scores of all evaluation rows, which workers then exchange,
     and not from sums."""
+    package: str = ""
+    """The package of the extra `metrics` that computes it; empty if nothing need be installed."""
 
 
 @dataclass(frozen=True, slots=True)

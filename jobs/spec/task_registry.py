@@ -16,6 +16,7 @@ OURS = {
     "token-classification": "jobs.tasks.token_classification.task:TASK",
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
     "sentence-embedding": "jobs.tasks.sentence_embedding.task:TASK",
+    "seq2seq": "jobs.tasks.seq2seq.task:TASK",
 }
 DEFAULT_TASK = next(iter(OURS))
 """The task of a job that names none."""

@@ -60,8 +60,9 @@ class EvalSpec(SpecModel):
     metrics: Annotated[Items[MetricName], Field(min_length=1)] | None = None
     """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
     else macro), for several labels a row f1_micro and f1_macro, for a regression rmse and r2, for
-    causal-lm token_accuracy and perplexity. distinct_1, distinct_2 and repetition are of sampled
-    answers."""
+    causal-lm and seq2seq token_accuracy and perplexity. distinct_1, distinct_2 and repetition are
+    of sampled answers; rouge1, rouge2, rougeL, bleu, chrf and exact_match are of text that a
+    seq2seq model writes for every row."""
 
 
 class CheckpointSpec(SpecModel):

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.training.data import encoding
-from jobs.training.data.tokens import IGNORED, INPUT_IDS, LOSS_MASK, TOKEN_LABELS, TokenSet
+from jobs.training.data.tokens import (
+    IGNORED,
+    INPUT_IDS,
+    LOSS_MASK,
+    TARGET_IDS,
+    TOKEN_LABELS,
+    TokenSet,
+)
 
 FILE = "gate.jsonl"
 TYPES = "token_type_ids"
@@ -42,6 +49,8 @@ class SampleRow:
     """1 for tokens with a loss, else 0; empty if all tokens have one."""
     token_labels: Sequence[int] = ()
     """Index of each token's label, IGNORED for tokens without one; empty for other tasks."""
+    targets: Sequence[int] = ()
+    """Tokens that the decoder writes, which alone have a loss then; empty without a decoder."""
 
 
 def rows_of(
@@ -121,4 +130,13 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[Any], texts: Sequence[st
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
         token_labels=column(TOKEN_LABELS) if TOKEN_LABELS in tokens.columns else (),
+        targets=_targets(tokens, index),
     )
+
+
+def _targets(tokens: TokenSet, index: int) -> list[int]:
+    if TARGET_IDS not in tokens.ragged:
+        return []
+    targets = tokens.ragged[TARGET_IDS]
+    found: list[int] = targets.values[targets.offsets[index] : targets.offsets[index + 1]].tolist()
+    return found

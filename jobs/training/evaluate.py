@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ from jobs.training.config import TrainingConfig, eval_batch
 from jobs.training.data import batches, encoding
 from jobs.training.data.batches import FILLER, Indices
 from jobs.training.data.tokens import IGNORED, INPUT_IDS, TOKEN_LABELS
+from jobs.training.generation import SessionGenerator
 from jobs.training.model import parallel
 from jobs.training.model.precision import autocast
 from jobs.training.quality import QualityReport
 from jobs.training.scores import GatheredScores, OneForward, Scores
 from jobs.training.session import Session
-from jobs.training.task import Batch, Generate
+from jobs.training.task import Batch
 from jobs.training.world import World
 
 KEPT_NUMBERS = 2048
@@ -39,14 +40,21 @@ def final_precision(config: TrainingConfig, world: World) -> Precision:
 
 @torch.no_grad()
 def evaluate(
-    session: Session, number_format: Precision, *, limit: int | None = None
+    session: Session,
+    number_format: Precision,
+    *,
+    limit: int | None = None,
+    generates: bool = True,
 ) -> dict[str, float]:
     """Returns the job's metrics and the mean `loss` over all evaluation rows, or `limit` of them.
 
-    All workers must call this.
+    Without `generates`, metrics of generated text are left out. All workers must call this.
     """
     with _evaluating(session):
-        return _evaluate_rows(session, number_format, limit)[0]
+        values, _ = _evaluate_rows(session, number_format, limit)
+        if generates:
+            values |= _generated(session, number_format, limit)
+    return _wanted(session, values)
 
 
 @torch.no_grad()
@@ -59,7 +67,9 @@ def evaluate_last(
     """
     training, corpus = session.training, session.corpus
     with _evaluating(session):
-        metrics, scores = _evaluate_rows(session, number_format, None, gathers=training.has_quality)
+        values, scores = _evaluate_rows(session, number_format, None, gathers=training.has_quality)
+        values |= _generated(session, number_format, None)
+    metrics = _wanted(session, values)
     if scores is None or not training.has_quality or not session.world.is_main:
         return metrics, None
 
@@ -139,17 +149,32 @@ def _evaluate_rows(
         total = sums if total is None else total + sums
     assert total is not None
     values = training.metrics(np.array(world.sum_numbers(total.tolist())), names)
-    scores = None
-    if gathered is not None:
-        scores = gathered.of_all(world, len(session.corpus.eval))
-        if needs_scores:
-            values |= training.score_metrics(scores, session.corpus.eval.labels, names)
-    if limit is None and any(each.is_generated and each.name in wanted for each in metrics):
-        values |= training.generated(
-            session.config.data, session.corpus.tokenizer, _generator(session, number_format)
-        )
-    chosen = {name: values[name] for name in wanted if name in values}
-    return {**chosen, "loss": values["loss"]}, scores
+    if gathered is None:
+        return values, None
+    scores = gathered.of_all(world, len(session.corpus.eval))
+    if needs_scores:
+        values |= training.score_metrics(scores, session.corpus.eval.labels, names)
+    return values, scores
+
+
+def _wanted(session: Session, values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics that the job names, in its order, and the loss."""
+    names = session.config.metrics
+    return {**{name: values[name] for name in names if name in values}, "loss": values["loss"]}
+
+
+def _generated(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
+    """Returns the job's metrics of generated text.
+
+    With a `limit` there are none, unless their time grows with the rows: then a few rows show it.
+    """
+    config, training = session.config, session.training
+    metrics = task_registry.find(config.model.task).metrics
+    names = [each.name for each in metrics if each.is_generated and each.name in config.metrics]
+    if not names or (limit is not None and not training.writes_rows):
+        return {}
+    generator = SessionGenerator(session, number_format, _order(session, limit))
+    return training.generated(config.data, session.corpus.tokenizer, generator, names)
 
 
 def padded_tokens(session: Session, limit: int | None) -> int:
@@ -167,13 +192,19 @@ def _rounds(session: Session, limit: int | None) -> Indices:
     longest row and all lengths.
     """
     size, workers = eval_batch(session.config), session.world.size
-    order = np.argsort(-session.corpus.eval.lengths, kind="stable")
-    if limit is not None and limit < len(order):
-        order = order[np.linspace(0, len(order) - 1, limit).astype(np.int64)]
+    order = _order(session, limit)
     rounds = math.ceil(len(order) / (size * workers))
     padded = np.full(rounds * workers * size, FILLER)
     padded[: len(order)] = order
     return padded.reshape(rounds, workers, size)
+
+
+def _order(session: Session, limit: int | None) -> Indices:
+    """Returns all rows, or `limit` of them, the longest first."""
+    order: Indices = np.argsort(-session.corpus.eval.lengths, kind="stable")
+    if limit is not None and limit < len(order):
+        return order[np.linspace(0, len(order) - 1, limit).astype(np.int64)]
+    return order
 
 
 def _width(batch: Indices, lengths: Indices) -> int:
@@ -197,31 +228,6 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Indices, Bat
         index = torch.from_numpy(batches.filled(own, round_rows.max()))
         gathered = session.eval_store.gather(index.to(session.eval_store.place), width)
         yield own, {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
-
-
-def _generator(session: Session, number_format: Precision) -> Generate:
-    """Returns a function that samples answers to prompts; equal weights give equal answers."""
-    world, config = session.world, session.config
-    sharded = parallel.is_sharded(config, world)  # then all workers generate each answer together
-
-    def generate(prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
-        torch.manual_seed(config.seed)
-        found = []
-        for prompt in prompts if sharded else prompts[world.rank :: world.size]:
-            ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
-            with autocast(number_format, world.device):
-                answer = session.model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=most_tokens,
-                    do_sample=True,
-                    pad_token_id=session.corpus.eval.pad_token_id,
-                    synced_gpus=sharded,
-                )
-            found.append(answer[0, ids.shape[1] :].tolist())
-        return found if sharded else [answer for part in world.gather(found) for answer in part]
-
-    return generate
 
 
 def _uncompiled(config: TrainingConfig) -> contextlib.AbstractContextManager[object]:

@@ -12,6 +12,7 @@ import torch
 
 from jobs import nvml
 from jobs.training.events import Metered, Stepped
+from jobs.training.flops import flops_of
 from jobs.training.session import Session
 
 SAMPLE_S = 0.5
@@ -91,9 +92,11 @@ class Meter:
         peak = self.session.config.peak_tflops
         if peak is None:
             return None
-        weights, attention = flops_per_token(self.session)
+        counted = flops_of(self.session)
         flops = sum(
-            result.tokens * (weights + attention * result.padded_tokens / result.samples)
+            result.tokens
+            * (counted.per_token + counted.per_pair * result.padded_tokens / result.samples)
+            + result.samples * counted.per_sample
             for result in self.results
         )
         return flops / seconds / (peak * 1e12 * self.session.world.size)
@@ -125,21 +128,6 @@ def _cluster_s() -> float:
         if times and not is_worker and any("ray::" in w or "/ray/" in w for w in words[:3]):
             seconds += times.user + times.system
     return seconds
-
-
-def flops_per_token(session: Session) -> tuple[float, float]:
-    """Returns the FLOP of forward and backward pass for one token.
-
-    The first number is for linear layers: 6 per weight, or 4 per frozen weight, which needs no
-    gradient. The second is for attention, to be multiplied by the tokens of the row.
-
-    Source: Chowdhery et al., 2022, "PaLM", appendix B.
-    """
-    linear = [m for m in session.model.modules() if isinstance(m, torch.nn.Linear)]
-    weights = sum(m.weight.numel() * (6 if m.weight.requires_grad else 4) for m in linear)
-    config = session.model.config
-    sizes = getattr(config, "num_hidden_layers", 0), getattr(config, "hidden_size", 0)
-    return float(weights), 12.0 * sizes[0] * sizes[1]
 
 
 def peak_memory_gib(device: torch.device) -> float:

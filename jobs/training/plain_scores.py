@@ -4,8 +4,9 @@ It runs by its path, in its own process, and imports nothing of this project, as
 the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
 the activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts,
 token-softmax for the probabilities of the first labelled tokens, or token-loss for the mean loss of
-the trained tokens). Prints JSON: the scores of the first rows one by one and of all rows in padded
-batches, and the number of texts that are tokenised otherwise than in training.
+the trained tokens, or of the target where rows have one). Prints JSON: the scores of the first rows
+one by one and of all rows in padded batches, and the number of texts that are tokenised otherwise
+than in training.
 """
 
 import json
@@ -91,6 +92,18 @@ def vectors(model: Any, tokenizer: Any, rows: Rows, folder: Path) -> Scores:
     return found
 
 
+def target_losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
+    """Returns the mean loss of each row's target, which the model itself shifts."""
+    sources = [row["texts"][0] for row in rows]
+    inputs = tokenizer(sources, padding=True, truncation=True, return_tensors="pt").to(model.device)
+    width = max(len(row["targets"]) for row in rows)
+    filled = [row["targets"] + [IGNORED] * (width - len(row["targets"])) for row in rows]
+    labels = torch.tensor(filled, device=model.device)
+    logits = model(**inputs, labels=labels).logits.float()
+    loss = torch.nn.functional.cross_entropy
+    return [[loss(*pair).item()] for pair in zip(logits, labels, strict=True)]
+
+
 def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     """Returns the mean loss of each row's trained tokens."""
     padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
@@ -119,7 +132,7 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
     lines = (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     is_vector = activation == "vector"
-    has_texts = is_vector or activation in ACTIVATIONS
+    has_texts = bool(rows[0]["texts"])
     outputs = outputs_of(rows[0]["scores"]) if activation in ACTIVATIONS else 0
     model, tokenizer = load(folder, auto_class, outputs)
     model = model.float().to(device).eval()
@@ -127,9 +140,9 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
     def score(part: Rows) -> Scores:
         if is_vector:
             return vectors(model, tokenizer, part, folder)
-        if has_texts:
+        if activation in ACTIVATIONS:
             return activated(model, tokenizer, part, activation)
-        return losses(model, tokenizer, part)
+        return (target_losses if part[0]["targets"] else losses)(model, tokenizer, part)
 
     retokenised = 0
     if has_texts:

@@ -19,18 +19,21 @@ from jobs.spec.task import PER_TOKEN
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data import packing
+from jobs.training.data.batches import WIDTH_MULTIPLE
 from jobs.training.data.tokens import (
     INPUT_IDS,
     LOSS_MASK,
     POSITION_IDS,
+    TARGET_IDS,
     TOKEN_LABELS,
     TokenSet,
     TokenStore,
 )
 from jobs.training.engine.inputs import attention_inputs
-from jobs.training.model.adapter import has_adapter
+from jobs.training.model.adapter import unwrapped
 from jobs.training.model.base import settle, token_embeddings
 from jobs.training.model.library import as_model_error
+from jobs.training.model.positions import learned_positions
 from jobs.training.model.precision import autocast
 from jobs.training.task import training_of
 from jobs.training.world import World
@@ -45,8 +48,6 @@ BEYOND_WINDOW = 16
 """Tokens by which the longest sample exceeds the model's attention window."""
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 """Names of the width of local attention in configurations of transformers."""
-POSITIONS = ("position_embeddings", "position_embedding", "embed_positions", "wpe")
-"""Names of modules with learned position embeddings."""
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
 """Largest difference between equal logits, as a share of the largest logit: with 32-bit weights,
 and with weights or matrix products in a smaller type."""
@@ -105,8 +106,7 @@ class _CheckResult:
 
 def _with_accepted_columns(corpus: Corpus, model: Any) -> Corpus:
     """Removes token columns that the model does not accept, such as token types."""
-    bare = model.get_base_model() if has_adapter(model) else model
-    taken = {*inspect.signature(bare.forward).parameters, LOSS_MASK, TOKEN_LABELS}
+    taken = {*inspect.signature(unwrapped(model).forward).parameters, LOSS_MASK, TOKEN_LABELS}
     tokenizer = corpus.tokenizer
     names = [name for name in tokenizer.model_input_names if name in taken]
     settle(tokenizer, model_input_names=names)
@@ -123,12 +123,10 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
     known = math.inf if embeddings is None else embeddings.shape[0]
     largest = max(int(tokens.columns[INPUT_IDS].max()) for tokens in (corpus.train, corpus.eval))
     if largest >= known:
-        raise ModelError(
-            f"the tokenizer of {config.model.base} gives token {largest}, and the model has {known}"
-            " embeddings; they do not belong together, so save the model with its own tokenizer"
-        )
+        raise ModelError(_unknown_token(largest, config, known))
+    _check_targets(corpus, model, config, known)
     longest = max(int(tokens.lengths.max()) for tokens in (corpus.train, corpus.eval))
-    room = _positions(model)
+    room = _room(corpus.train, model)
     if longest > room:
         raise ModelError(
             f"{config.model.base} takes {room} tokens, and the longest row has {longest}; set"
@@ -136,17 +134,35 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
         )
 
 
-def _positions(model: Any) -> float:
-    """Returns the number of learned positions; infinite for models that compute positions."""
-    found = [
-        module.num_embeddings
-        - (-1 if module.padding_idx is None else module.padding_idx)
-        - 1
-        - getattr(module, "offset", 0)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding) and name.rpartition(".")[2] in POSITIONS
-    ]
-    return min(found, default=float("inf"))
+def _room(tokens: TokenSet, model: Any) -> float:
+    """Returns the tokens of a row that the model takes; targets are read by the decoder alone."""
+    bare = unwrapped(model)
+    return learned_positions(bare.get_encoder() if TARGET_IDS in tokens.ragged else bare)
+
+
+def _check_targets(corpus: Corpus, model: Any, config: TrainingConfig, known: float) -> None:
+    """Raises ModelError for targets that the decoder of a model does not take."""
+    for targets in (tokens.ragged.get(TARGET_IDS) for tokens in (corpus.train, corpus.eval)):
+        if targets is None:
+            continue
+        room = learned_positions(unwrapped(model).get_decoder())
+        largest = int(targets.values.max())
+        if largest >= known:
+            raise ModelError(_unknown_token(largest, config, known))
+        if targets.width > room:
+            # the width of a batch is a multiple of so many tokens
+            most = int(room) // WIDTH_MULTIPLE * WIDTH_MULTIPLE
+            raise ModelError(
+                f"{config.model.base} writes {int(room)} tokens, and the longest target has"
+                f" {int(targets.lengths.max())}; set data.max_target_length to {most} or less"
+            )
+
+
+def _unknown_token(token: int, config: TrainingConfig, known: float) -> str:
+    return (
+        f"the tokenizer of {config.model.base} gives token {token}, and the model has {int(known)}"
+        " embeddings; they do not belong together, so save the model with its own tokenizer"
+    )
 
 
 def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
@@ -158,7 +174,10 @@ def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult
     alone = torch.cat([logits_check.scores(train, [row], int(lengths[row])) for row in chosen])
     # at most as wide as the model's positions
     width = int(
-        min(lengths[chosen].max() + PADDING, max(_positions(logits_check.model), lengths.max()))
+        min(
+            lengths[chosen].max() + PADDING,
+            max(_room(corpus.train, logits_check.model), lengths.max()),
+        )
     )
     for pads_left in (False, True):
         tokens = dataclasses.replace(train, pads_left=pads_left)

@@ -1,10 +1,13 @@
 """Builds all parts of a training process once."""
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from jobs.errors import TrainingError
+from jobs.spec import task_registry
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -59,7 +62,9 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
 
     Raises:
         ModelError: if the base model cannot be loaded or used.
+        TrainingError: if a metric's package is not installed.
     """
+    _check_metrics(config)
     torch.manual_seed(config.seed)
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
@@ -110,10 +115,21 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     )
 
 
+def _check_metrics(config: TrainingConfig) -> None:
+    """Raises TrainingError for a metric of a package that is not installed."""
+    for metric in task_registry.find(config.model.task).metrics:
+        module = metric.package.replace("-", "_")
+        if module and metric.name in config.metrics and importlib.util.find_spec(module) is None:
+            raise TrainingError(
+                f"train.eval.metrics has {metric.name}, which {metric.package} computes, and it is"
+                " not installed; pip install 'raywinnow[metrics]' on every node, or remove it"
+            )
+
+
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
     """Returns the model on its device, with its adapter, and a remark on the base's head."""
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
-    base.settle_generation(loaded.model, corpus.end_tokens, corpus.tokenizer)
+    settle_generation(loaded.model, config, corpus)
     model = adapter.add_adapter(loaded, config.model)
     if config.gradient_checkpointing:
         clause = f"train.gradient_checkpointing has to be removed for {config.model.base}"
@@ -123,6 +139,13 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
     if not parallel.is_sharded(config, world):
         low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
     return model.to(world.device).train(), loaded.remark
+
+
+def settle_generation(model: Any, config: TrainingConfig, corpus: Corpus) -> None:
+    """Sets how a loaded base ends its answers, and what else its task decides of them."""
+    base.settle_generation(model, corpus.end_tokens, corpus.tokenizer)
+    task = training_of(config.model.task)
+    task.settle(model, config.data, corpus.train, corpus.tokenizer)
 
 
 def reseed(seed: int, world: World, step: int = 0) -> None:

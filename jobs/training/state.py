@@ -19,7 +19,7 @@ from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
 from jobs.training.model.weight import Weight
 from jobs.training.quality import QualityReport
-from jobs.training.session import Session, reseed
+from jobs.training.session import Session, reseed, settle_generation
 
 OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
     "optimizer.safetensors",
@@ -189,7 +189,7 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in session.training.published(dict(merged.state_dict())).items():
             merged.state_dict()[name].copy_(tensor)
-    base.settle_generation(merged, corpus.end_tokens, corpus.tokenizer)
+    settle_generation(merged, session.config, corpus)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
 

@@ -6,7 +6,7 @@ The torch half of a task; its pure half is a `jobs.spec.task.Task`, which names 
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,16 @@ from jobs.training.quality import QualityReport
 Batch = Mapping[str, torch.Tensor]
 Progress = Callable[[int, int], None]
 """Is told how many rows of how many are encoded."""
-Generate = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-"""Sampled answers to prompts as token ids, each of at most so many tokens."""
+
+
+class Generator(Protocol):
+    """Generates text with the model that is being evaluated; all workers must call it alike."""
+
+    def sample(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> list[list[int]]:
+        """Sampled answers to prompts as token ids, each of at most so many tokens."""
+
+    def answers(self) -> Mapping[int, list[int]]:
+        """By evaluation row, what the model writes with its own generation settings: token ids."""
 
 
 class TaskTraining(abc.ABC):
@@ -41,6 +49,9 @@ class TaskTraining(abc.ABC):
     """Whether the last evaluation gathers the scores of all rows for `quality`."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
+    writes_rows: ClassVar[bool] = False
+    """Whether metrics of generated text take an answer to every evaluation row, so that their time
+    grows with the rows."""
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
         """Settle what of the tokenizer is saved with the model, before the first row is encoded."""
@@ -94,6 +105,14 @@ class TaskTraining(abc.ABC):
         weights. Raises ModelError where the model cannot be trained for these rows.
         """
         return self
+
+    def settle(  # noqa: B027 - few tasks need it
+        self, model: Any, data: DataSpec, tokens: Any, tokenizer: Any
+    ) -> None:
+        """Set what a loaded base needs to be used after training.
+
+        `tokens` is the `jobs.training.data.tokens.TokenSet` of the training rows.
+        """
 
     @abc.abstractmethod
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
@@ -156,8 +175,10 @@ class TaskTraining(abc.ABC):
     def write_beside(self, folder: Path, model: Any) -> None:  # noqa: B027 - few tasks need it
         """Write what other libraries need in a model's folder beside its weights."""
 
-    def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
-        """Every metric of generated answers."""
+    def generated(
+        self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
+    ) -> dict[str, float]:
+        """The metrics of generated answers with these names, or more of them."""
         return {}
 
 

@@ -36,7 +36,10 @@ def deploy(
     if as_json:
         print_json(endpoint)
     else:
-        out().print(f"{endpoint.url}/predict answers with version {endpoint.version}")
+        from serve.tasks.registry import endpoint_of  # imports FastAPI, which takes time
+
+        path = endpoint_of(spec.model.task).path
+        out().print(f"{endpoint.url}{path} answers with version {endpoint.version}")
         if endpoint.grpc:
             name = endpoint.application
             out().print(f"gRPC answers at {endpoint.grpc}, to calls with application: {name}")

@@ -1,5 +1,6 @@
 """`winnow run`, `winnow sweep` and `winnow train`: the pipeline, or parts of it."""
 
+import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ from orchestrator.records import receipt_text, report, runs
 from orchestrator.records.outcome import Outcome
 
 Value = TypeVar("Value")
+EXAMPLE_TOKENS = 64
+"""Most tokens of the answer to the request that is shown as an example."""
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this job.")]
 AcceptChanges = Annotated[
     bool,
@@ -151,10 +154,15 @@ def show(outcome: Outcome) -> None:
     console.print(f"\n{receipt_text.receipt_text(outcome.receipt)}\n", markup=False)
     console.print(f"model     {outcome.model.path}\nreport    {outcome.report}", markup=False)
     if outcome.endpoint:
-        url, body = outcome.endpoint.url, '{"inputs": "a fine film"}'
-        console.print(f"endpoint  {url}/predict  (docs: {url}/docs)", markup=False)
+        from serve.tasks.registry import endpoint_of  # imports FastAPI, which takes time
+
+        model, endpoint = outcome.model, endpoint_of(outcome.model.task)
+        kind = {"is_pair": model.is_pair}
+        (body,) = endpoint.bodies(["a fine film"], kind, per_request=1, tokens=EXAMPLE_TOKENS)
+        url, docs = f"{outcome.endpoint.url}{endpoint.path}", f"{outcome.endpoint.url}/docs"
+        console.print(f"endpoint  {url}  (docs: {docs})", markup=False)
         console.print(
-            f"try it    curl -s {url}/predict -H 'content-type: application/json' -d '{body}'",
+            f"try it    curl -s {url} -H 'content-type: application/json' -d '{json.dumps(body)}'",
             markup=False,
         )
         console.print("stop it   winnow down")

@@ -141,16 +141,19 @@ def make_plan(
     shape: ModelShape | None,
     longest: int | None = None,
     book: PriceBook = NO_QUOTES,
+    targets: int | None = None,
 ) -> Plan:
     """Combine placements, micro batches and precisions into a plan.
 
-    `longest`: tokens of the longest row; None counts as data.max_length.
+    `longest`: tokens of the longest row; None counts as data.max_length. `targets`: tokens of the
+    longest target; None counts as the longest that the job allows.
 
     Raises:
         InfeasibleError: if no combination can run.
     """
     length = spec.data.max_length
-    workload = _Workload(spec, shape, min(longest or length, length))
+    most = spec.data.target_tokens
+    workload = _Workload(spec, shape, min(longest or length, length), min(targets or most, most))
     candidates: list[Candidate] = []
     skipped = [Skipped(name, reason) for name, reason in inventory.left_out().items()]
     for request, spot in _requests(spec, inventory):
@@ -207,6 +210,8 @@ class _Workload:
     shape: ModelShape | None
     longest: int
     """Tokens of the longest row."""
+    targets: int = 0
+    """Tokens of the longest target; 0 for tasks without targets."""
 
 
 def _on_placement(workload: _Workload, placement: Placement) -> Iterator[Candidate | Skipped]:
@@ -275,6 +280,7 @@ def _memory(
         shape,
         micro_batch_size=batch * sequences,
         tokens=workload.longest,
+        target_tokens=workload.targets,
         precision=precision,
         device=placement.device,
         eval_batch=spec.task.eval_batch * sequences,

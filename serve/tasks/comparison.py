@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jobs.spec.quantities import format_metric
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedMetric:
@@ -23,3 +25,11 @@ class Comparison:
     summary: str
     metrics: Mapping[str, ComparedMetric]
     """By the name of the gate's rule that evaluates the metric."""
+
+
+def compare_perplexities(old: float, new: float) -> Comparison:
+    """Compares the perplexities of two versions on their evaluation rows."""
+    ratio, shown = new / old, (format_metric(new), format_metric(old))
+    sentence = f"its perplexity is {shown[0]}, {ratio:.3g} times the old one's {shown[1]}"
+    summary = f"perplexity {shown[0]} after {shown[1]}"
+    return Comparison(summary, {"perplexity": ComparedMetric(ratio, sentence)})

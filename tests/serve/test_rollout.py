@@ -9,8 +9,7 @@ from jobs.spec.serve import RolloutSpec, SloSpec
 from serve.deploy import routing
 from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
-from serve.tasks.causal_lm import endpoint as language
-from serve.tasks.comparison import Comparison
+from serve.tasks.comparison import Comparison, compare_perplexities
 from serve.tasks.text_classification.endpoint import LabelCounts, compare
 
 GATE = RolloutSpec().gate
@@ -48,8 +47,8 @@ def test_a_difference_that_may_be_chance_is_let_through() -> None:
     ("perplexity", "shown"), [(12.5, "12.5000, 1.25 times"), (1e304, "1.000e+304, 1e+303 times")]
 )
 def test_a_language_model_that_foresees_less_is_seen(perplexity: float, shown: str) -> None:
-    assert reasons_against(GATE, None, language.compare(10.0, 10.4), GOOD, GOOD) == ()
-    (reason,) = reasons_against(GATE, None, language.compare(10.0, perplexity), GOOD, GOOD)
+    assert reasons_against(GATE, None, compare_perplexities(10.0, 10.4), GOOD, GOOD) == ()
+    (reason,) = reasons_against(GATE, None, compare_perplexities(10.0, perplexity), GOOD, GOOD)
     assert reason == f"its perplexity is {shown} the old one's 10.0000, which is not <=1.05"
 
 

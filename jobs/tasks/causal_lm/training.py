@@ -1,13 +1,10 @@
 """Causal language models in torch: the loss is on responses, and metrics count their tokens."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.causal_lm import metrics, rows
@@ -15,15 +12,14 @@ from jobs.tasks.causal_lm.task import LanguageData
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import LOSS_MASK
 from jobs.training.engine.inputs import attention_inputs
-from jobs.training.task import Batch, Generate, TaskTraining
+from jobs.training.task import Batch, Generator
+from jobs.training.token_training import TokenPrediction, TokenTraining
 
 ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
-LARGEST_EXPONENT = 700.0
-"""Beyond it a perplexity is no number."""
 
 
-class LanguageTraining(TaskTraining):
+class LanguageTraining(TokenTraining):
     """The next token of each response."""
 
     is_causal = True
@@ -56,11 +52,6 @@ class LanguageTraining(TaskTraining):
         """Training rows whose response lies beyond max_length."""
         return rows.left_out(table)
 
-    def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy of each response token times its row's weight, summed."""
-        losses, mask, _ = predict_tokens(model, batch)
-        return (losses * mask * weights[:, None]).sum()
-
     def logits(self, model: Any, batch: Batch) -> torch.Tensor:
         """(rows, tokens, vocabulary) in fp32."""
         ids = batch["input_ids"]
@@ -69,34 +60,17 @@ class LanguageTraining(TaskTraining):
         ).logits
         return logits.float()
 
-    def scores(self, model: Any, batch: Batch) -> torch.Tensor:
-        """The mean loss of each row's response, (rows, 1)."""
-        losses, mask, _ = predict_tokens(model, batch)
-        return ((losses * mask).sum(dim=1) / mask.sum(dim=1))[:, None]
-
-    def sums(
-        self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
-    ) -> torch.Tensor:
-        """The summed loss, tokens predicted right, and tokens, all of responses."""
+    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
+        """Each next token of a row, (rows, tokens - 1); those of responses count."""
         losses, mask, logits = predict_tokens(model, batch)
-        right = logits.argmax(dim=-1) == batch["input_ids"][:, 1:]
-        mask = mask * counts[:, None]
-        return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
+        return TokenPrediction(losses, mask, logits, batch["input_ids"][:, 1:])
 
-    def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
-        """Token accuracy, perplexity and the mean loss of a token."""
-        loss, right, tokens = sums.tolist()
-        mean = loss / max(1.0, tokens)
-        return {
-            "token_accuracy": right / max(1.0, tokens),
-            "perplexity": math.exp(min(mean, LARGEST_EXPONENT)),
-            "loss": mean,
-        }
-
-    def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
+    def generated(
+        self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
+    ) -> dict[str, float]:
         """How varied sampled answers to the first evaluation prompts are."""
         prompts = rows.prompts(data.eval, _own(data), tokenizer, ANSWERS)
-        return metrics.diversity(generate(prompts, ANSWER_TOKENS))
+        return metrics.diversity(generator.sample(prompts, ANSWER_TOKENS))
 
 
 TRAINING = LanguageTraining()

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,8 +18,7 @@ CHUNK_ROWS = 8192
 """Rows of one call of the tokenizer, which tokenises them on all cores."""
 SAMPLED_ROWS = 256
 """Evaluation rows that are saved with a model, spread evenly over their split."""
-LABELS_KEY = b"label_names"
-SEQUENCES_KEY = b"sequences"
+LABELS_KEY, SEQUENCES_KEY, FILLERS_KEY = b"label_names", b"sequences", b"fillers"
 MOST_INT8 = 127
 """Most labels whose numbers fit into int8."""
 
@@ -62,27 +61,31 @@ def in_chunks(items: Sequence[Item], progress: Progress | None) -> Iterator[Sequ
 
 
 def lists(
-    columns: dict[str, list[list[int]]],
+    columns: Mapping[str, Sequence[Sequence[int]]],
     *,
     labels: pa.Array,
     label_names: Sequence[str],
     sequences: Sequence[str] = (),
+    fillers: Mapping[str, int] | None = None,
 ) -> pa.Table:
     """Returns a table of ids as int32, other token columns as int8, and `labels`.
 
     The names of columns with ids end in `input_ids`; labels of tokens are int16 if there are more
     than 127. `sequences` are the columns of further sequences of tokens, with lengths of their own.
+    Columns named in `fillers` have lengths of their own too, are int32, and are padded with that
+    number.
     """
+    fillers = fillers or {}
     label_type = pa.int16() if len(label_names) > MOST_INT8 else pa.int8()
     kinds = {TOKEN_LABELS: label_type}
-    kinds |= {name: pa.int32() for name in columns if name.endswith(INPUT_IDS)}
+    kinds |= {name: pa.int32() for name in columns if name.endswith(INPUT_IDS) or name in fillers}
     arrays = {
         name: pa.array(rows, pa.large_list(kinds.get(name, pa.int8())))
         for name, rows in columns.items()
     }
     made = pa.table({**arrays, "labels": labels})
-    names = {LABELS_KEY: json.dumps(list(label_names)), SEQUENCES_KEY: json.dumps(list(sequences))}
-    return made.replace_schema_metadata(names)
+    known = {LABELS_KEY: list(label_names), SEQUENCES_KEY: list(sequences), FILLERS_KEY: fillers}
+    return made.replace_schema_metadata({key: json.dumps(each) for key, each in known.items()})
 
 
 def sample(rows: int) -> Indices:
@@ -100,7 +103,9 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
     """Returns the columns of a table as flat arrays, which share the memory-mapped file."""
     columns, ragged = {}, {}
     offsets, pad = np.zeros(1, np.int64), tokenizer.pad_token_id
-    sequences = json.loads((table.schema.metadata or {}).get(SEQUENCES_KEY, b"[]"))
+    known = table.schema.metadata or {}
+    sequences = json.loads(known.get(SEQUENCES_KEY, b"[]"))
+    fillers = json.loads(known.get(FILLERS_KEY, b"{}"))
     for name in table.column_names:
         if name == "labels":
             continue
@@ -109,6 +114,8 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
         if name in sequences:
             filler = pad if name.endswith(INPUT_IDS) else 0
             ragged[name] = Ragged(values, own_offsets, filler, is_sequence=True)
+        elif name in fillers:
+            ragged[name] = Ragged(values, own_offsets, fillers[name])
         else:
             columns[name], offsets = values, own_offsets
     return TokenSet(columns, offsets, _labels(table["labels"]), pad, ragged=ragged)

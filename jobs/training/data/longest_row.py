@@ -25,15 +25,25 @@ def longest_row(spec: JobSpec) -> int | None:
     It is known for local files and tasks whose input is columns of text. Rows of other tasks are
     packed, so they have max_length tokens.
     """
+    return _longest(spec, spec.data.sequences, spec.data.text_prefix)
+
+
+def longest_target(spec: JobSpec) -> int | None:
+    """Returns the tokens of the longest target before truncation; None if there is none known."""
+    columns = spec.data.target_columns
+    return _longest(spec, (columns,) if columns else (), "")
+
+
+def _longest(spec: JobSpec, sequences: tuple[tuple[str, ...], ...], prefix: str) -> int | None:
     source = spec.data.train
-    if not spec.data.sequences or not source.is_local or not source.is_file:
+    if not sequences or not source.is_local or not source.is_file:
         return None
     try:
         places = [place for path in source.paths for place in files.matching(path)]
         found = readers.read_files(places, LARGEST_FILES)
         if found is None:
             return None
-        rows = [row for each in spec.data.sequences for row in _longest_texts(found, each)]
+        rows = [row for each in sequences for row in _longest_texts(found, each, prefix)]
     except (OSError, KeyError, DataError):
         return None  # training reports the error in the file
     try:
@@ -44,8 +54,8 @@ def longest_row(spec: JobSpec) -> int | None:
         return None  # training reports the error of the tokenizer
 
 
-def _longest_texts(table: Table, columns: tuple[str, ...]) -> list[tuple[str, ...]]:
-    texts = [[str(value or "") for value in table.values(name)] for name in columns]
+def _longest_texts(table: Table, columns: tuple[str, ...], prefix: str) -> list[tuple[str, ...]]:
+    texts = [[f"{prefix}{value or ''}" for value in table.values(name)] for name in columns]
     return heapq.nlargest(TOKENISED, zip(*texts, strict=True), key=lambda row: sum(map(len, row)))
 
 

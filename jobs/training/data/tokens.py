@@ -14,8 +14,11 @@ LOSS_MASK = "loss_mask"
 """1 for tokens that the model is trained to predict, for causal-lm."""
 TOKEN_LABELS = "token_labels"
 """Number of each token's label, for tasks that label tokens; IGNORED for tokens without one."""
+TARGET_IDS = "target_ids"
+"""Ragged column with the tokens that a decoder writes."""
 IGNORED = -100
-"""Label of tokens that are neither trained nor judged; cross-entropy in torch ignores it."""
+"""Label of tokens that are neither trained nor judged, and what targets are padded with;
+cross-entropy in torch ignores it."""
 FILLERS = {TOKEN_LABELS: IGNORED}
 """Padding of token columns other than `input_ids`; 0 for columns that are not named here."""
 POSITION_IDS = "position_ids"
@@ -36,6 +39,8 @@ class Ragged:
     is_sequence: bool = False
     """Whether it is a further sequence of tokens for the model, such as the second text of a pair
     that is read by itself: it is padded as the row's own tokens are, to the same width."""
+    fixed_width: int | None = None
+    """Width of the set that these rows were taken from; None for a whole set."""
 
     @property
     def lengths(self) -> Indices:
@@ -45,13 +50,16 @@ class Ragged:
     @property
     def width(self) -> int:
         """Longest row, rounded up: every batch has this width, so that steps are captured once."""
+        if self.fixed_width is not None:
+            return self.fixed_width
         longest = int(np.diff(self.offsets).max(initial=1))
         return -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
     def taken(self, rows: Sequence[int]) -> "Ragged":
-        """Returns these rows alone, in this order."""
+        """Returns these rows alone, in this order, of the same width."""
         index, offsets = _places(self.offsets, rows)
-        return replace(self, values=self.values[index], offsets=offsets)
+        values = self.values[index]
+        return replace(self, values=values, offsets=offsets, fixed_width=self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,8 @@ class TokenSet:
     @property
     def targets(self) -> Indices:
         """(rows,): what each row adds to the count that the loss is averaged over."""
+        if TARGET_IDS in self.ragged:
+            return self.ragged[TARGET_IDS].lengths
         if LOSS_MASK in self.columns:
             counted = self.columns[LOSS_MASK]
         elif TOKEN_LABELS in self.columns:

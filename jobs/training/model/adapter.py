@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch.nn.parallel import DistributedDataParallel
 
 from jobs.errors import listed
 from jobs.spec import task_registry
@@ -46,6 +47,12 @@ def has_adapter(model: Any) -> bool:
     """Returns whether the model is trained through an adapter."""
     module = sys.modules.get("peft")  # not imported here: a model with an adapter has imported it
     return module is not None and isinstance(model, module.PeftModel)
+
+
+def unwrapped(model: Any) -> Any:
+    """Returns the model of transformers inside of PyTorch's DDP and of adapters."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    return inner.get_base_model() if has_adapter(inner) else inner
 
 
 def adapter_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:

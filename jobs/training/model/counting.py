@@ -55,11 +55,12 @@ def _from_config(config: dict[str, Any], task: Task) -> ModelShape | None:
         hidden = read("hidden_size", "dim", "n_embd", "d_model")
         is_gated = config.get("hidden_act") == "silu"
         heads = size("num_attention_heads", 1)
-        layers = read(*LAYERS)
+        layers, decoder_layers = read(*LAYERS), 0
         if config.get("is_encoder_decoder") and kind not in EXACT_TYPES:
-            layers += read(*DECODER_LAYERS, *LAYERS)
+            decoder_layers = read(*DECODER_LAYERS, *LAYERS)
         return ModelShape(
-            layers=layers,
+            layers=layers + decoder_layers,
+            decoder_layers=decoder_layers,
             hidden=hidden,
             intermediate=next((config[n] for n in WIDE if _is_size(config.get(n))), 4 * hidden),
             vocabulary=read("vocab_size"),

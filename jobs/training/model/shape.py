@@ -21,6 +21,8 @@ class ModelShape:
     """Whether the output layer over the vocabulary has its own weights, not the embedding's."""
     scores_vocabulary: bool = False
     """Whether the model scores every word of the vocabulary at each token."""
+    decoder_layers: int = 0
+    """How many of `layers` are a decoder's behind an encoder, and read targets where there are."""
     counted: int | None = None
     """Number of all weights, counted in the model; None if the formula is exact."""
 
@@ -58,6 +60,9 @@ KNOWN_SHAPES = {
     "all-MiniLM-L6-v2": ModelShape(6, 384, 1536, 30522, 512),
     "roberta-base": ModelShape(12, 768, 3072, 50265, 514),
     "roberta-large": ModelShape(24, 1024, 4096, 50265, 514),
+    "t5-small": ModelShape(12, 512, 2048, 32128, 0, decoder_layers=6, counted=60_506_624),
+    "t5-base": ModelShape(24, 768, 3072, 32128, 0, decoder_layers=12, counted=222_903_552),
+    "bart-base": ModelShape(12, 768, 3072, 50265, 1026, decoder_layers=6, counted=139_420_416),
     "SmolLM2-360M-Instruct": ModelShape(
         32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3
     ),

@@ -166,7 +166,8 @@ def _least_step_s(session: Session, tokens: float, limit_s: float) -> float | No
     if world.device.type != "cpu" or math.isinf(limit_s):
         return None
     begin = time.monotonic()
-    evaluate(session, config.precision, limit=1)  # one forward pass of a row and filler rows
+    # one forward pass of a row and filler rows
+    evaluate(session, config.precision, limit=1, generates=False)
     spent_s = max(0.0, time.monotonic() - begin - FIRST_PASS_S)
     samples = config.global_batch_size * tokens / padded_tokens(session, 1)
     least_s = world.broadcast(value=STEP_OVER_FORWARD * spent_s * samples)

@@ -6,12 +6,11 @@ from typing import Any
 import fastapi
 
 from jobs.errors import DeployError
-from jobs.spec.quantities import format_metric
 from serve.config import ReplicaConfig
 from serve.http.handler import Handler
 from serve.tasks.answers import Answer, Prediction
 from serve.tasks.causal_lm.schemas import PATH
-from serve.tasks.comparison import ComparedMetric, Comparison
+from serve.tasks.comparison import Comparison, compare_perplexities
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.version import ModelVersion
 
@@ -61,7 +60,7 @@ class ChatEndpoint(TaskEndpoint):
     ) -> tuple[Comparison | None, Sequence[str]]:
         """Compares the perplexities that both versions had on their own evaluation rows."""
         known = [version.metrics.get("perplexity") for version in (old, new)]
-        return (compare(known[0], known[1]) if known[0] and known[1] else None), ()
+        return (compare_perplexities(known[0], known[1]) if known[0] and known[1] else None), ()
 
 
 ENDPOINT = ChatEndpoint()
@@ -69,11 +68,3 @@ ENDPOINT = ChatEndpoint()
 
 def _said(text: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
-
-
-def compare(old: float, new: float) -> Comparison:
-    """Compares two perplexities."""
-    ratio, shown = new / old, (format_metric(new), format_metric(old))
-    sentence = f"its perplexity is {shown[0]}, {ratio:.3g} times the old one's {shown[1]}"
-    summary = f"perplexity {shown[0]} after {shown[1]}"
-    return Comparison(summary, {"perplexity": ComparedMetric(ratio, sentence)})

@@ -2,28 +2,21 @@
 
 import asyncio
 import contextlib
-import queue
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
 import transformers.generation.streamers
 
-from jobs.spec.train import Precision
-from jobs.training.config import Device
-from jobs.training.model.precision import AUTOCAST
-from serve.batching.client import DeadlineError, Load, QueueFullError
-from serve.tasks.causal_lm.schemas import Finish
+from serve.batching.client import DeadlineError
+from serve.tasks.generating.schemas import Finish
+from serve.tasks.generating.thread import GenerationThread, Job
 
 UNFINISHED = "\ufffd"
 """The replacement character, which a tokenizer returns for an incomplete UTF-8 character."""
-SMOOTHING = 0.1
-"""Weight of the newest answer in the moving average of tokens per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +43,23 @@ class Piece:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class _Job(Job):
     ids: list[int]
     settings: Settings
-    deadline: float
     on_piece: Callable[[Piece | Exception], None]
-    is_cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set once the client no longer waits for the answer."""
 
     @property
     def most_tokens(self) -> int:
         """Tokens of the prompt, and most tokens of the answer."""
         return len(self.ids) + self.settings.most_tokens
 
+    def fail(self, error: Exception) -> None:
+        """Raises an error in `write`."""
+        self.on_piece(error)
 
-class Generator:
-    """A language model on its own thread, used from an event loop."""
 
-    def __init__(
-        self, folder: Path, device: Device, precision: Precision, threads: int, queue_tokens: int
-    ) -> None:
-        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if device == "cpu":
-            torch.set_num_threads(threads)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, dtype=AUTOCAST.get(precision, torch.float32)
-        )
-        self._model: Any = model.to(device).eval()
-        ends = model.generation_config.eos_token_id
-        self._ends = frozenset(ends if isinstance(ends, list) else [ends])
-        self._model.generate(  # loads kernels before the first request
-            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), max_new_tokens=1
-        )
-        self.queue_tokens = queue_tokens
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._waiting, self._lock = list[_Job](), threading.Lock()
-        self._tokens_per_s: float | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="generator")
-        self._thread.start()
-
-    @property
-    def load(self) -> Load:
-        """The requests that wait or are being answered.
-
-        Requests whose clients have left before their turn count no more.
-        """
-        with self._lock:
-            first, others = self._waiting[:1], self._waiting[1:]
-        jobs = [*first, *(job for job in others if not job.is_cancelled.is_set())]
-        tokens = sum(job.most_tokens for job in jobs)
-        return Load(len(jobs), float(tokens), self._tokens_per_s)
+class Generator(GenerationThread[_Job]):
+    """A language model on its own thread, which answers one request after the other."""
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
@@ -123,13 +83,8 @@ class Generator:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        load = self.load
-        job = _Job(ids, settings, time.monotonic() + timeout_s, on_piece)
-        if load.requests and load.tokens + job.most_tokens > self.queue_tokens:
-            raise QueueFullError(load.backlog_s)
-        with self._lock:
-            self._waiting.append(job)
-        self._jobs.put(job)
+        job = _Job(time.monotonic() + timeout_s, ids, settings, on_piece)
+        self._enqueue(job)
         try:
             while True:
                 piece = await pieces.get()
@@ -141,26 +96,11 @@ class Generator:
         finally:
             job.is_cancelled.set()
 
-    def close(self) -> None:
-        """Ends the thread after the current answer."""
-        self._jobs.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                if not job.is_cancelled.is_set():
-                    self._answer(job)
-            except Exception as error:  # noqa: BLE001 - raised in `write`; the thread continues
-                job.on_piece(error)
-            finally:
-                with self._lock:
-                    self._waiting.remove(job)
-
     @torch.inference_mode()
-    def _answer(self, job: _Job) -> None:
-        begin, settings = time.monotonic(), job.settings
-        if begin >= job.deadline:
+    def _answer(self, jobs: list[_Job]) -> int:
+        (job,) = jobs
+        settings = job.settings
+        if time.monotonic() >= job.deadline:
             raise DeadlineError
         writer = _Writer(self.tokenizer, job, self._ends)
         ids = torch.tensor([job.ids], device=self._model.device)
@@ -184,9 +124,7 @@ class Generator:
             **sampling,
         )
         writer.finish()
-        rate = (len(job.ids) + len(writer.ids)) / max(1e-6, time.monotonic() - begin)
-        known = self._tokens_per_s
-        self._tokens_per_s = rate if known is None else known + SMOOTHING * (rate - known)
+        return len(job.ids) + len(writer.ids)
 
 
 class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]

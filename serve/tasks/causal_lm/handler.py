@@ -2,67 +2,39 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import prometheus_client
 
-from jobs.errors import DeployError
-from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
-from serve.http.handler import Handler, error_of
-from serve.http.metrics import Metrics
 from serve.tasks.causal_lm.generator import Generator, Piece, Settings
 from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, Message
-from serve.version import fetched
+from serve.tasks.generating.handler import GenerationHandler
 
 
-class ChatHandler(Handler):
+class ChatHandler(GenerationHandler[Generator]):
     """Answers conversations with a language model."""
 
     path = PATH
 
     def __init__(self, config: ReplicaConfig) -> None:
-        """Reads the model and starts its generator.
-
-        Raises:
-            CheckpointError: if a file of the model is missing or was altered.
-            DeployError: if the version is an adapter without its base model.
-        """
-        version = fetched(config.version)
-        folder = Path(version.path)
-        if not (folder / "config.json").exists():
-            raise DeployError(
-                f"{version.name} {version.id} is an adapter without its base model; train it with"
-                " model.adapter.merge: true to serve it"
-            )
-        config = replace(config, version=version)
-        super().__init__(config, Metrics(version.name, version.id))
-        self.precision = config.precision or ("bf16" if config.device == "cuda" else "fp32")
-        self.generator = Generator(
-            folder, config.device, self.precision, config.threads, config.queue_tokens
-        )
-        fixed: dict[str, Any] = {"registry": self.metrics.registry, "namespace": "winnow_serve"}
-        self._prompt_tokens = prometheus_client.Counter(
-            "prompt_tokens", "Tokens of prompts.", **fixed
-        )
-        self._answer_tokens = prometheus_client.Counter(
-            "answer_tokens", "Tokens of answers.", **fixed
-        )
+        """Reads the model and starts its generator; raises CheckpointError or DeployError."""
+        super().__init__(config)
         self._first_piece = prometheus_client.Histogram(
             "first_piece_seconds",
             "Time from the complete request body to the first piece of the answer.",
-            **fixed,
+            registry=self.metrics.registry,
+            namespace="winnow_serve",
         )
 
-    @property
-    def load(self) -> Load:
-        """The requests that wait now."""
-        return self.generator.load
+    def start(self, folder: Path) -> Generator:
+        """Returns the generator of the language model in a folder."""
+        own = self.config
+        settings = own.device, self.precision, own.threads, own.queue_tokens
+        return Generator(folder, "AutoModelForCausalLM", *settings)
 
     @property
     def info(self) -> ChatInfo:
@@ -75,11 +47,6 @@ class ChatHandler(Handler):
             engine=f"torch-{self.precision}",
             max_length=version.max_length,
         )
-
-    def adjust(self, changes: Mapping[str, Any]) -> None:
-        """Changes fields named in `ADJUSTABLE`, from the next request on."""
-        super().adjust(changes)
-        self.generator.queue_tokens = self.config.queue_tokens
 
     def prompt(self, request: ChatRequest) -> list[int]:
         """Renders a conversation as token ids.
@@ -128,22 +95,16 @@ class ChatHandler(Handler):
             stops=request.stops,
             seed=request.seed,
         )
-        begin, written = time.perf_counter(), 0
+        begin = time.perf_counter()
         pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))
-        try:
+        with self.counting() as counted:
+            counted.read = len(ids)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
-                    if not written:
+                    if not counted.written:
                         self._first_piece.observe(time.perf_counter() - begin)
-                    written = piece.tokens
+                    counted.written = piece.tokens
                     yield piece
-        except (QueueFullError, DeadlineError) as error:
-            raise error_of(error) from None
-        finally:
-            if written:
-                self._prompt_tokens.inc(len(ids))
-                self._answer_tokens.inc(written)
-                self.metrics.latency.observe(time.perf_counter() - begin)
 
 
 def _only_text(messages: Sequence[Message]) -> str:

@@ -22,13 +22,13 @@ from serve.tasks.causal_lm.schemas import (
     ChatResponse,
     Choice,
     Delta,
-    Finish,
     Message,
     Model,
     Models,
     PieceChoice,
     Usage,
 )
+from serve.tasks.generating.schemas import Finish
 
 DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
 DONE = b"data: [DONE]\n\n"

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serve.tasks.generating.schemas import Finish
+
 PATH = "/v1/chat/completions"
 """Path of chat completions, below the endpoint's route."""
 MAX_MESSAGES, MAX_CHARACTERS = 256, 65_536
@@ -13,9 +15,6 @@ MAX_STOPS, MAX_STOP_CHARACTERS = 4, 64
 MAX_ANSWER_TOKENS = 4096
 """Largest value of `max_tokens`."""
 DEFAULT_ANSWER_TOKENS = 256
-
-Finish = Literal["stop", "length"]
-"""`stop`: the model or a stop text ended the answer; `length`: its tokens or its time ran out."""
 
 
 class Message(BaseModel):

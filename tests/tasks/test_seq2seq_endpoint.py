@@ -1,0 +1,267 @@
+"""The endpoint of an encoder-decoder model: texts, lists, limits, loads, and the gate."""
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+
+from jobs.spec.train import OptimizerSpec
+from jobs.training.loop import train
+from serve.batching.client import DeadlineError, QueueFullError
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.http.fast_path import connections
+from serve.tasks.answers import Answer
+from serve.tasks.registry import endpoint_of
+from serve.tasks.seq2seq import routes
+from serve.tasks.seq2seq.endpoint import compare
+from serve.tasks.seq2seq.handler import WriterHandler
+from serve.tasks.seq2seq.writer import Settings
+from serve.tools import load_generator
+from serve.version import ModelVersion
+from tests.builders import eventually
+from tests.serve.live import on_socket, seen
+from tests.tasks import swaps
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+PATH = "/generate"
+ODD = ("Ünïcödé is dull", "二つの映画 is moving", "🎬 a superb film", "\u202ereversed", "a\nb\tc")
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory: pytest.TempPathFactory) -> ModelVersion:
+    """A published BART that writes with two beams, inputs of at most 48 tokens."""
+    folder = swaps.write(tmp_path_factory.mktemp("served"))
+    data = swaps.data_of(folder, generate={"num_beams": 2, "max_new_tokens": 20})
+    config = swaps.config_of(
+        folder,
+        swaps.base_of(folder, "bart"),
+        data=data,
+        epochs=16.0,
+        optimizer=OptimizerSpec(lr=1e-2),
+        metrics=("perplexity", "exact_match"),
+    )
+    reference = train(config, lambda _: None, folder / "checkpoints")
+    return swaps.published(config, reference, folder / "registry")
+
+
+@pytest.fixture(scope="module")
+def handler(version: ModelVersion) -> Iterator[WriterHandler]:
+    """The handler of that model."""
+    made = endpoint_of(swaps.TASK).load(ReplicaConfig(version))
+    assert isinstance(made, WriterHandler)
+    yield made
+    made.generator.close()
+
+
+@pytest.fixture(scope="module")
+def url(handler: WriterHandler) -> Iterator[str]:
+    """The address of the endpoint on a real socket."""
+    app.install(handler)
+    api = app.guarded(endpoint_of(swaps.TASK).application())
+    with on_socket(api, connections(app.current_handler)) as found:
+        yield found
+    app._current.clear()
+
+
+def ask(url: str, inputs: Any, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{url}{PATH}", json={"inputs": inputs, **fields}, timeout=60)
+
+
+def sources(count: int) -> list[str]:
+    """Texts of mixed length and script."""
+    draw = random.Random(5)
+    found = list(ODD)
+    while len(found) < count:
+        words = draw.choices((*swaps.WORDS, "film", "é", "に", "is"), k=draw.randrange(1, 60))
+        found.append(" ".join(words))
+    return found[:count]
+
+
+def test_200_texts_are_answered_as_transformers_writes_them(
+    url: str, version: ModelVersion
+) -> None:
+    texts = sources(200)
+    expected = swaps.plain_texts(version.path, texts)
+    lists = [ask(url, texts[first : first + 50]).json() for first in range(0, 200, 50)]
+    assert [row["text"] for rows in lists for row in rows] == expected
+    alone = [ask(url, text).json()["text"] for text in texts[:20]]
+    assert alone == expected[:20]
+    assert len(set(expected)) > 5
+
+
+def test_overrides_of_a_request_are_those_of_generate(url: str, version: ModelVersion) -> None:
+    text = "a dull film is superb"
+    for beams, most in ((1, 3), (4, 6)):
+        (expected,) = swaps.plain_texts(version.path, [text], num_beams=beams, max_new_tokens=most)
+        found = ask(url, text, num_beams=beams, max_new_tokens=most).json()
+        assert found["text"] == expected
+    assert ask(url, text, max_new_tokens=2).json()["finish_reason"] == "length"
+    assert ask(url, text).json()["finish_reason"] == "stop"
+
+
+def test_more_tokens_than_the_decoder_has_positions_are_not_written(
+    url: str, handler: WriterHandler
+) -> None:
+    """The tiny decoder has 128 positions; a model that never ends is stopped at them."""
+    ends, handler.generator._ends = handler.generator._ends, frozenset()
+    own = handler.generator._model.generation_config
+    kept, own.eos_token_id = own.eos_token_id, None
+    try:
+        answer = ask(url, "a dull film", max_new_tokens=1000, num_beams=1)
+    finally:
+        handler.generator._ends, own.eos_token_id = ends, kept
+    assert answer.status_code == 200
+    assert answer.json()["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"inputs": []}, 422, "inputs"),
+        ({"inputs": 3}, 422, "inputs must be a string, or a list of strings that is not empty"),
+        ({"inputs": ["a"] * 129}, 422, "inputs"),
+        ({"inputs": "a", "num_beams": 17}, 422, "num_beams"),
+        ({"inputs": "a", "max_new_tokens": 0}, 422, "max_new_tokens"),
+        ({"inputs": "a", "temperature": 1}, 422, "temperature"),
+        ({"inputs": "film " * 99, "truncate": False}, 422, "more tokens than the model's limit"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_words(
+    body: dict[str, Any], status: int, said: str, url: str
+) -> None:
+    answer = httpx.post(f"{url}{PATH}", json=body)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]["message"]
+
+
+def test_long_inputs_are_cut_and_said_so(url: str, version: ModelVersion) -> None:
+    answer = ask(url, "film " * 99)
+    assert answer.headers["x-truncated"] == "true"
+    assert "x-truncated" not in ask(url, "film").headers
+    assert answer.headers["x-model-version"] == version.id
+
+
+def test_health_page_and_document_describe_the_model(url: str, version: ModelVersion) -> None:
+    health = httpx.get(f"{url}/health").json()
+    assert (health["task"], health["prefix"], health["num_beams"]) == ("seq2seq", "name: ", 2)
+    assert (health["max_length"], health["max_new_tokens"]) == (48, 20)
+    assert health["metrics"] == version.metrics
+    assert "Winnow playground" in httpx.get(f"{url}/").text
+    assert PATH in httpx.get(f"{url}/openapi.json").json()["paths"]
+    assert httpx.get(f"{url}{PATH}").status_code == 405
+    metrics = httpx.get(f"{url}/metrics").text
+    assert "winnow_serve_answer_tokens_total" in metrics
+
+
+@pytest.mark.browser
+def test_the_page_writes_a_text(url: str) -> None:
+    text = ask(url, "a dull film is superb").json()["text"]
+    assert text in seen(f"{url}/#text=a%20dull%20film%20is%20superb", text)
+
+
+def test_requests_at_once_share_batches_and_get_their_own_texts(
+    url: str, handler: WriterHandler
+) -> None:
+    texts = sources(12)
+    expected = [ask(url, text).json() for text in texts]
+
+    async def together() -> list[Any]:
+        async with httpx.AsyncClient() as client:
+            calls = (client.post(f"{url}{PATH}", json={"inputs": t}, timeout=60) for t in texts)
+            return [answer.json() for answer in await asyncio.gather(*calls)]
+
+    assert asyncio.run(together()) == expected
+    assert handler.load.requests == 0
+
+
+def test_a_full_queue_and_a_deadline_are_told(handler: WriterHandler) -> None:
+    generator = handler.generator
+
+    async def late() -> None:
+        await generator.write([[1, 5, 2]], Settings(4, 1), 0.0)
+
+    with pytest.raises(DeadlineError):
+        asyncio.run(late())
+
+    async def full() -> None:
+        first = asyncio.create_task(generator.write([[1, 5, 2]] * 64, Settings(100, 4), 60))
+        await asyncio.sleep(0)
+        try:
+            await generator.write([[1, 5, 2]], Settings(100, 4), 60)
+        finally:
+            first.cancel()
+
+    kept, generator.queue_tokens = generator.queue_tokens, 8
+    try:
+        with pytest.raises(QueueFullError):
+            asyncio.run(full())
+    finally:
+        generator.queue_tokens = kept
+    assert eventually(lambda: generator.load.requests == 0)
+
+
+def test_a_text_that_takes_too_long_ends_at_its_time(handler: WriterHandler) -> None:
+    own = handler.generator._model.generation_config
+    kept, own.eos_token_id = own.eos_token_id, None
+    begin = time.monotonic()
+    try:
+        (text,) = asyncio.run(handler.generator.write([[1, 5, 2]], Settings(120, 1), 0.02))
+    finally:
+        own.eos_token_id = kept
+    assert (text.finish, time.monotonic() - begin < 5) == ("length", True)
+    assert text.tokens < 120
+
+
+def test_load_tests_and_python_ask_it(url: str) -> None:
+    plan = load_generator.Plan(url, 0.5, concurrency=2, texts_per_request=2, answer_tokens=4)
+    result = asyncio.run(load_generator.run(plan, ["a dull film", "a superb film"]))
+    assert result.failed == 0 < result.requests
+    endpoint = endpoint_of(swaps.TASK)
+    bodies = endpoint.questions(["a dull film"] * 9, {"max_new_tokens": 2})
+    assert [len(body["inputs"]) for body in bodies] == [8, 1]
+    reply = httpx.post(f"{url}{PATH}", json=bodies[1]).json()
+    (answer,) = endpoint.predictions(reply)
+    assert isinstance(answer, Answer)
+    assert answer.finish_reason == "length"
+
+
+def test_the_gate_compares_texts_and_metrics(url: str, version: ModelVersion) -> None:
+    endpoint = endpoint_of(swaps.TASK)
+
+    def send(_: ModelVersion, body: Any) -> Any:
+        return httpx.post(f"{url}{PATH}", json=body, timeout=60).json()
+
+    found, texts = endpoint.compare(version, version, send)
+    assert found is not None
+    assert len(texts) == swaps.EVAL_ROWS
+    assert all(text.startswith("a ") for text in texts)  # the endpoint adds the prefix
+    assert {name: metric.value for name, metric in found.metrics.items()} == {
+        "agreement": 1.0,
+        "perplexity": 1.0,
+        "exact_match": 0.0,
+    }
+    other = compare(["a", "b"], ["a", "c"], {"rougeL": 0.5}, {"rougeL": 0.25})
+    assert other.metrics["agreement"].value == 0.5
+    assert other.metrics["rougeL"].value == -0.25
+    assert (
+        other.metrics["agreement"].sentence
+        == "it writes the old version's text for 50.0% of 2 inputs"
+    )
+
+
+schema = schemathesis.openapi.from_dict(routes.api.openapi())
+
+
+@schema.include(path=PATH).parametrize()
+def test_made_up_requests_are_no_error_of_the_server(case: Any, url: str) -> None:
+    if isinstance(case.body, dict) and "max_new_tokens" in case.body:
+        most = case.body["max_new_tokens"]
+        case.body["max_new_tokens"] = min(most, 8) if isinstance(most, int) else most
+    answer = case.call(base_url=url)
+    assert answer.status_code < 500 or answer.status_code in (503, 504)
