@@ -54,6 +54,10 @@ class Metric:
     """Whether answers must be generated to compute it."""
 
 
+LOSS = Metric("loss", goal="min", highest=math.inf)
+"""The mean loss on the evaluation rows, which every evaluation computes besides metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What a model learns to do."""

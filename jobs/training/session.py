@@ -13,7 +13,7 @@ from jobs.training.engine.device_loader import DeviceLoader
 from jobs.training.engine.engine import Engine
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
-from jobs.training.model import adapter, base, low_precision, parallel, precision
+from jobs.training.model import adapter, base, low_precision, parallel, parts, precision
 from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
 from jobs.training.task import training_of
@@ -62,7 +62,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model, head_remark = _model(config, corpus, world)
+    model, loaded = _model(config, corpus, world)
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
     sharded = parallel.is_sharded(config, world)
@@ -70,6 +70,8 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         wrapped, weights = parallel.shard(model, config, world, called)
     else:
         wrapped, weights = parallel.replicate(model, config)
+    heads = (*loaded.fresh, *training_of(config.model.task).heads)
+    weights = parts.with_rates(weights, model, heads, config.optimizer, config.model)
     layers = parallel.repeated_layers(wrapped)
     if config.compile and world.device.type == "cuda":
         for layer in layers:  # `forward` and not the call, because hooks differ between layers
@@ -100,12 +102,12 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         model=model,
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
-        remarks=tuple(filter(None, (head_remark, rows_remark))),
+        remarks=tuple(filter(None, (loaded.remark, rows_remark, update.remark))),
     )
 
 
-def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
-    """Returns the model on its device, with its adapter, and a remark on the base's head."""
+def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
+    """Returns the model on its device, with its adapter, and what was loaded of its base."""
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
     base.settle_generation(loaded.model, corpus.end_tokens, corpus.tokenizer)
     model = adapter.add_adapter(loaded, config.model)
@@ -116,7 +118,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
             model.enable_input_require_grads()  # frozen embeddings would end the backward pass
     if not parallel.is_sharded(config, world):
         low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
-    return model.to(world.device).train(), loaded.remark
+    return model.to(world.device).train(), loaded
 
 
 def reseed(seed: int, world: World, step: int = 0) -> None:
