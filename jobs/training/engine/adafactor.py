@@ -1,6 +1,5 @@
 """Adafactor: second moments of a matrix as the product of a row and a column."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -73,4 +72,4 @@ class Adafactor(SeparateWeights):
 
 
 def _rms(values: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(values) / math.sqrt(values.numel())
+    return values.square().mean().sqrt()

@@ -8,14 +8,24 @@ import pytest
 from jobs.spec.quantities import Cadence
 from jobs.spec.task import LOSS, Metric
 from jobs.spec.train import CheckpointSpec, EarlyStoppingSpec, EvalSpec, OptimizerSpec
-from jobs.storage import manifest
+from jobs.storage import files, manifest
 from jobs.training.best import BestEvaluation
 from jobs.training.config import TrainingConfig
-from jobs.training.events import BestKept, Evaluated, Event, Saved, Started, Stepped
+from jobs.training.events import (
+    BestKept,
+    CheckpointRef,
+    Evaluated,
+    Event,
+    Saved,
+    Started,
+    Stepped,
+)
 from jobs.training.loop import train
 from tests.builders import eventually, training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+WEIGHTS = f"{manifest.MODEL_DIR}/model.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -51,28 +61,51 @@ def config(reviews: Path, base: str, **fields: object) -> TrainingConfig:
     return training_config(reviews, base, **{**values, **fields})
 
 
-def test_training_ends_early_with_the_best_weights(
-    reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    events: list[Event] = []
-    last = train(config(reviews, tiny_model), events.append, tmp_path)
-    kept = next(event for event in events if isinstance(event, BestKept))
-    judged = [event for event in events if isinstance(event, Evaluated)]
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run that ended early."""
+
+    config: TrainingConfig
+    folder: Path
+    events: list[Event]
+    last: CheckpointRef
+
+    @property
+    def kept(self) -> BestKept:
+        """What it said of its best evaluation."""
+        return next(event for event in self.events if isinstance(event, BestKept))
+
+
+@pytest.fixture(scope="module")
+def run(reviews: Path, tiny_model: str, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that ends early."""
+    folder, events, spec = (
+        tmp_path_factory.mktemp("run"),
+        list[Event](),
+        config(reviews, tiny_model),
+    )
+    return Run(spec, folder, events, train(spec, events.append, folder))
+
+
+def test_training_ends_early_with_the_best_weights(run: Run) -> None:
+    judged = [event for event in run.events if isinstance(event, Evaluated)]
     losses = {event.step: event.metrics["loss"] for event in judged[:-1]}
+    kept, last = run.kept, run.last
     assert kept.is_early
     assert kept.step == max(losses) == kept.best_step + 3 < 20
     assert min(losses, key=losses.__getitem__) == kept.best_step == judged[-1].step
     assert judged[-1].metrics["loss"] == pytest.approx(losses[kept.best_step], abs=1e-6)
     assert last.step == kept.step
     assert last.metrics == judged[-1].metrics
-    best = tmp_path / f"step-{kept.best_step:08d}"
-    model = f"{manifest.MODEL_DIR}/model.safetensors"
-    assert (best / model).read_bytes() == (Path(last.path) / model).read_bytes()
+    best = run.folder / f"step-{kept.best_step:08d}"
+    assert (best / WEIGHTS).read_bytes() == (Path(last.path) / WEIGHTS).read_bytes()
 
+
+def test_a_run_that_ended_early_does_not_go_on(run: Run) -> None:
     again: list[Event] = []
-    assert train(config(reviews, tiny_model), again.append, tmp_path).metrics == last.metrics
+    assert train(run.config, again.append, run.folder).metrics == run.last.metrics
     assert not [event for event in again if isinstance(event, Stepped)]
-    assert [event for event in again if isinstance(event, BestKept)] == [kept]
+    assert [event for event in again if isinstance(event, BestKept)] == [run.kept]
 
 
 def test_the_best_weights_are_kept_where_training_runs_to_its_end(
@@ -90,13 +123,8 @@ def test_the_best_weights_are_kept_where_training_runs_to_its_end(
     assert last.metrics == pytest.approx(best.metrics, abs=1e-6)
 
 
-def test_a_resume_ends_at_the_same_step_with_the_same_weights(
-    reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    spec = config(reviews, tiny_model)
-    whole: list[Event] = []
-    expected = train(spec, whole.append, tmp_path / "whole")
-    best = next(event for event in whole if isinstance(event, BestKept)).best_step
+def test_a_resume_ends_at_the_same_step_with_the_same_weights(run: Run, tmp_path: Path) -> None:
+    best = run.kept.best_step
 
     class Killed(BaseException):
         """Stands for a lost process."""
@@ -105,42 +133,35 @@ def test_a_resume_ends_at_the_same_step_with_the_same_weights(
         if isinstance(event, Saved) and event.step > best:
             raise Killed
 
-    every = dataclasses.replace(spec, checkpoint=CheckpointSpec(every=Cadence(1, "step"), keep=1))
+    spec = CheckpointSpec(every=Cadence(1, "step"), keep=1)
+    every = dataclasses.replace(run.config, checkpoint=spec)
     with pytest.raises(Killed):
-        train(every, stop_after_the_best, tmp_path / "cut")
-    kept = tmp_path / f"cut/step-{best:08d}"
-    assert eventually(lambda: len(list((tmp_path / "cut").glob("step-*"))) == 2, within_s=10)
-    assert kept.exists()
+        train(every, stop_after_the_best, tmp_path)
+    assert eventually(lambda: len(list(tmp_path.glob("step-*"))) == 2, within_s=10)
+    assert (tmp_path / f"step-{best:08d}").exists()
     events: list[Event] = []
-    resumed = train(every, events.append, tmp_path / "cut")
+    resumed = train(every, events.append, tmp_path)
     assert next(event for event in events if isinstance(event, Started)).first_step > best
-    assert (resumed.step, resumed.metrics) == (expected.step, expected.metrics)
-    model = f"{manifest.MODEL_DIR}/model.safetensors"
-    assert (Path(resumed.path) / model).read_bytes() == (
-        Path(expected.path) / model
-    ).read_bytes()
+    assert (resumed.step, resumed.metrics) == (run.last.step, run.last.metrics)
+    ours, other = (Path(found.path) / WEIGHTS for found in (resumed, run.last))
+    assert ours.read_bytes() == other.read_bytes()
 
 
-def test_a_trial_ends_with_the_metrics_of_its_best_evaluation(
-    reviews: Path, tiny_model: str
-) -> None:
+def test_a_trial_ends_with_the_metrics_of_its_best_evaluation(run: Run) -> None:
     """A trial saves nothing."""
     events: list[Event] = []
-    last = train(config(reviews, tiny_model), events.append)
+    last = train(run.config, events.append)
     judged = [event.metrics["loss"] for event in events if isinstance(event, Evaluated)]
     assert judged[-1] == min(judged) == last.metrics["loss"]
     assert len(judged) < 20
 
 
-def test_the_last_weights_are_kept_where_the_best_had_no_room(
-    reviews: Path, tiny_model: str, tmp_path: Path
-) -> None:
-    small = CheckpointSpec(every=Cadence(1, "step"), keep=1)
-    whole = train(config(reviews, tiny_model, checkpoint=small), lambda _: None, tmp_path / "a")
-    size = sum(path.stat().st_size for path in Path(whole.path).rglob("*"))
+def test_the_last_weights_are_kept_where_the_best_had_no_room(run: Run, tmp_path: Path) -> None:
+    size = files.size_of(Path(run.last.path))
     tight = CheckpointSpec(every=Cadence(1, "step"), keep=1, max_size=int(1.5 * size))  # type: ignore[arg-type]
     events: list[Event] = []
-    last = train(config(reviews, tiny_model, checkpoint=tight), events.append, tmp_path / "b")
+    config = dataclasses.replace(run.config, checkpoint=tight)
+    last = train(config, events.append, tmp_path)
     assert any("best evaluation" in getattr(event, "message", "") for event in events)
     assert not [event for event in events if isinstance(event, BestKept)]
-    assert last.metrics["loss"] > whole.metrics["loss"]
+    assert last.metrics["loss"] > run.last.metrics["loss"]
