@@ -11,6 +11,7 @@ from typing import Any
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
+from jobs.spec.model import REGISTRY_SCHEME
 from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
@@ -66,7 +67,8 @@ def publish(
     partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
     try:
         shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
-        card = _card(spec, checkpoint, labels, run_id)
+        base = reference_of(spec.model.base, storage)
+        card = _card(spec, base, checkpoint, labels, run_id)
         (partial / "README.md").write_text(card, encoding="utf-8")
         version = ModelVersion(
             name=spec.name,
@@ -82,6 +84,7 @@ def publish(
         details = {
             "version": asdict(version),
             "job": job,
+            "base": base,
             "run": run_id,
             "step": checkpoint.step,
             "published": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,6 +113,15 @@ def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersi
         raise RunError(f"{name} has no version {chosen!r} in {storage}")
     folder = storage.objects.get_folder(key)
     return _version(storage, key, folder, manifest.read(folder))
+
+
+def reference_of(base: str, storage: Storage) -> str:
+    """Returns the name of a base in `storage`, such as registry://reviews@0a1b; else the base."""
+    for models in (f"{storage.url}/models/", f"{storage.folder}/models/"):
+        name, _, identity = base.removeprefix(models).partition("/")
+        if base.startswith(models) and identity and "/" not in identity:
+            return f"{REGISTRY_SCHEME}{name}@{identity}"
+    return base
 
 
 def note_deployed(storage: Storage, version: ModelVersion) -> None:
@@ -156,7 +168,9 @@ def _version(storage: Storage, key: str, folder: Path, details: dict[str, Any]) 
         raise CheckpointError(f"{key} has a manifest of another format") from None
 
 
-def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str) -> str:
+def _card(
+    spec: JobSpec, base: str, checkpoint: CheckpointRef, labels: tuple[str, ...], run_id: str
+) -> str:
     rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
     task, lora = spec.task, spec.model.adapter
     is_adapter = lora is not None and not lora.merge
@@ -174,7 +188,7 @@ def _card(spec: JobSpec, checkpoint: CheckpointRef, labels: tuple[str, ...], run
             f'model = {loader}.from_pretrained("this/folder"{settings})'
         )
     return CARD.format(
-        base=spec.model.base,
+        base=base,
         library="peft" if is_adapter else "transformers",
         pipeline=task.pipeline,
         usage=usage,

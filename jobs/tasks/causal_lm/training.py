@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.tasks.causal_lm import metrics, rows
+from jobs.tasks.causal_lm import documents, metrics, rows
 from jobs.tasks.causal_lm.task import LanguageData
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import LOSS_MASK
@@ -35,7 +35,8 @@ class LanguageTraining(TaskTraining):
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns."""
         own = _own(data)
-        return {"prompt": own.prompt, "response": own.response, "messages": own.messages}
+        columns = {"prompt": own.prompt, "response": own.response, "messages": own.messages}
+        return {**columns, "text": own.text} if own.text is not None else columns
 
     def encode(
         self,
@@ -45,8 +46,13 @@ class LanguageTraining(TaskTraining):
         label_names: Sequence[str],
         progress: Progress | None,
     ) -> pa.Table:
-        """Token ids and loss mask of every row with a response. Raises DataError."""
-        return rows.encode(source, _own(data), tokenizer, progress)
+        """Token ids and loss mask of every row with a response, or of documents in rows.
+
+        Raises DataError.
+        """
+        own = _own(data)
+        read = rows.encode if own.text is None else documents.encode
+        return read(source, own, tokenizer, progress)
 
     def end_tokens(self, table: pa.Table) -> tuple[int, ...]:
         """Tokens that end an answer in the training rows."""
@@ -94,7 +100,9 @@ class LanguageTraining(TaskTraining):
 
     def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
         """How varied sampled answers to the first evaluation prompts are."""
-        prompts = rows.prompts(data.eval, _own(data), tokenizer, ANSWERS)
+        own = _own(data)
+        begin = rows.prompts if own.text is None else documents.beginnings
+        prompts = begin(data.eval, own, tokenizer, ANSWERS)
         return metrics.diversity(generate(prompts, ANSWER_TOKENS))
 
 

@@ -17,7 +17,14 @@ from serve.http.errors import HttpError
 from serve.http.handler import Handler
 from serve.http.metrics import Metrics
 from serve.tasks.causal_lm.generator import Generator, Piece, Settings
-from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, Message
+from serve.tasks.causal_lm.schemas import (
+    PATH,
+    ChatInfo,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+)
 from serve.version import fetched
 
 
@@ -93,8 +100,7 @@ class ChatHandler(Handler):
             raise HttpError(422, "invalid_request", message)
         tokenizer, messages = self.generator.tokenizer, request.messages
         if tokenizer.chat_template is None:
-            ids = tokenizer(_only_text(messages))["input_ids"]
-            ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+            ids = self._raw(_only_text(messages))
         else:
             try:
                 text = tokenizer.apply_chat_template(
@@ -106,14 +112,31 @@ class ChatHandler(Handler):
                 message = f"the model's chat template refuses the conversation: {error}"
                 raise HttpError(422, "invalid_request", message) from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._within_limit(ids, "conversation")
+
+    def beginning(self, request: CompletionRequest) -> list[int]:
+        """Returns the tokens of a text to continue.
+
+        Raises:
+            HttpError: 422 if it has no tokens, or more than the model's limit.
+        """
+        return self._within_limit(self._raw(request.prompt), "prompt")
+
+    def _raw(self, text: str) -> list[int]:
+        """Returns the tokens of a text as training saw it, without an end token."""
+        tokenizer = self.generator.tokenizer
+        ids: list[int] = tokenizer(text)["input_ids"]
+        return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+    def _within_limit(self, ids: Sequence[int], what: str) -> list[int]:
         longest = self.config.version.max_length
         if not 0 < len(ids) < longest:
-            message = f"the conversation has {len(ids)} tokens; the limit is 1 to {longest - 1}"
+            message = f"the {what} has {len(ids)} tokens; the limit is 1 to {longest - 1}"
             raise HttpError(422, "too_long", message)
         return list(ids)
 
     async def write(
-        self, ids: Sequence[int], request: ChatRequest, timeout_s: float
+        self, ids: Sequence[int], request: GenerationRequest, timeout_s: float
     ) -> AsyncGenerator[Piece]:
         """Yields the answer in pieces while it is generated.
 

@@ -11,6 +11,7 @@ import fastapi.responses
 
 from serve.http import app
 from serve.http.errors import ErrorBody, HttpError
+from serve.tasks.causal_lm import completions
 from serve.tasks.causal_lm.generator import Piece
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.schemas import (
@@ -29,12 +30,16 @@ from serve.tasks.causal_lm.schemas import (
     Usage,
 )
 
-DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
+DESCRIPTION = (
+    "A language model served by Winnow. POST conversations to `v1/chat/completions`, and texts to"
+    " continue to `v1/completions`."
+)
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream."""
 CLIENT_DISCONNECTED = 499
 
 api = app.create_application(DESCRIPTION)
+api.include_router(completions.router)
 
 
 def ready() -> ChatHandler:

@@ -390,6 +390,7 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
         (MINIMAL + "  prompt: p\n", "data.prompt: is for causal-lm; the task is text-class"),
         (PROMPTS + "  text: text\n", "data.text: is for text-classification"),
         (PROMPTS.replace("  response: answer\n", ""), "needs the columns prompt and response"),
+        (PROMPTS + "  text: story\n", "or the column messages, or the column text"),
         (PROMPTS + "  messages: turns\n", "data: causal-lm needs the columns prompt and response"),
         (PROMPTS + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of causal-lm"),
         (MINIMAL + "train: {eval: {metrics: [perplexity]}}\n", "'perplexity' is not a metric of"),
