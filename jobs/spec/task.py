@@ -70,7 +70,8 @@ class Task:
     auto_class: str
     """The class of transformers that loads its models, such as AutoModelForCausalLM."""
     adapter_type: str
-    """The task type of its adapters in peft, such as CAUSAL_LM."""
+    """The task type of its adapters in peft, such as CAUSAL_LM; empty if peft has none, so that
+    adapters are merged before they are published."""
     pipeline: str
     """What the hub and `transformers.pipeline` call it."""
     training: str

@@ -14,6 +14,7 @@ GROUP = "winnow.tasks"
 OURS = {
     "text-classification": "jobs.tasks.text_classification.task:TASK",
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
+    "masked-lm": "jobs.tasks.masked_lm.task:TASK",
 }
 DEFAULT_TASK = next(iter(OURS))
 """The task of a job that names none."""

@@ -68,9 +68,18 @@ def early_stopping_has_its_metric(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("train", "early_stopping", "metric"), message)
 
 
+def adapters_can_be_loaded(spec: JobSpec) -> Iterator[Violation]:
+    """An adapter alone is loaded by peft's class for the task."""
+    adapter = spec.model.adapter
+    if adapter and not adapter.merge and not spec.task.adapter_type:
+        message = f"peft loads no adapter of {spec.task.name}; set model.adapter.merge to true"
+        yield Violation(("model", "adapter"), message)
+
+
 RULES: tuple[Rule, ...] = (
     optimizer_has_its_options,
     optimizer_suits_the_strategy,
     schedule_has_its_options,
     early_stopping_has_its_metric,
+    adapters_can_be_loaded,
 )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.training.data import encoding
-from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, MASKED_IDS, TokenSet
 
 FILE = "gate.jsonl"
 TYPES = "token_type_ids"
@@ -31,6 +31,8 @@ class SampleRow:
     """The model's logits after the task's activation."""
     trained: Sequence[int] = ()
     """1 for tokens with a loss, else 0; empty if all tokens have one."""
+    targets: Sequence[int] = ()
+    """Tokens to predict at their own places; empty for tasks that predict the next token."""
 
 
 def rows_of(
@@ -67,7 +69,8 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
         found: list[int] = tokens.columns[name][part].tolist()
         return found
 
-    ids = column(INPUT_IDS)
+    is_masked = MASKED_IDS in tokens.columns
+    ids = column(MASKED_IDS if is_masked else INPUT_IDS)
     return SampleRow(
         ids=ids,
         types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
@@ -75,4 +78,5 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[float], texts: Sequence[
         texts=tuple(texts),
         scores=tuple(scores),
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
+        targets=column(INPUT_IDS) if is_masked else (),
     )

@@ -63,15 +63,19 @@ def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     """Returns the mean loss of each row's trained tokens."""
     padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
     ids, mask = padded["input_ids"].to(model.device), padded["attention_mask"].to(model.device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
+    has_targets = bool(rows[0].get("targets"))  # a token is predicted at its own place
+    settings = {} if has_targets else {"use_cache": False}
+    logits = model(input_ids=ids, attention_mask=mask, **settings).logits.float()
     labels = torch.full_like(ids, IGNORED)
     for row, target, real in zip(rows, labels, mask.bool(), strict=True):
         trained = torch.tensor(row["trained"], device=ids.device, dtype=torch.bool)
-        tokens = torch.tensor(row["ids"], device=ids.device)
+        tokens = torch.tensor(row["targets"] if has_targets else row["ids"], device=ids.device)
         target[real] = torch.where(trained, tokens, IGNORED)
     found = []
     for row_logits, target in zip(logits, labels, strict=True):
-        found.append([torch.nn.functional.cross_entropy(row_logits[:-1], target[1:]).item()])
+        if not has_targets:
+            row_logits, target = row_logits[:-1], target[1:]
+        found.append([torch.nn.functional.cross_entropy(row_logits, target).item()])
     return found
 
 

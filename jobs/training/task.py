@@ -33,6 +33,8 @@ class TaskTraining(abc.ABC):
     has_labels: ClassVar[bool] = False
     """Whether each output of a model's head stands for a label: a base's head for the same labels
     is then kept, in their order."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Token columns that the task uses itself, besides those that the model takes."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
 

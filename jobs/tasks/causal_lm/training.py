@@ -64,7 +64,7 @@ class LanguageTraining(TaskTraining):
 
     def loss(self, model: Any, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         """Cross-entropy of each response token times its row's weight, summed."""
-        losses, mask, _ = predict_tokens(model, batch)
+        losses, mask, _ = self.predict(model, batch)
         return (losses * mask * weights[:, None]).sum()
 
     def logits(self, model: Any, batch: Batch) -> torch.Tensor:
@@ -77,14 +77,14 @@ class LanguageTraining(TaskTraining):
 
     def scores(self, model: Any, batch: Batch) -> torch.Tensor:
         """The mean loss of each row's response, (rows, 1)."""
-        losses, mask, _ = predict_tokens(model, batch)
+        losses, mask, _ = self.predict(model, batch)
         return ((losses * mask).sum(dim=1) / mask.sum(dim=1))[:, None]
 
     def sums(
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
     ) -> torch.Tensor:
         """The summed loss, tokens predicted right, and tokens, all of responses."""
-        losses, mask, right = predict_tokens(model, batch)
+        losses, mask, right = self.predict(model, batch)
         mask = mask * counts[:, None]
         return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
 
@@ -97,6 +97,10 @@ class LanguageTraining(TaskTraining):
             "perplexity": math.exp(min(mean, LARGEST_EXPONENT)),
             "loss": mean,
         }
+
+    def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Returns loss, whether it counts, and whether the best guess is right, of each token."""
+        return predict_tokens(model, batch)
 
     def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
         """How varied sampled answers to the first evaluation prompts are."""

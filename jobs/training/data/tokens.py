@@ -12,6 +12,9 @@ from jobs.training.data.batches import WIDTH_MULTIPLE, Indices
 INPUT_IDS = "input_ids"
 LOSS_MASK = "loss_mask"
 """1 for tokens that the model is trained to predict, for causal-lm."""
+MASKED_IDS = "masked_ids"
+"""Tokens that an evaluation shows the model, for tasks that predict hidden tokens: those that
+`loss_mask` names, at their own places."""
 POSITION_IDS = "position_ids"
 """Place of each token within its sample, for packed rows: where it does not grow by one, another
 sample begins."""
