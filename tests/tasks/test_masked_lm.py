@@ -1,12 +1,15 @@
 """Masked language models: rows, masks, exact metrics, proof, resume, and the endpoint."""
 
+import asyncio
 import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 import transformers
@@ -16,15 +19,21 @@ from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
+from jobs.storage.storage import open_storage
 from jobs.tasks.masked_lm import training
 from jobs.tasks.masked_lm.task import MaskedData
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
-from jobs.training.events import Evaluated, Event, Proven, Stepped
+from jobs.training.events import CheckpointRef, Evaluated, Event, Proven, Stepped
 from jobs.training.loop import train
+from orchestrator.records import registry
+from serve.config import ReplicaConfig
+from serve.http import app
+from serve.tasks.masked_lm.handler import FillMaskHandler
+from serve.tasks.registry import endpoint_of
 from tests import tiny
-from tests.builders import training_config
+from tests.builders import job, training_config
 from tests.jobs.training import workers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -173,6 +182,110 @@ def test_perplexity_is_that_of_transformers_on_the_saved_rows(
         count += sum(row["trained"])
     expected = math.exp(total / count)
     assert evaluations(events)[-1]["perplexity"] == pytest.approx(expected, rel=1e-4)
+
+
+WORDS = ("A superb film", "été à Zürich", "日本 и мир", "What is the colour of a film?", "x" * 9)
+
+
+def masked(number: int) -> str:
+    """A text of mixed length and script with one to three masks."""
+    parts = [WORDS[(number + n) % len(WORDS)] for n in range(1 + number % 2)]
+    places = [number % (len(parts) + 1), *([0] * (number % 3 == 0)), *([1] * (number % 7 == 0))]
+    for place in places:
+        parts.insert(place, "<mask>")
+    return " ".join(parts)
+
+
+@pytest.fixture(scope="module")
+def handler(
+    trained: tuple[Path, list[Event]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FillMaskHandler]:
+    """The endpoint's handler of the trained model."""
+    spec = job(model__task="masked-lm", data__max_length=2 * LENGTH)
+    reference = CheckpointRef(str(trained[0].parent), 1, evaluations(trained[1])[-1])
+    storage = open_storage(tmp_path_factory.mktemp("storage"))
+    version = registry.publish(spec, reference, (), run_id="test", storage=storage)
+    card = (Path(version.path) / "README.md").read_text(encoding="utf-8")
+    assert "pipeline_tag: fill-mask" in card
+    made = endpoint_of("masked-lm").load(ReplicaConfig(version))
+    assert isinstance(made, FillMaskHandler)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def post(handler: FillMaskHandler) -> Iterator[Callable[..., httpx.Response]]:
+    """Sends a request to the application in this process."""
+    from serve.tasks.masked_lm import routes
+
+    app.install(handler)
+    transport = httpx.ASGITransport(app.guarded(routes.api), raise_app_exceptions=False)
+    client = httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    def send(content: str | None = None, **fields: Any) -> httpx.Response:
+        given = {"content": content} if content is not None else {"json": fields}
+        headers = {"content-type": "application/json"}
+        return asyncio.run(client.post("/predict", headers=headers, timeout=60, **given))
+
+    yield send
+    app._current.clear()
+
+
+def test_masks_are_filled_as_the_pipeline_fills_them(
+    post: Callable[..., httpx.Response], trained: tuple[Path, list[Event]]
+) -> None:
+    """Two hundred texts, in lists and alone."""
+    texts = [masked(number) for number in range(200)]
+    pipeline = transformers.pipeline("fill-mask", str(trained[0]))
+    expected = pipeline(texts, top_k=3)
+    found = []
+    for first in range(0, 200, 40):
+        answer = post(inputs=texts[first : first + 40], top_k=3)
+        assert answer.status_code == 200
+        found += answer.json()
+    for ours, theirs in zip(found, expected, strict=True):
+        compare_fillings(ours, theirs)
+    for number in (0, 1, 7):
+        compare_fillings(post(inputs=texts[number], top_k=3).json(), expected[number])
+
+
+def compare_fillings(ours: Any, theirs: Any) -> None:
+    """Asserts that fillings are equal, with scores to 1e-3."""
+    if isinstance(theirs[0], list):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            compare_fillings(one, other)
+        return
+    assert [f["score"] for f in ours] == pytest.approx([f["score"] for f in theirs], abs=1e-3)
+    by_token = {filling["token"]: filling for filling in theirs}
+    for filling in ours:  # equal scores may come in another order
+        other = by_token.get(filling["token"])
+        if other is not None:
+            assert filling["sequence"] == other["sequence"]
+            assert filling["token_str"] == other["token_str"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"inputs": "no hidden word"}, 422, "inputs[0] has no mask token; write <mask>"),
+        ({"inputs": ["a <mask>", "b"]}, 422, "inputs[1] has no mask token"),
+        ({"inputs": "<mask> film" * 40}, 422, "the limit is 64"),
+        ({"inputs": []}, 422, "inputs"),
+        ({"inputs": {"text": "a"}}, 422, "inputs must be a string with a mask token"),
+        ({"inputs": "a <mask>", "top_k": 0}, 422, "top_k"),
+        ({"inputs": "a <mask>", "labels": 3}, 422, "labels"),
+        ({"content": "{"}, 400, "not valid JSON"),
+        ({"content": '{"inputs": "\\ud800 <mask>"}'}, 422, ""),
+        ({"content": "[1]"}, 422, ""),
+    ],
+)
+def test_what_cannot_be_filled_is_refused_in_words(
+    fields: dict[str, Any], status: int, message: str, post: Callable[..., httpx.Response]
+) -> None:
+    answer = post(**fields)
+    assert answer.status_code in (status, 400)
+    assert message in answer.json()["error"]["message"]
 
 
 @pytest.mark.workers

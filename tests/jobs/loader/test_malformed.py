@@ -383,15 +383,27 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
 )
 
 
+MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (MINIMAL.replace("  text: text\n", ""), "data.text: is missing; name the column"),
         (MINIMAL + "  prompt: p\n", "data.prompt: is for causal-lm; the task is text-class"),
-        (PROMPTS + "  text: text\n", "data.text: is for text-classification"),
+        (PROMPTS + "  label: text\n", "data.label: is for text-classification"),
         (PROMPTS.replace("  response: answer\n", ""), "needs the columns prompt and response"),
         (PROMPTS + "  text: story\n", "or the column messages, or the column text"),
         (PROMPTS + "  messages: turns\n", "data: causal-lm needs the columns prompt and response"),
+        (MASKED + "  prompt: p\n", "data.prompt: is for causal-lm; the task is masked-lm"),
+        (MASKED.replace("  text: text\n", ""), "data.text: is required"),
+        (MASKED + "  mask_share: 0.9\n", "data.mask_share: 0.9 must be at most 0.5"),
+        (MASKED + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of masked-lm"),
+        (MASKED + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
+        (
+            MASKED.replace("masked-lm}", "masked-lm, adapter: {type: lora}}"),
+            "model.adapter: peft loads no adapter of masked-lm; set model.adapter.merge to true",
+        ),
         (PROMPTS + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of causal-lm"),
         (MINIMAL + "train: {eval: {metrics: [perplexity]}}\n", "'perplexity' is not a metric of"),
         (
