@@ -120,16 +120,15 @@ FAULTS = [
         name="jobs-swap-writes-in-place",
         path="jobs/storage/files.py",
         old=(
-            "    partial = partial_of(path)\n"
-            "    try:\n"
-            "        path.parent.mkdir(parents=True, exist_ok=True)\n"
+            "    with replacing(path) as partial:\n"
             "        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)\n"
+            '        with os.fdopen(opened, "wb") as handle:\n'
+            "            handle.write(content)\n"
         ),
         new=(
-            "    partial = path\n"
-            "    try:\n"
-            "        path.parent.mkdir(parents=True, exist_ok=True)\n"
-            "        opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)\n"
+            "    path.parent.mkdir(parents=True, exist_ok=True)\n"
+            '    with path.open("wb") as handle:\n'
+            "        handle.write(content)\n"
         ),
         wrong=(
             "An alias or lease is written over itself, so a kill or a full disk in the middle"
@@ -354,14 +353,14 @@ FAULTS = [
         tests=("tests/serve/test_batcher.py::test_batches_under_way_are_answered_when_it_closes",),
     ),
     Fault(
-        name="serve-pauses-counted-as-late-clients",
+        name="serve-waits-in-vain-after-every-batch",
         path="serve/batching/waiting.py",
-        old="        if not self._back and self._has_paused(now):\n            self.answered = ()\n        if not self.answered:",
-        new="        if not self.answered:",
-        wrong="Clients that paused for a while count as late, so the engine stops waiting for them and serves them in two groups.",
-        past=True,
+        old="        self._pause = doubled if is_in_vain else self._pause // 2",
+        new="        self._pause = 0",
+        wrong="The engine waits after every batch for clients that never come back at once, and delays everybody.",
+        past=False,
         tests=(
-            "tests/serve/test_batcher.py::test_those_who_ask_again_at_once_are_waited_for_and_no_longer_than_until_they_came",
+            "tests/serve/test_batcher.py::test_a_wait_in_vain_is_followed_by_a_pause_that_doubles_and_another_by_one_of_half",
         ),
     ),
     Fault(

@@ -68,11 +68,19 @@ def catalogue() -> dict[str, Sku]:
 
 
 def peak_tflops(name: str, precision: Precision) -> float | None:
-    """Returns the dense peak of a SKU in TFLOP/s; None for a CPU or where no figure is known."""
+    """Returns the dense peak of a SKU in TFLOP/s; None for a CPU or where no figure is known.
+
+    Tensor cores multiply matrices in tf32 at half the rate of 16-bit formats; a SKU without tf32
+    computes in fp32 instead.
+    """
     sku = catalogue().get(name)
     if sku is None:
         return None
-    return sku.tensor_tflops if precision in ("fp16", "bf16") else sku.fp32_tflops
+    if precision in ("fp16", "bf16"):
+        return sku.tensor_tflops
+    if precision == "tf32" and "tf32" in sku.precisions and sku.tensor_tflops is not None:
+        return sku.tensor_tflops / 2
+    return sku.fp32_tflops
 
 
 def known(name: str) -> Sku | None:

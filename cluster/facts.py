@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from cluster import nvml
+from jobs import nvml
 
 READ_BYTES = 2**26
 """Size of the file that is written and read back to measure the disk."""
@@ -157,22 +157,10 @@ def _gpu(handle: Any) -> GpuFacts:
         memory_gib=memory.total / 2**30,
         used_gib=memory.used / 2**30,
         processes=len(nvml.query(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()),
-        slowdowns=_slowdowns(
-            nvml.query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        ),
+        slowdowns=nvml.slowdowns(handle) or (),
         power_limit_w=milliwatt / 1000 if milliwatt else None,
         default_power_limit_w=default / 1000 if default else None,
         pcie_width=nvml.query(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         widest_pcie=nvml.query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         has_mig=bool(mig and mig[0]),
     )
-
-
-def _slowdowns(reasons: int) -> tuple[str, ...]:
-    names = {
-        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "heat",
-        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "heat, by the hardware",
-        pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "the power supply",
-        pynvml.nvmlClocksThrottleReasonHwSlowdown: "the hardware",
-    }
-    return tuple(text for bit, text in names.items() if reasons & bit)

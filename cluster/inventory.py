@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from cluster import catalogue, labels
 from jobs.errors import ClusterError
@@ -23,7 +24,7 @@ class Node:
 
     id: str
     sku: str
-    devices: int
+    devices: Annotated[int, Field(gt=0)]
     """Accelerators of that SKU, or cores for `cpu`."""
     memory_gib: float | None = None
     """Host memory."""

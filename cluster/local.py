@@ -144,7 +144,7 @@ def _start(simulated: Sequence[AcceleratorRequest]) -> LocalCluster:
         simulated=names(simulated),
         ingress=str(folder),
     )
-    _file("cluster.json").write_text(json.dumps(asdict(cluster)), encoding="utf-8")
+    files.write_atomically(_file("cluster.json"), json.dumps(asdict(cluster)).encode())
     return cluster
 
 

@@ -11,6 +11,7 @@ import ray.cluster_utils
 
 from cluster import catalogue, labels, nvml
 from jobs.spec.quantities import AcceleratorRequest, parse_accelerators
+from jobs.storage import files
 
 WATCH_S = 1.0
 """How often dead nodes are looked for."""
@@ -32,9 +33,7 @@ def main() -> None:
     cluster = start_head(arguments.dashboard_port, has_gpus=not arguments.simulate)
     simulated = {add_node(cluster, request): request for request in arguments.simulate}
     cluster.wait_for_nodes()
-    partial = arguments.address_file.with_suffix(".partial")
-    partial.write_text(cluster.address, encoding="utf-8")
-    partial.rename(arguments.address_file)
+    files.write_atomically(arguments.address_file, cluster.address.encode())
     while not stop.wait(WATCH_S) and not is_dead(cluster.head_node):
         for node in [node for node in simulated if is_dead(node)]:
             cluster.remove_node(node, allow_graceful=False)

@@ -1,12 +1,9 @@
-"""Queries NVML for the GPUs of this machine."""
-
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+"""Finds the GPUs of this machine and their SKU through NVML."""
 
 import pynvml
 
 from cluster import catalogue
+from jobs.nvml import library, query
 
 
 def count_gpus() -> int:
@@ -28,16 +25,8 @@ def detect_sku() -> str | None:
         name = pynvml.nvmlDeviceGetName(handle)
         memory_gib = pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30
         is_divided = bool((query(pynvml.nvmlDeviceGetMigMode, handle) or (0,))[0])
-    sku = match_sku(name, memory_gib)
-    return f"{sku or name} divided by MIG" if is_divided else sku
-
-
-def query(function: Callable[[Any], Any], handle: Any) -> Any:
-    """Returns the result of an NVML function for a GPU; None if the GPU does not support it."""
-    try:
-        return function(handle)
-    except pynvml.NVMLError:
-        return None
+    found = match_sku(name, memory_gib) or name
+    return f"{found} divided by MIG" if is_divided else found
 
 
 def match_sku(name: str, memory_gib: float) -> str | None:
@@ -54,17 +43,3 @@ def match_sku(name: str, memory_gib: float) -> str | None:
         key=lambda found: abs((catalogue.catalogue()[found].memory_gib or 0) - memory_gib),
         default=None,
     )
-
-
-@contextlib.contextmanager
-def library() -> Iterator[bool]:
-    """Open NVML for the block; yields False without an NVIDIA driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        pynvml.nvmlShutdown()

@@ -79,9 +79,10 @@ def read_book() -> PriceBook:
 
 
 def write_book(quotes: tuple[Quote, ...]) -> None:
-    """Replace the file of fetched prices."""
-    path = book_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".new")
-    partial.write_text(json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Replace the file of fetched prices.
+
+    Raises:
+        StorageError: if the file cannot be written; its earlier content then stays.
+    """
+    text = json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n"
+    files.write_atomically(book_path(), text.encode())

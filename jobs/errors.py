@@ -16,7 +16,7 @@ SHORTEST_SECRET = 8
 """Characters; shorter values are not masked, because they may be ordinary words."""
 MASK = "***"
 SHOWN = 60
-"""Most characters of a value that an error shows."""
+"""Most characters of a value or line that an error shows."""
 LISTED = 10
 """Most names that an error lists."""
 LONGEST_CLAUSE = 300
@@ -156,13 +156,13 @@ class RequestError(WinnowError):
 
 def shown(value: object) -> str:
     """Returns a value for an error message: on one line, cut to SHOWN characters."""
-    return _cut(repr(value))
+    return cut(repr(value))
 
 
 def listed(names: Iterable[str]) -> str:
     """Joins names with commas, each on one line; `…` stands for names beyond the first LISTED."""
     found = list(itertools.islice(names, LISTED + 1))
-    words = [_cut(repr(name)[1:-1]) for name in found[:LISTED]]
+    words = [cut(repr(name)[1:-1]) for name in found[:LISTED]]
     return ", ".join([*words, "…"] if len(found) > LISTED else words)
 
 
@@ -178,5 +178,6 @@ def first_line(error: object) -> str:
     return f"{type(error).__name__}: {clause}".rstrip(": ") if is_word else clause
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Returns a text cut to SHOWN characters."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -28,10 +28,8 @@ def files_exist(folder: Path) -> Rule:
         base = spec.model.base
         if base.startswith(S3_SCHEME) or has_variable(base):
             return  # models in S3 are checked when they are used; another rule refuses variables
-        is_here = files.is_here(base, folder)
         try:
-            here = str(folder.absolute() / files.expanded(base))
-            place = model_location.locate(here if is_here else base)
+            place = model_location.locate(model_location.seen_from(folder, base))
             if isinstance(place, Path):
                 model_location.check(place, base)
         except ModelError as error:

@@ -70,20 +70,16 @@ def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
     """
     from jobs.training.data import readers  # 0.4 s that other commands need not pay
 
-    if not source.is_local or not source.is_file:
-        return None
-    places = [place for path in source.paths for place in files.matching(path, folder)]
-    return readers.read_files(places, LARGEST_FILES)
+    places = files.local_files(source, folder)
+    return None if places is None else readers.read_files(places, LARGEST_FILES)
 
 
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
     base = spec.model.base
     if base.startswith(S3_SCHEME):
         return  # models in S3 are checked when they are used
-    here = folder / files.expanded(base)
     try:
-        is_here = files.exists(here) and here.is_dir()
-        place = here if is_here else location.locate(base, has_weights=False)
+        place = location.locate(location.seen_from(folder, base), has_weights=False)
         config = location.read_config(place) if isinstance(place, Path) else {}
     except (ModelError, OSError):
         return  # `files_exist` reports this error

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from jobs.errors import cut
 from jobs.loader.fields import all_field_paths
 from jobs.loader.words import most_similar
 
-SHOWN = 60
-"""Most characters of a line that a message shows."""
 _KEY = re.compile(r"(?P<key>[\w.-]+)(?P<mark>\s*[:=]?\s*)(?P<value>.*)")
 _COMMENT = re.compile(r"(^|\s)#.*")
 
@@ -94,7 +93,7 @@ def key_meant(text: str) -> str:
         return ""
     names = {path.rpartition(".")[2] for path in all_field_paths()}
     key = most_similar(match["key"].lower(), sorted(names)) or match["key"]
-    return _short(f"{key}: {match['value']}".rstrip())
+    return cut(f"{key}: {match['value']}".rstrip())
 
 
 def _tab(stop: _Stop) -> Mistake | None:
@@ -169,7 +168,7 @@ def _no_dash(stop: _Stop, mark: Any) -> Mistake | None:
 
 def _dash_at(line: int, column: int, text: str) -> Mistake:
     what = "a space is missing after the dash" if text[:1] == "-" else "the dash is missing"
-    return Mistake(line + 1, column + 1, f"{what}; write `- {_short(text.removeprefix('-'))}`")
+    return Mistake(line + 1, column + 1, f"{what}; write `- {cut(text.removeprefix('-'))}`")
 
 
 def _stray_dash(stop: _Stop) -> Mistake | None:
@@ -273,10 +272,6 @@ RULES: tuple[Callable[[_Stop], Mistake | None], ...] = (
     _odd_escape,
 )
 """Detectors of known mistakes, the most certain first."""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _at(mark: Any, message: str) -> Mistake:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import shutil
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +50,16 @@ class BucketObjects(BucketKeys):
             self._download_folder(key, found.content, place)
         return place
 
+    def download_all(self, places: Mapping[str, Path]) -> list[str]:
+        """Downloads objects, several at once, to the path of each; returns the keys without object.
+
+        Raises:
+            StorageError: if the bucket cannot be read or a file cannot be written.
+        """
+        with ThreadPoolExecutor(client.TRANSFERS) as pool:
+            found = list(pool.map(self.download, places.keys(), places.values()))
+        return [key for key, is_there in zip(places, found, strict=True) if not is_there]
+
     def delete_folder(self, key: str) -> None:
         """Deletes the manifest first, so that no reader takes the remaining files for a folder."""
         self.delete(f"{key}/{manifest.MANIFEST}")
@@ -69,8 +80,7 @@ class BucketObjects(BucketKeys):
             names = list(manifest.read(partial)["files"])
             for folder in {(partial / name).parent for name in names}:
                 folder.mkdir(parents=True, exist_ok=True)
-            with ThreadPoolExecutor(client.TRANSFERS) as pool:
-                list(pool.map(lambda name: self.download(f"{key}/{name}", partial / name), names))
+            self.download_all({f"{key}/{name}": partial / name for name in names})
             manifest.verify(partial)  # a file that was not downloaded fails here too
             partial.rename(place)
         except CheckpointError as error:

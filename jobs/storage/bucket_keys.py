@@ -20,6 +20,10 @@ CHUNK_BYTES = 2**20
 """Bytes that a download reads at a time."""
 
 
+class _AbsentError(Exception):
+    """A key does not exist."""
+
+
 class BucketKeys:
     """Reads and writes single objects below one prefix of a bucket."""
 
@@ -99,24 +103,11 @@ class BucketKeys:
 
         Returns False if the key does not exist.
         """
-        partial = files.partial_of(path)
-        place = {"Bucket": self._bucket, "Key": self._name(key)}
-
-        def request() -> bool:
-            body = client.s3().get_object(**place)["Body"]
-            with partial.open("wb") as handle:
-                for chunk in body.iter_chunks(CHUNK_BYTES):
-                    handle.write(chunk)
-            return True
-
         try:
-            if not self._with_retries("read", key, request, absent=None):
-                return False
-            partial.replace(path)
-        except OSError as error:
-            raise files.failed(path, "written", error) from None
-        finally:
-            partial.unlink(missing_ok=True)
+            with files.replacing(path) as partial:
+                self._fetch(key, partial)
+        except _AbsentError:
+            return False
         return True
 
     def upload(self, key: str, path: Path) -> None:
@@ -163,6 +154,19 @@ class BucketKeys:
         """
         options = {"Bucket": self._bucket, "Key": key, "UploadId": identity}
         self._with_retries("deleted", key, lambda: client.s3().abort_multipart_upload(**options))
+
+    def _fetch(self, key: str, place: Path) -> None:
+        """Writes an object to a new file; raises _AbsentError if the key does not exist."""
+
+        def request() -> bool:
+            body = client.s3().get_object(Bucket=self._bucket, Key=self._name(key))["Body"]
+            with place.open("wb") as handle:
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    handle.write(chunk)
+            return True
+
+        if not self._with_retries("read", key, request, absent=None):
+            raise _AbsentError
 
     def _head(self, key: str) -> Any:
         place = {"Bucket": self._bucket, "Key": self._name(key)}

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jobs.errors import StorageError, first_line
+from jobs.spec.data import SourceSpec
 
 PARTIAL = ".partial-"
 """Prefix of the names of unfinished files; those of killed processes are collected as garbage."""
@@ -37,19 +38,33 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     Raises:
         StorageError: if the file cannot be written; its earlier content then stays.
     """
-    partial = partial_of(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
         opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(opened, "wb") as handle:
             handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path beside `path` for the block to write; it then replaces `path`, flushed.
+
+    If the block fails, `path` stays as it was.
+
+    Raises:
+        StorageError: if the file cannot be written.
+    """
+    partial = partial_of(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        flush(partial)
         partial.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
+        flush(path.parent)
+    except BaseException as error:
         partial.unlink(missing_ok=True)
-        raise failed(path, "written", error) from None
+        if isinstance(error, OSError):
+            raise failed(path, "written", error) from None
+        raise
 
 
 def write_new(contents: Mapping[Path, bytes]) -> None:
@@ -98,9 +113,9 @@ def inside(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in (*folders, *names))
 
 
-def sync_folder(folder: Path) -> None:
-    """Flushes a folder's directory entries to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def flush(path: Path) -> None:
+    """Flushes a file's content, or a folder's directory entries, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -149,6 +164,16 @@ def is_here(path: str, folder: Path) -> bool:
     `folder`: the folder of the job file.
     """
     return path.startswith((".", "~")) or exists(folder / path)
+
+
+def local_files(source: SourceSpec, folder: Path = Path()) -> list[Path] | None:
+    """Returns the files of a source; None if it is not of files of this machine.
+
+    Relative paths start from `folder`.
+    """
+    if not source.is_local or not source.is_file:
+        return None
+    return [place for path in source.paths for place in matching(path, folder)]
 
 
 def matching(path: str, folder: Path = Path()) -> list[Path]:

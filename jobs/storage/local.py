@@ -70,7 +70,7 @@ class LocalObjects:
                     line = line[handle.write(line) :]
                 os.fsync(handle.fileno())
             if is_new:
-                files.sync_folder(path.parent)
+                files.flush(path.parent)
         except OSError as error:
             raise files.failed(path, "written", error) from None
 
@@ -114,7 +114,7 @@ class LocalObjects:
                 self._replace(folder, final)
             else:
                 folder.rename(final)
-            files.sync_folder(final.parent)
+            files.flush(final.parent)
         except OSError as error:
             raise files.failed(final, "written", error) from None
 

@@ -38,11 +38,7 @@ def write(folder: Path, details: dict[str, Any]) -> dict[str, str]:
 def flush(folder: Path) -> None:
     """Flushes a folder and everything in it to the disk."""
     for path in (*folder.rglob("*"), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        files.flush(path)
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -38,13 +38,8 @@ def evaluate(
 
     All workers must call this.
     """
-    session.update.synchronize()
-    session.model.eval()
-    try:
-        with _uncompiled(session.config), random_states.kept(session.world.device):
-            return _evaluate_rows(session, number_format, limit)
-    finally:
-        session.model.train()
+    with _evaluating(session):
+        return _evaluate_rows(session, number_format, limit)
 
 
 @torch.no_grad()
@@ -56,21 +51,28 @@ def sample_scores(session: Session, number_format: Precision) -> list[list[float
     training = training_of(session.config.model.task)
     rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
     lengths = session.corpus.eval.lengths
-    session.update.synchronize()
-    session.model.eval()
     found: list[list[float]] = []
+    with _evaluating(session):
+        for part in torch.split(rows, eval_batch(session.config)):
+            gathered = session.eval_store.gather(
+                part.to(session.eval_store.place), int(lengths[part.numpy()].max())
+            )
+            batch = {name: each.to(session.world.device) for name, each in gathered.items()}
+            with autocast(number_format, session.world.device):
+                found += training.scores(session.model, batch).tolist()
+    return found
+
+
+@contextlib.contextmanager
+def _evaluating(session: Session) -> Iterator[None]:
+    """Gathers the weights and runs the block in evaluation mode; random states stay as they are."""
+    session.update.synchronize(with_moments=False)
+    session.model.eval()
     try:
         with _uncompiled(session.config), random_states.kept(session.world.device):
-            for part in torch.split(rows, eval_batch(session.config)):
-                gathered = session.eval_store.gather(
-                    part.to(session.eval_store.place), int(lengths[part.numpy()].max())
-                )
-                batch = {name: each.to(session.world.device) for name, each in gathered.items()}
-                with autocast(number_format, session.world.device):
-                    found += training.scores(session.model, batch).tolist()
+            yield
     finally:
         session.model.train()
-    return found
 
 
 def _evaluate_rows(
@@ -133,11 +135,8 @@ def _batches(session: Session, limit: int | None) -> Iterator[tuple[Batch, torch
         own = round_rows[world.rank]
         width = _width(round_rows, tokens.lengths)
         counts = torch.from_numpy((own != FILLER).astype(np.float32)).to(world.device)
-        # filler repeats a row of the same batch: a row of another batch may exceed this width, and
-        # some models fail on a row without its last token
-        filled = np.where(own == FILLER, round_rows.max(), own)
-        index = torch.from_numpy(filled).to(session.eval_store.place)
-        gathered = session.eval_store.gather(index, width)
+        index = torch.from_numpy(batches.filled(own, round_rows.max()))
+        gathered = session.eval_store.gather(index.to(session.eval_store.place), width)
         yield {name: tensor.to(world.device) for name, tensor in gathered.items()}, counts
 
 

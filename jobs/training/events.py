@@ -1,5 +1,6 @@
 """The events that training reports to its caller while it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobs.spec.train import Precision
@@ -277,3 +278,6 @@ Event = (
     | CheckpointSkipped
     | Interrupted
 )
+
+Report = Callable[[Event], None]
+"""Takes the events of a training run."""

@@ -25,6 +25,7 @@ from jobs.training.events import (
     Event,
     Interrupted,
     OutOfMemory,
+    Report,
     Saved,
     Started,
     Stepped,
@@ -37,7 +38,6 @@ from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
-Report = Callable[[Event], None]
 Leave = Callable[[], bool]
 """Returns whether training must save and end; the main worker decides for all."""
 
@@ -53,10 +53,10 @@ def train(
     """Trains from the newest complete checkpoint in `checkpoints`, or from the start.
 
     Only the main worker reports events, except OutOfMemory, which the affected worker reports
-    before it raises the error. Without `checkpoints` nothing is saved, and the returned reference
-    has an empty path. `leave` must be given to all workers or to none. With `proves`, the last
-    checkpoint's model is scored again in a process without this project's code, and `Proven`
-    reports whether it may be published.
+    before it raises the error. Returns the newest complete checkpoint; the path is empty on other
+    workers, and without `checkpoints`, where nothing is saved. `leave` must be given to all workers
+    or to none. With `proves`, the last checkpoint's model is scored again in a process without this
+    project's code, and `Proven` reports whether it may be published.
 
     Raises:
         DataError: if rows cannot be read or used.
@@ -279,9 +279,9 @@ def _finish(
         report(event)
     session.world.broadcast(value=0)  # workers wait until the last checkpoint is complete
     total = session.batch_plan.total_steps
-    if not store:
-        return CheckpointRef("", total, metrics)
-    return checkpoint.latest(store) or CheckpointRef("", total, metrics)
+    # reading it hashes all its files, and may download them
+    last = checkpoint.latest(store) if store and session.world.is_main else None
+    return last or CheckpointRef("", total, metrics)
 
 
 def _ignore(_: Event) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import torch
 
+from jobs import nvml
 from jobs.training.events import Metered, Stepped
 from jobs.training.session import Session
 
@@ -25,7 +26,7 @@ class Meter:
     results: list[Stepped] = field(default_factory=list)
     gauge: "Gauge | None" = None
     wall_s: float = 0.0
-    _begin: "_Usage" = field(default_factory=lambda: _Usage.now())
+    _begin: "_Usage" = field(init=False)
 
     def __enter__(self) -> "Meter":
         self._begin = _Usage.now()
@@ -153,21 +154,13 @@ def peak_memory_gib(device: torch.device) -> float:
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
-THROTTLE_REASONS = 0x08 | 0x20 | 0x40 | 0x80
-"""NVML's reasons for a lower clock other than the power limit: slowdown by the hardware, heat
-measured by the driver or the hardware, and the power brake (nvml.h, nvmlClocksEventReasons)."""
-
-
 def is_throttled(device: torch.device) -> bool | None:
     """Returns whether heat or hardware now reduces the clock; None if NVML does not report it."""
     try:
-        import pynvml
-
-        handle = torch.cuda._get_pynvml_handler(device)
-        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        slowdowns = nvml.slowdowns(torch.cuda._get_pynvml_handler(device))
     except Exception:  # noqa: BLE001 - NVML fails in many ways; none may end a run
         return None
-    return bool(reasons & THROTTLE_REASONS)
+    return None if slowdowns is None else bool(slowdowns)
 
 
 class Gauge(threading.Thread):

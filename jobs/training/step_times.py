@@ -11,6 +11,8 @@ Values = NDArray[np.float64]
 
 Z_95 = 1.959964
 """Half-width of a 95 % interval of a normal distribution in standard deviations."""
+TOLERANCE = 0.02
+"""Largest relative difference between two windows that count as equally fast."""
 LEAST_FOR_SLOPE = 6
 """Least number of steps for a fit of time to width; fewer steps give the plain mean."""
 
@@ -54,10 +56,10 @@ def mean_over(times: StepTimes, steps_of_width: Mapping[int, int]) -> Mean:
     return Mean(float(rest.mean()) + slope * shift, half_width)
 
 
-def is_steady(times: StepTimes, tolerance: float) -> bool:
+def is_steady(times: StepTimes) -> bool:
     """Returns whether the last two windows are equally fast, after correction for their widths.
 
-    They may differ by the share `tolerance`, or by the standard error of their difference.
+    They may differ by the share TOLERANCE, or by the standard error of their difference.
     """
     if len(times.windows) < 2:
         return False
@@ -65,7 +67,7 @@ def is_steady(times: StepTimes, tolerance: float) -> bool:
     last, before = times.windows[-1], times.windows[-2]
     later, earlier = rest[-last:], rest[-last - before : -last]
     chance = math.hypot(_standard_error(later), _standard_error(earlier))
-    return bool(abs(later.mean() - earlier.mean()) <= max(tolerance * rest.mean(), chance))
+    return bool(abs(later.mean() - earlier.mean()) <= max(TOLERANCE * rest.mean(), chance))
 
 
 def _fit(times: StepTimes) -> tuple[float, Values]:

@@ -31,17 +31,13 @@ class World:
         """Whether this is the main process, which reports and writes."""
         return self.rank == 0
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums a tensor over all processes, element by element and in place."""
-        if self.size > 1:
-            dist.all_reduce(values, group=self.control if values.device.type == "cpu" else None)
-        return values
-
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
         """Returns the sum of each number over all processes."""
         if self.size == 1:
             return list(values)
-        return list(self.sum(torch.tensor(values, dtype=torch.float64)).tolist())
+        summed = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(summed, group=self.control)
+        return list(summed.tolist())
 
     def broadcast(self, *, value: float) -> float:
         """Returns the main process's value in every process."""

@@ -159,7 +159,7 @@ def _source(name: str) -> SourceSpec:
     Raises:
         DataError: for any other name.
     """
-    is_folder = Path(name).expanduser().is_dir()
+    is_folder = files.expanded(name).is_dir()
     path = f"./{name}" if is_folder and not name.startswith(FOLDERS) else name
     if problem := why_unreadable(path):
         raise DataError(f"{name} {problem}")

@@ -72,10 +72,8 @@ def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
 
 def _identity(source: SourceSpec) -> str | None:
     """Returns the digest of files of this machine; None for other sources."""
-    if not source.is_local or not source.is_file:
-        return None
     try:
-        places = [place for path in source.paths for place in files.matching(path)]
+        places = files.local_files(source) or ()
         return "/".join(manifest.identity(place) for place in places) or None
     except OSError:
         return None

@@ -21,11 +21,12 @@ from jobs.training.events import (
     Interrupted,
     Metered,
     Proven,
+    Report,
     Started,
     Stepped,
     Stopped,
 )
-from jobs.training.loop import Leave, Report, train
+from jobs.training.loop import Leave, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import fewer_workers, with_smaller_micro_batch

@@ -41,7 +41,6 @@ END_TIMEOUT_S = 20.0
 SILENCE_S = 60
 """A worker that does not answer Ray for this long counts as hung."""
 
-Report = Callable[[Event], None]
 SETTINGS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": str(SILENCE_S),

@@ -11,8 +11,9 @@ import ray.tune
 import ray.tune.execution.class_cache
 
 from cluster.placement import Placement
+from jobs.training.events import Report
 from orchestrator.stages.devices import selector, worker_resources
-from orchestrator.stages.group import DeviceWait, Report, Start, Work, stream
+from orchestrator.stages.group import DeviceWait, Start, Work, stream
 from orchestrator.stages.worker import check_node, lower_priority
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])

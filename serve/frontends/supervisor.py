@@ -14,8 +14,9 @@ from typing import Any
 from cluster import nvml
 from jobs.errors import DeployError
 from jobs.training.config import Device
-from serve.batching.batcher import Batcher, Request
+from serve.batching.batcher import Batcher
 from serve.batching.client import Answer, QueueFullError
+from serve.batching.requests import Request
 from serve.frontends.ipc import (
     Adjust,
     CancelRequest,

@@ -4,6 +4,7 @@ import pytest
 
 from cluster import catalogue, nvml
 from jobs.errors import InfeasibleError
+from jobs.spec.train import Precision
 from tests.builders import any_of, job
 
 
@@ -98,3 +99,22 @@ def test_every_fact_has_its_source() -> None:
 def test_auto_precision_follows_what_is_native() -> None:
     chosen = {sku: catalogue.auto_precision(catalogue.find(sku))[0] for sku in ("T4", "L4", "cpu")}
     assert chosen == {"T4": "fp16", "L4": "bf16", "cpu": "fp32"}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("A100-80GB", "tf32", 156.0),
+        ("A100-80GB", "bf16", 312.0),
+        ("A100-80GB", "fp32", 19.5),
+        ("H100-SXM", "tf32", 494.5),
+        ("V100-32GB", "tf32", 15.7),
+        ("cpu", "tf32", None),
+        ("GTX1080", "tf32", None),
+    ],
+)
+def test_the_peak_is_the_one_of_the_precision(
+    name: str, precision: Precision, tflops: float | None
+) -> None:
+    """The figures of the makers' data sheets, dense; a V100 has no tf32 and computes in fp32."""
+    assert catalogue.peak_tflops(name, precision) == tflops

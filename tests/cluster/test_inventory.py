@@ -7,6 +7,7 @@ import pytest
 
 from cluster import labels
 from cluster.inventory import Inventory, Node, read_inventory, selector, sort_out
+from jobs.errors import ClusterError
 
 
 def test_a_label_means_every_node_that_has_it_and_ids_only_these() -> None:
@@ -58,3 +59,11 @@ def test_a_file_is_read_with_unknown_models_and_names_that_fit_several(tmp_path:
     assert inventory.remarks == (
         "A100 selects A100-40GB; write A100-80GB if you mean another model",
     )
+
+
+@pytest.mark.parametrize("devices", [0, -2])
+def test_a_file_with_a_node_without_devices_is_refused(devices: int, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps({"nodes": [{"id": "a", "sku": "T4", "devices": devices}]}))
+    with pytest.raises(ClusterError, match=r"not valid at nodes\.0\.devices: .* greater than 0"):
+        read_inventory(path)

@@ -46,6 +46,7 @@ def test_fetched_prices_are_kept(home: Path) -> None:
     assert prices.read_book() == NO_QUOTES
     prices.write_book(tuple(FETCHED.quotes.values()))
     assert prices.read_book() == FETCHED
+    assert [path.name for path in home.iterdir()] == ["prices.json"]
     (home / "prices.json").write_text("[{")
     with pytest.raises(ClusterError, match=r"prices\.json cannot be read: it is not valid"):
         prices.read_book()

@@ -19,7 +19,7 @@ from orchestrator.records.runs import Run
 from tests.builders import any_of, job
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
-    from jobs.training.loop import Report
+    from jobs.training.events import Report
     from orchestrator.availability import Availability
 
 pytestmark = pytest.mark.ray

@@ -137,14 +137,18 @@ def test_its_jobs_are_checked_with_line_and_column(stars: Path, tiny_model: str)
     assert "did you mean 'ordinal-regression'" in problems(path)[0]
 
 
-def test_its_checks_find_rows_that_it_cannot_learn(stars: Path, tiny_model: str) -> None:
+@pytest.mark.parametrize("level", ["four", "--4", "٤"])
+def test_its_checks_find_rows_that_it_cannot_learn(
+    level: str, stars: Path, tiny_model: str
+) -> None:
     rows = (stars / "train.csv").read_text(encoding="utf-8")
-    (stars / "train.csv").write_text(rows.replace(",4", ",four"), encoding="utf-8")
+    (stars / "train.csv").write_text(rows.replace(",4", f",{level}"), encoding="utf-8")
     try:
         (found,) = problems(written(stars, tiny_model))
     finally:
         (stars / "train.csv").write_text(rows, encoding="utf-8")
-    assert "row 4: column 'stars' holds 'four'; ordinal-regression takes whole numbers" in found
+    message = f"row 4: column 'stars' holds {level!r}; ordinal-regression takes whole numbers"
+    assert message in found
 
 
 @pytest.fixture(scope="module")

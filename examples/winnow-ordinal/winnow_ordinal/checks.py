@@ -15,7 +15,7 @@ class OrdinalChecks(ClassificationChecks):
         super().check_column(field, name, source, rows)
         if field == "label":
             for number, level in enumerate(labels.read(rows, name, source.shown), 1):
-                if not level.lstrip("-").isdecimal():
+                if not labels.INTEGER.fullmatch(level):
                     raise DataError(
                         f"{source.shown} row {number}: column {shown(name)} holds {shown(level)};"
                         " ordinal-regression takes whole numbers"

@@ -1,5 +1,6 @@
 """Reads, checks and tokenises prompts with responses, and conversations."""
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -82,8 +83,12 @@ def left_out(table: pa.Table) -> int:
     return int(table.schema.metadata.get(b"left_out", b"0"))
 
 
+@functools.lru_cache(maxsize=1)
 def prompts(source: SourceSpec, data: LanguageData, tokenizer: Any, count: int) -> list[list[int]]:
-    """Token ids of the first prompts, ready for an answer."""
+    """Token ids of the first prompts, ready for an answer.
+
+    They are kept for the next evaluation, which would have to read the whole source again.
+    """
     table = sources.read(source)
     rows = min(count, len(table))
     if data.messages is None:

@@ -84,7 +84,8 @@ class LanguageTraining(TaskTraining):
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
     ) -> torch.Tensor:
         """The summed loss, tokens predicted right, and tokens, all of responses."""
-        losses, mask, right = self.predict(model, batch)
+        losses, mask, logits = self.predict(model, batch)
+        right = logits.argmax(dim=-1) == self.targets(batch)
         mask = mask * counts[:, None]
         return torch.stack([(losses * mask).sum(), (right * mask).sum(), mask.sum()]).double()
 
@@ -99,8 +100,12 @@ class LanguageTraining(TaskTraining):
         }
 
     def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns loss, whether it counts, and whether the best guess is right, of each token."""
+        """Returns the loss of each token, whether it counts, and the logits."""
         return predict_tokens(model, batch)
+
+    def targets(self, batch: Batch) -> torch.Tensor:
+        """Returns the tokens that are predicted, (rows, tokens)."""
+        return batch["input_ids"][:, 1:]
 
     def generated(self, data: DataSpec, tokenizer: Any, generate: Generate) -> dict[str, float]:
         """How varied sampled answers to the first evaluation prompts are."""
@@ -114,14 +119,14 @@ TRAINING = LanguageTraining()
 
 
 def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss, whether it counts, and whether the best guess is right; each (rows, tokens - 1)."""
+    """Loss of each next token and whether it counts, (rows, tokens - 1), and the logits for it."""
     ids = batch["input_ids"]
     logits = model(input_ids=ids, use_cache=False, **attention_inputs(batch)).logits[:, :-1]
     targets = ids[:, 1:]
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
     ).view_as(targets)
-    return losses, batch[LOSS_MASK][:, 1:].float(), logits.argmax(dim=-1) == targets
+    return losses, batch[LOSS_MASK][:, 1:].float(), logits
 
 
 def _own(data: DataSpec) -> LanguageData:

@@ -74,10 +74,13 @@ class MaskedTraining(LanguageTraining):
         return logits[torch.arange(len(first), device=first.device), first].float()
 
     def predict(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns loss, whether it counts, and whether the best guess is right, of each token."""
-        logits, ids = _logits(model, _read(batch), batch), batch[INPUT_IDS]
-        right = logits.argmax(dim=-1) == ids
-        return _losses(logits, ids), batch[LOSS_MASK].float(), right
+        """Returns the loss of each token, whether it counts, and the logits."""
+        logits = _logits(model, _read(batch), batch)
+        return _losses(logits, batch[INPUT_IDS]), batch[LOSS_MASK].float(), logits
+
+    def targets(self, batch: Batch) -> torch.Tensor:
+        """Returns the tokens that are predicted, at their own places, (rows, tokens)."""
+        return batch[INPUT_IDS]
 
 
 TRAINING = MaskedTraining()

@@ -19,6 +19,9 @@ GROUPED_BATCHES = 50
 """
 MAX_WIDTHS = 12
 """Most padded widths: each needs a captured graph, and further ones save little padding."""
+MOST_CANDIDATES = 1024
+"""Most lengths among which widths are chosen; the time and memory of the choice grow with its
+square."""
 WIDTH_MULTIPLE = 4
 """Tensor cores and attention kernels are fastest at sequence lengths in multiples of this."""
 
@@ -61,6 +64,16 @@ def own_share(batches: Indices, *, rank: int, world_size: int, micro_batch_size:
     return share
 
 
+def filled(rows: Indices, repeated: Indices) -> Indices:
+    """Returns `rows` with a row of the same batch, `repeated`, in place of FILLER.
+
+    A row of another batch may exceed the batch's width, and some models fail on a row without its
+    last token.
+    """
+    found: Indices = np.where(rows == FILLER, repeated, rows)
+    return found
+
+
 def batch_lengths(batches: Indices, lengths: Indices) -> Indices:
     """Returns the longest row of each batch in tokens, (steps,)."""
     longest = np.where(batches == FILLER, 0, lengths[batches]).max(axis=1)
@@ -71,10 +84,10 @@ def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
     """Returns at most MAX_WIDTHS padded widths that minimise the padding of batches.
 
     `longest` has the longest row of each batch. The last width holds `max_length` tokens. Dynamic
-    programming over the distinct lengths, rounded up to WIDTH_MULTIPLE.
+    programming over the distinct lengths, rounded up to WIDTH_MULTIPLE, or to a larger multiple if
+    there are more than MOST_CANDIDATES.
     """
-    rounded = np.minimum(-(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE, max_length)
-    values, counts = np.unique(np.append(rounded, max_length), return_counts=True)
+    values, counts = _candidates(longest, max_length)
     sums = np.concatenate([[0], np.cumsum(counts)])
     # cost[j]: fewest padded tokens of the first j values if the j-th is a width
     cost = sums[1:] * values
@@ -90,6 +103,17 @@ def choose_widths(longest: Indices, max_length: int) -> tuple[int, ...]:
         ]
         cost = np.where(better, options[np.arange(len(values)), best], cost)
     return tuple(chosen[-1])
+
+
+def _candidates(longest: Indices, max_length: int) -> tuple[Indices, Indices]:
+    """Returns the distinct lengths that a width may have, sorted, and the batches of each."""
+    multiple = WIDTH_MULTIPLE
+    while True:
+        rounded = np.minimum(-(-longest // multiple) * multiple, max_length)
+        values, counts = np.unique(np.append(rounded, max_length), return_counts=True)
+        if len(values) <= MOST_CANDIDATES:
+            return values, counts
+        multiple *= 2
 
 
 def fit_widths(longest: Indices, widths: Sequence[int]) -> Indices:

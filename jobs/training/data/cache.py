@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.storage import cache
+from jobs.storage import cache, files
 
 FORMAT = 3
 """Version of the file format; part of each file's name."""
@@ -35,7 +35,9 @@ def _read(path: Path) -> pa.Table:
 
 
 def _write(path: Path, made: pa.Table) -> None:
-    partial = path.with_suffix(".partial")
-    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, made.schema) as writer:
+    with (
+        files.replacing(path) as partial,
+        pa.OSFile(str(partial), "wb") as sink,
+        pa.ipc.new_file(sink, made.schema) as writer,
+    ):
         writer.write_table(made.combine_chunks())
-    partial.replace(path)

@@ -26,7 +26,8 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
         else:
             free, row = capacity, len(rows)
             rows.append([sample])
-        bisect.insort(spaces, (free - length, row))
+        if free > length:  # full rows need not be searched
+            bisect.insort(spaces, (free - length, row))
     return rows
 
 

@@ -152,7 +152,11 @@ def _delimiter(header: str) -> str:
 def _read_parquet(path: Path, name: str) -> Table:
     found = pyarrow.parquet.read_table(path)
     _check_header(found.column_names, name)
-    return table.of_arrow(found, _class_names(found.schema))
+    try:
+        names = _class_names(found.schema)
+    except (ValueError, AttributeError, KeyError, TypeError):
+        names = {}  # another program wrote the metadata, or a later version of `datasets`
+    return table.of_arrow(found, names)
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:

@@ -59,14 +59,14 @@ class TokenSet:
     """Whether rows are filled up before their first token, and not after their last."""
     ragged: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns with lengths of their own, such as labels for each token of a target."""
+    lengths: Indices = field(init=False, repr=False, compare=False)
+    """(rows,): tokens of each row, computed once from `offsets`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lengths", np.diff(self.offsets))
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    def lengths(self) -> Indices:
-        """(rows,): tokens of each row."""
-        return np.diff(self.offsets)
 
     @property
     def targets(self) -> Indices:

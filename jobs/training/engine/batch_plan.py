@@ -144,10 +144,7 @@ class BatchPlan:
         )
         self._own = own
         real = all_rows != FILLER
-        # filler repeats a row of the same batch: a row of another batch may exceed this width, and
-        # some models fail on a row without its last token
-        repeated = all_rows.max(axis=1)[:, None, None]
-        self._filled = np.where(own == FILLER, repeated, own)
+        self._filled = batches.filled(own, all_rows.max(axis=1)[:, None, None])
         self._rows.copy_(torch.from_numpy(self._filled))
         self._weights.copy_(torch.from_numpy((own != FILLER).astype(np.float32)))
         totals = np.where(real, self._targets[all_rows], 0).sum(axis=1)

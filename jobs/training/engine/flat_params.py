@@ -12,7 +12,7 @@ from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import kernels
 from jobs.training.engine.fused import BETA_1, BETA_2, EPSILON
 from jobs.training.engine.optimizer import State, decay_of
-from jobs.training.model.weight import Weight
+from jobs.training.model.weight import Weight, copy_gradients
 from jobs.training.world import World
 
 BUCKET_BYTES = 25 * 2**20
@@ -80,12 +80,13 @@ class FlatAdamW:
         first, second = (group.part(flat, number) for flat in (group.first, group.second))
         return {"exp_avg": first, "exp_avg_sq": second, "step": self._step}
 
-    def synchronize(self) -> None:
-        """Gathers the weights and moments that each worker updated for the others."""
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers the weights, and the moments too, that each worker updated for the others."""
         for group in self.groups:
+            moments = (group.first, group.second) if with_moments else ()
             if group.is_shared:
                 for bucket in group.buckets:
-                    for flat in (group.flat, group.first, group.second):
+                    for flat in (group.flat, *moments):
                         all_gather(flat[bucket.whole], flat[bucket.own])
 
     def refresh_copies(self) -> None:
@@ -151,14 +152,7 @@ class FlatGroup:
 
     def take(self, numbers: range) -> None:
         """Copies gradients into the flat tensor; the gradient of a weight without one is zero."""
-        pairs = [(self._gradient_views[n], self.weights[n].source.grad) for n in numbers]
-        found = [(view, gradient) for view, gradient in pairs if gradient is not None]
-        without = [view for view, gradient in pairs if gradient is None]
-        with torch.no_grad():
-            if found:
-                torch._foreach_copy_([view for view, _ in found], [given for _, given in found])
-            if without:  # such as an expert without tokens: an earlier step's gradient is there
-                torch._foreach_zero_(without)
+        copy_gradients((self._gradient_views[n], self.weights[n].source.grad) for n in numbers)
 
     def received_of(self, bucket: Bucket) -> torch.Tensor:
         """Returns the tensor that receives the summed gradients of a bucket."""

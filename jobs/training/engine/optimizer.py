@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 
 from jobs.spec.train import OptimizerSpec
-from jobs.training.model.weight import Weight
+from jobs.training.model.weight import Weight, copy_gradients
 
 State = dict[str, torch.Tensor]
 
@@ -32,8 +32,8 @@ class Optimizer(Protocol):
         A tensor of the weight's own shape is sharded as the weight is; others are whole.
         """
 
-    def synchronize(self) -> None:
-        """Gathers the weights and state that each worker updated for the others."""
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers the weights, and the state too, that each worker updated for the others."""
 
     def refresh_copies(self) -> None:
         """Copies weights into their 16-bit copies."""
@@ -45,18 +45,14 @@ class SeparateWeights:
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = list(weights)
         self._copies = [weight for weight in weights if weight.is_copied]
-        for weight in self._copies:
-            weight.target.grad = torch.zeros_like(weight.target)
+        self._wide = [torch.zeros_like(weight.target) for weight in self._copies]
+        for weight, gradient in zip(self._copies, self._wide, strict=True):
+            weight.target.grad = gradient
 
     def take_gradients(self) -> None:
-        """Takes the gradients, cast to fp32 for weights with a 16-bit copy."""
-        pairs = [(w.target.grad, w.gradient()) for w in self._copies]
-        found = [(wide, given) for wide, given in pairs if given is not None]
-        if found:
-            torch._foreach_copy_([wide for wide, _ in found], [given for _, given in found])  # type: ignore[misc]
-        for wide, given in pairs:
-            if wide is not None and given is None:  # an earlier step's gradient is there
-                wide.zero_()
+        """Takes the gradients; those of 16-bit copies are cast to fp32, and zero if missing."""
+        given = (weight.gradient() for weight in self._copies)
+        copy_gradients(zip(self._wide, given, strict=True))
         for weight in self.weights:
             if not weight.is_copied:
                 weight.target.grad = weight.gradient()
@@ -66,7 +62,7 @@ class SeparateWeights:
         found = [w.target.grad for w in self.weights if w.target.grad is not None]
         return torch.nn.utils.get_total_norm(found)
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, with_moments: bool = True) -> None:
         """Does nothing: every worker updates all weights that it holds."""
 
     def refresh_copies(self) -> None:

@@ -111,9 +111,12 @@ class Update:
         if self._gather:
             self._gather.finish()
 
-    def synchronize(self) -> None:
-        """Gathers weights and moments on every worker, before they are read; all must call it."""
-        self._optimizer.synchronize()
+    def synchronize(self, *, with_moments: bool = True) -> None:
+        """Gathers weights and moments on every worker, before they are read; all must call it.
+
+        `with_moments`: False if only the weights are read, which are a third of the bytes.
+        """
+        self._optimizer.synchronize(with_moments=with_moments)
 
     def enable_exchange(self) -> None:
         """Lets the next backward pass, which is the last of the step, exchange its gradients."""

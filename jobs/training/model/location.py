@@ -47,6 +47,11 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
     return base
 
 
+def seen_from(folder: Path, base: str) -> str:
+    """Returns a base of a job file in `folder`: absolute if it is a path of this machine."""
+    return str(folder.absolute() / files.expanded(base)) if files.is_here(base, folder) else base
+
+
 def check(directory: Path, base: str, *, has_weights: bool = True) -> None:
     """Checks that a folder holds a configuration, a tokenizer and, with `has_weights`, weights.
 
@@ -98,10 +103,16 @@ def _in_bucket(base: str, *, has_weights: bool) -> Path:
         folder = cache.fetched() / name
         with cache.holding(folder):
             folder.mkdir(exist_ok=True)
-            for entry in found:
-                is_needed = has_weights or not entry.key.endswith(WEIGHTS)
-                if is_needed and not (folder / entry.key).exists():
-                    bucket.download(entry.key, folder / entry.key)
+            places = {entry.key: folder / entry.key for entry in found}
+            gone = bucket.download_all(
+                {
+                    key: place
+                    for key, place in places.items()
+                    if (has_weights or not key.endswith(WEIGHTS)) and not place.exists()
+                }
+            )
+            if gone:
+                raise ModelError(f"{gone[0]} of {base} was deleted meanwhile; start again")
     except StorageError as error:
         if error.is_passing:
             raise

@@ -1,5 +1,6 @@
 """A trained parameter in fp32, and the parameter that the forward pass uses in its place."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -30,3 +31,21 @@ class Weight:
         """Returns the gradient as a plain tensor; for sharded weights, of this worker's shard."""
         found = self.source.grad
         return found.to_local() if isinstance(found, DTensor) else found
+
+
+@torch.no_grad()
+def copy_gradients(pairs: Iterable[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+    """Copies each pair's gradient, the second, into its first tensor, or zeros for a missing one.
+
+    The types of the two tensors may differ.
+    """
+    found, without = [], []
+    for place, gradient in pairs:
+        if gradient is None:  # such as an expert without tokens: an earlier step's is there
+            without.append(place)
+        else:
+            found.append((place, gradient))
+    if found:
+        torch._foreach_copy_([place for place, _ in found], [given for _, given in found])
+    if without:
+        torch._foreach_zero_(without)

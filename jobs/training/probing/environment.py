@@ -1,6 +1,5 @@
 """Describes the versions and the hardware for which a measurement is valid."""
 
-import contextlib
 import functools
 import hashlib
 import platform
@@ -10,6 +9,7 @@ from pathlib import Path
 import pynvml
 import torch
 
+from jobs import nvml
 from jobs.training.config import Device
 
 PACKAGES = ("torch", "transformers", "ray")
@@ -54,16 +54,16 @@ def _is_installed(name: str) -> bool:
 
 
 def _gpu() -> dict[str, str]:
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    """Returns what NVML reports of the first GPU; not every GPU reports every value."""
+    with nvml.library() as is_available:
+        handle = nvml.query(pynvml.nvmlDeviceGetHandleByIndex, 0) if is_available else None
+        if handle is None:
+            return {"processor": "unknown", "driver": "unknown"}
+        milliwatt = nvml.query(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         found = {
-            "processor": str(pynvml.nvmlDeviceGetName(handle)),
-            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "processor": nvml.query(pynvml.nvmlDeviceGetName, handle) or "unknown",
+            "driver": nvml.query(pynvml.nvmlSystemGetDriverVersion) or "unknown",
+            "power_limit_w": None if milliwatt is None else milliwatt // 1000,
+            "pcie_lanes": nvml.query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         }
-    except pynvml.NVMLError:
-        return {"processor": "unknown", "driver": "unknown"}
-    with contextlib.suppress(pynvml.NVMLError):  # not every GPU reports them
-        found["power_limit_w"] = str(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000)
-        found["pcie_lanes"] = str(pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle))
-    return found
+    return {name: str(value) for name, value in found.items() if value is not None}

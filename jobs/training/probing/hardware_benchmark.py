@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from jobs.spec.train import Precision
 from jobs.training.config import Device
-from jobs.training.events import HardwareMeasured, WorkersReady
-from jobs.training.loop import Report
+from jobs.training.events import HardwareMeasured, Report, WorkersReady
 from jobs.training.model.precision import set_matmul_precision
 from jobs.training.world import World, join
 

@@ -17,8 +17,7 @@ from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
-from jobs.training.events import OutOfMemory, Overheads, Probed, WorkersReady
-from jobs.training.loop import Report
+from jobs.training.events import OutOfMemory, Overheads, Probed, Report, WorkersReady
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment

@@ -4,8 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jobs.training.events import Stepped
-from jobs.training.loop import Report
+from jobs.training.events import Report, Stepped
 from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session
 from jobs.training.step_times import StepTimes, is_steady, mean_over
@@ -64,7 +63,7 @@ class Stepper:
             self._window(windows)
             steps, spent_s = len(windows.seconds), windows.spent_s
             is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
-            steady = is_long and is_steady(windows.times, timing.tolerance)
+            steady = is_long and is_steady(windows.times)
             state = 2 if steady else int(spent_s >= timing.warmup_limit_s)
             state = int(self._session.world.broadcast(value=state))
             if state:

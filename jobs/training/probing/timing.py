@@ -26,5 +26,3 @@ class ProbeTiming:
     """Duration of a window."""
     half_width: float
     """Timing ends when the 95 % half-width is at most this share of the mean."""
-    tolerance: float = 0.02
-    """Largest relative difference between two windows that count as equally fast."""

@@ -1,6 +1,7 @@
 """What a folder and a bucket both keep to, on a real disk and a real S3 server."""
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -168,3 +169,25 @@ def test_wrong_keys_are_not_asked_again(bucket: str, monkeypatch: pytest.MonkeyP
         BucketObjects(bucket).read("x")
     client.client_of.cache_clear()
     assert not caught.value.is_passing
+
+
+def test_objects_are_downloaded_at_once_and_absent_ones_are_named(
+    bucket: str, tmp_path: Path
+) -> None:
+    both = threading.Barrier(2)
+
+    class Meeting(BucketObjects):
+        """Downloads nothing before two downloads have begun."""
+
+        def download(self, key: str, path: Path) -> bool:
+            both.wait(timeout=10)
+            return super().download(key, path)
+
+    objects = Meeting(bucket)
+    for key in ("a", "b", "c"):
+        objects.write(key, key.encode())
+    places = {key: tmp_path / key for key in ("a", "gone", "b", "c")}
+    assert objects.download_all(places) == ["gone"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        key: key.encode() for key in "abc"
+    }

@@ -1,5 +1,7 @@
 """Which rows each step sees."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -63,6 +65,25 @@ def test_widths_hold_every_batch_with_little_padding() -> None:
 
 def test_few_lengths_get_a_width_each() -> None:
     assert batches.choose_widths(np.array([7, 8, 30, 8]), 32) == (8, 32)
+
+
+def test_the_choice_among_very_long_rows_takes_little_memory() -> None:
+    """Each length of up to 131,072 tokens occurs, so that 32,768 multiples of 4 do."""
+    longest = np.arange(1, 131_073)
+    tracemalloc.start()
+    widths = batches.choose_widths(longest, 131_072)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * 2**20
+    assert widths[-1] == 131_072
+    assert len(widths) == batches.MAX_WIDTHS
+    # equal distances are best, and pad half of a distance
+    padded = batches.fit_widths(longest, widths).mean() - longest.mean()
+    assert padded < 1.02 * 131_072 / batches.MAX_WIDTHS / 2
+
+
+def test_few_lengths_are_not_rounded_coarsely_because_one_is_long() -> None:
+    assert batches.choose_widths(np.array([7, 8, 30, 8]), 131_072) == (8, 32, 131_072)
 
 
 @pytest.mark.parametrize("seed", range(20))

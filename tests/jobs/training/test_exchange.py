@@ -63,6 +63,23 @@ def test_a_weight_without_a_gradient_in_a_step_gets_none_of_an_earlier_one(by_ha
         assert taken == [number + 1.0 if number in used else 0.0 for number in range(3)]
 
 
+def test_moments_are_gathered_only_to_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[int] = []
+    monkeypatch.setattr(flat_params, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(
+        flat_params, "all_gather", lambda whole, own: gathered.append(whole.data_ptr())
+    )
+    source = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    weights = [Weight("w", source.detach().float(), source)]
+    world = World(0, 2, torch.device("cpu"))
+    update = FlatAdamW(weights, OptimizerSpec(), steps=1, world=world)
+    (group,) = update.groups
+    update.synchronize(with_moments=False)
+    assert gathered == [group.flat.data_ptr()]
+    update.synchronize()
+    assert gathered[1:] == [flat.data_ptr() for flat in (group.flat, group.first, group.second)]
+
+
 @pytest.fixture
 def story(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens, in order; nothing is fetched, because there is no other worker."""

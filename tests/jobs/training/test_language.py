@@ -14,9 +14,10 @@ from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import EvalSpec, OptimizerSpec
 from jobs.tasks.causal_lm import rows as language
-from jobs.tasks.causal_lm.training import predict_tokens
+from jobs.tasks.causal_lm.training import TRAINING, predict_tokens
 from jobs.training.corpus import load_corpus
 from jobs.training.data import packing as packs
+from jobs.training.data import sources
 from jobs.training.data.tokens import TokenSet, TokenStore
 from jobs.training.events import Evaluated, Event, Started
 from jobs.training.loop import train
@@ -189,6 +190,43 @@ def test_packing_keeps_every_token_and_wastes_little(seed: int) -> None:
     held = [sum(int(lengths[sample]) for sample in row) for row in rows]
     assert max(held) <= 128
     assert len(rows) <= 1.05 * np.ceil(lengths.sum() / 128)
+
+
+def test_a_training_step_does_not_compute_guesses(questions: Path, tiny_llama: str) -> None:
+    """Guesses cost a pass over the vocabulary for each token; only evaluations need them."""
+    corpus = load_corpus(language_config(questions, tiny_llama))
+    model = base.load_model(ModelSpec(base=tiny_llama, task="causal-lm"), ()).model
+    rows = torch.arange(2)
+    width = int(corpus.train.lengths[:2].max())
+    batch = TokenStore(corpus.train, torch.device("cpu")).gather(rows, width)
+    with torch.profiler.profile() as step:
+        TRAINING.loss(model, batch, torch.ones(2)).backward()
+    with torch.profiler.profile() as evaluation:
+        sums = TRAINING.sums(model, batch, torch.ones(2), ())
+    used, used_to_judge = ({event.key for event in p.key_averages()} for p in (step, evaluation))
+    assert "aten::log_softmax" in used
+    assert "aten::argmax" not in used
+    assert "aten::argmax" in used_to_judge
+    logits = TRAINING.logits(model, batch)[:, :-1]
+    is_right = logits.argmax(dim=-1) == batch["input_ids"][:, 1:]
+    assert sums[1] == (is_right & (batch["loss_mask"][:, 1:] == 1)).sum()
+
+
+def test_prompts_are_read_once_for_all_evaluations(
+    questions: Path, tiny_llama: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = sources.read
+    monkeypatch.setattr(
+        sources, "read", lambda source: (read.append(source.shown), original(source))[1]
+    )
+    for max_length in (64, 32):
+        data = language_data(questions, max_length=max_length)
+        tokenizer = tiny.tokenizer()
+        found = [language.prompts(data.eval, data, tokenizer, 3) for _ in range(3)]
+        assert found[0] == found[2]
+        assert len(found[0]) == 3
+    assert read == [data.eval.shown] * 2
 
 
 def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) -> None:

@@ -51,6 +51,18 @@ def test_a_changed_model_is_fetched_again(base: str) -> None:
     assert (Path(after) / "config.json").read_bytes() == config.content + b"\n"
 
 
+def test_a_file_that_is_deleted_meanwhile_is_named(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = BucketObjects(base)
+    objects.write("added_tokens.json", b"{}")
+    listed = list(objects.entries(""))
+    objects.delete("added_tokens.json")
+    monkeypatch.setattr(BucketObjects, "entries", lambda *_: iter(listed))
+    with pytest.raises(ModelError, match=r"added_tokens\.json of s3://.* was deleted meanwhile"):
+        location.locate(base)
+
+
 def test_a_folder_without_a_model_is_refused(bucket: str) -> None:
     with pytest.raises(ModelError, match=r"has no config\.json"):
         location.locate(f"{bucket}/nothing")

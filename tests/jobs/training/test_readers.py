@@ -267,6 +267,29 @@ def test_files_that_number_classes_differently_are_not_read_together(tmp_path: P
         sources.read(SourceSpec(path=str(tmp_path / "*.parquet")))
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "{",
+        "null",
+        '{"info": null}',
+        '{"info": {"features": ["l"]}}',
+        '{"info": {"features": {"l": "int64"}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel"}}}}',
+        '{"info": {"features": {"l": {"_type": "ClassLabel", "names": null}}}}',
+    ],
+)
+def test_parquet_with_metadata_of_another_program_is_read_without_class_names(
+    metadata: str, tmp_path: Path
+) -> None:
+    rows = pa.table({"t": ["x", "y"], "l": [1, 0]})
+    named = rows.replace_schema_metadata({"huggingface": metadata})
+    pa.parquet.write_table(named, tmp_path / "a.parquet")
+    found = readers.read_file(tmp_path / "a.parquet", "a.parquet")
+    assert (found.values("t"), found.values("l")) == (["x", "y"], [1, 0])
+    assert not found.class_names
+
+
 def test_text_of_another_encoding_in_parquet_is_refused(tmp_path: Path) -> None:
     """Other writers check it no more than Arrow does."""
     torn = pa.Array.from_buffers(

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -241,3 +243,25 @@ def test_a_merged_adapter_is_a_plain_model(reviews: Path, tiny_model: str, tmp_p
     assert loss.item() == pytest.approx(reference.metrics["loss"], abs=1e-5)
     again = train(config, lambda _: None, tmp_path)
     assert again == reference
+
+
+def test_only_the_main_worker_reads_the_last_checkpoint(
+    reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Reading it hashes all its files, and on another machine downloads it."""
+    log = tmp_path / "ranks"
+    config = training_config(reviews, tiny_model, micro_batch_size=16)
+    workers.run(config, 2, tmp_path, tmp_path / "checkpoints", functools.partial(log_reads, log))
+    assert log.read_text(encoding="utf-8") == "00"  # to resume, and at the end
+
+
+def log_reads(log: Path) -> None:
+    """Make this worker append its rank to a file whenever it reads the newest checkpoint."""
+    original = checkpoint.latest
+
+    def latest(*arguments: Any) -> Any:
+        with log.open("a", encoding="utf-8") as handle:
+            handle.write(os.environ["RANK"])
+        return original(*arguments)
+
+    checkpoint.latest = latest  # type: ignore[assignment]

@@ -23,6 +23,13 @@ def tokens(labels: Any, **fields: Any) -> TokenSet:
     return TokenSet({"input_ids": ids}, offsets, labels, pad_token_id=0, **fields)
 
 
+def test_lengths_are_computed_once_and_follow_the_rows_that_are_taken() -> None:
+    whole = tokens(np.array([2, 0, 1]))
+    assert whole.lengths is whole.lengths
+    assert whole.lengths.tolist() == [3, 1, 2]
+    assert whole.taken([2, 0]).lengths.tolist() == [2, 3]
+
+
 @pytest.mark.parametrize(
     "labels",
     [

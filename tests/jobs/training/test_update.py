@@ -59,3 +59,20 @@ def test_clipping_is_that_of_pytorch() -> None:
         torch.nn.utils.clip_grad_norm_([expected], 0.5)
         optimizer.step()
     assert torch.allclose(weight, expected, atol=1e-6)
+
+
+def test_a_copied_weight_without_a_gradient_is_updated_as_with_a_gradient_of_zero() -> None:
+    """As a linear layer that a batch does not use, in bf16 on a CPU."""
+    ends = []
+    for gradient in (None, torch.zeros(4, 4, dtype=torch.bfloat16)):
+        copies = [torch.nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16)) for _ in range(2)]
+        weights = [Weight(str(n), copy.detach().float(), copy) for n, copy in enumerate(copies)]
+        world = World(0, 1, torch.device("cpu"))
+        update = Update(weights, OptimizerSpec(lr=0.1), "bf16", world, steps=10)
+        for last in (torch.ones_like(copies[0]), gradient):
+            copies[0].grad, copies[1].grad = torch.ones_like(copies[0]), last
+            update.apply()
+        ends.append([weight.target.clone() for weight in weights])
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1], ends[1][1])
+    assert not torch.equal(ends[0][1], ends[0][0])  # an earlier step's gradient would be equal

@@ -224,6 +224,7 @@ def test_rows_that_fit_no_job_end_in_a_sentence(
     ("options", "message"),
     [
         (("--data", "none.csv"), "none.csv does not exist"),
+        (("--data", "~nobody-here/a.csv"), "~nobody-here/a.csv does not exist"),
         (("--data", "none"), "none is neither a folder here nor a file that ends in .csv"),
         (("--data", "home.xlsx"), "home.xlsx is no hub id and no file that ends in .csv"),
         (("--data", "https://a.com/b.csv"), "https://a.com/b.csv is a URL; download the file"),
