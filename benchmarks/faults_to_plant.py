@@ -583,14 +583,14 @@ FAULTS = [
         ),
     ),
     Fault(
-        name="orchestrator-predicted-start-counts-nested-groups",
-        path="orchestrator/decisions/predict.py",
-        old="        started = [launch for launch in started if not launch.nested] or started\n",
-        new="",
-        wrong="The predicted time of a run counts the slower starts inside Ray Tune although a group was started as the run starts one, and so lies off the actual time.",
+        name="orchestrator-failed-second-timing-ends-the-sweep",
+        path="orchestrator/speeds.py",
+        old="    except (TrainingError, ClusterError) as error:\n",
+        new="    except ClusterError as error:\n",
+        wrong="A sweep that has measured every candidate fails because the optional second timing of the best one does.",
         past=True,
         tests=(
-            "tests/orchestrator/decisions/test_predict.py::test_groups_started_as_the_fit_is_tell_its_start_better_than_nested_ones",
+            "tests/orchestrator/stages/test_simulated_sweep.py::test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on",
         ),
     ),
 ]

@@ -60,7 +60,7 @@ def sweep_job(job: Path, folder: Path, serve_port: int) -> dict[str, Any]:
     spec = load_job(job, ["sweep.probe.confirm=0"])
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, open_storage(folder), tell, serve_port)
-    _, plan = pipeline.plan_stage(context)
+    plan = pipeline.plan_stage(context)
     found = sweeping.run_sweep(context, plan)
     measured = journal.read(run.storage.objects, f"runs/{run.id}/measurements.jsonl").values
     results = [json.loads(value)["candidate"] for value in measured]

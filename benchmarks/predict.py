@@ -118,7 +118,7 @@ def measure_job(
 
     run = runs.create(open_storage(folder), spec, datetime.now(UTC))
     context = Context(spec, run, open_storage(folder), tell, serve_port)
-    _, plan = pipeline.plan_stage(context)
+    plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
     devices = Availability(context, plan)
@@ -160,7 +160,7 @@ def again(context: Any, speeds: Any, candidates: Any) -> None:
     from orchestrator.stages import speed
 
     findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch)
-    speed.measure_again(context.spec, candidates, context.run.folder, findings)
+    speed.measure(context.spec, candidates, context.run.folder, findings, is_brief=True)
 
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Names of the node labels that Winnow reads and writes."""
+"""Names of the node labels that Winnow reads and writes, and of Ray's resource of the head."""
 
 SKU = "winnow.io/sku"
 """The node's accelerator SKU; on a node without this label, NVML is queried."""
@@ -12,3 +12,5 @@ MARKET = "ray.io/market-type"
 """Ray's label: `spot` on machines that the cloud may reclaim."""
 ACCELERATOR_TYPE = "ray.io/accelerator-type"
 """Ray's label with a coarser model name."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""Ray's resource that the head alone has."""

@@ -1,6 +1,5 @@
 """Prices of a device hour: the job's own, else fetched from AWS, else the catalogue's."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,5 +83,4 @@ def write_book(quotes: tuple[Quote, ...]) -> None:
     Raises:
         StorageError: if the file cannot be written; its earlier content then stays.
     """
-    text = json.dumps(_QUOTES.dump_python(quotes), indent=2) + "\n"
-    files.write_atomically(book_path(), text.encode())
+    files.write_atomically(book_path(), _QUOTES.dump_json(quotes, indent=2) + b"\n")

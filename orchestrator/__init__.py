@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jobs.training.events import CheckpointRef
     from orchestrator.api import (
         deploy,
-        load_job,
         plan,
         predict,
         publish,
@@ -31,24 +30,14 @@ if TYPE_CHECKING:
     from orchestrator.decisions.search import TrialResult
     from orchestrator.decisions.select import Winner
     from orchestrator.decisions.sweep import Sweep
+    from orchestrator.loading import load_job
     from orchestrator.records.outcome import Outcome
     from orchestrator.records.receipt import FitResult, Receipt
     from serve.deploy.endpoint import Endpoint
     from serve.tasks.answers import Answer, Label
     from serve.version import ModelVersion
 
-_MODULES = {
-    "orchestrator.api": (
-        "deploy",
-        "load_job",
-        "plan",
-        "predict",
-        "publish",
-        "receipt",
-        "run",
-        "sweep",
-        "train",
-    ),
+_OTHERS = {
     "cluster.inventory": ("Inventory",),
     "jobs.errors": ("WinnowError",),
     "jobs.spec": ("JobSpec",),
@@ -57,13 +46,15 @@ _MODULES = {
     "orchestrator.decisions.search": ("TrialResult",),
     "orchestrator.decisions.select": ("Winner",),
     "orchestrator.decisions.sweep": ("Sweep",),
+    "orchestrator.loading": ("load_job",),
     "orchestrator.records.outcome": ("Outcome",),
     "orchestrator.records.receipt": ("FitResult", "Receipt"),
     "serve.deploy.endpoint": ("Endpoint",),
     "serve.tasks.answers": ("Answer", "Label"),
     "serve.version": ("ModelVersion",),
 }
-_PUBLIC = {name: module for module, names in _MODULES.items() for name in names}
+_MODULES = {name: module for module, names in _OTHERS.items() for name in names}
+"""Modules of public names that `orchestrator.api` does not have."""
 
 __all__ = [
     "Answer",
@@ -95,10 +86,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, from the module that has it."""
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+    return getattr(importlib.import_module(_MODULES.get(name, "orchestrator.api")), name)
 
 
 def __dir__() -> list[str]:
-    return sorted((*globals(), *_PUBLIC))
+    return sorted((*globals(), *__all__))

@@ -5,7 +5,7 @@ for as long as they last; the commands call the same functions. Every error is a
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,10 +13,11 @@ from cluster.inventory import Inventory, read_inventory
 from jobs.spec import JobSpec
 from orchestrator import execution, interruption, planning
 from orchestrator.console import Console
+from orchestrator.context import Context
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.execution import Beginning, Place
-from orchestrator.loading import load_job, serving_of, storage_of
+from orchestrator.loading import serving_of, storage_of
 from orchestrator.notices import Notify
 from orchestrator.publishing import deploy_version, publish_stage
 from orchestrator.records import registry, runs
@@ -27,18 +28,6 @@ from serve.version import ModelVersion
 
 if TYPE_CHECKING:
     from serve.tasks.answers import Prediction
-
-__all__ = [
-    "deploy",
-    "load_job",
-    "plan",
-    "predict",
-    "publish",
-    "receipt",
-    "run",
-    "sweep",
-    "train",
-]
 
 
 def plan(
@@ -93,8 +82,7 @@ def sweep(
         RunError: if another process runs this job, or there is no run to go on with.
     """
     beginning = Beginning(resume=resume, accept_changes=accept_changes)
-    place = Place(address, insecure_local)
-    with _telling(notify) as tell, execution.started(spec, beginning, place, tell) as context:
+    with _begun(spec, beginning, Place(address, insecure_local), notify) as context:
         from orchestrator import pipeline  # Ray reads its environment when it is imported
 
         return pipeline.sweep_only(context, plan)
@@ -133,8 +121,7 @@ def train(
     job = spec if swept else execution.training_alone(spec)
     run_id = swept.run if swept else None
     beginning = Beginning(resume=resume, run=run_id, accept_changes=accept_changes)
-    place = Place(address, insecure_local)
-    with _telling(notify) as tell, execution.started(job, beginning, place, tell) as context:
+    with _begun(job, beginning, Place(address, insecure_local), notify) as context:
         from orchestrator import pipeline
 
         return pipeline.train_only(context, swept)
@@ -201,10 +188,7 @@ def deploy(
     model = registry.read(storage, spec.name, chosen)
     place = Place(address, insecure_local)
     with _telling(notify) as tell, execution.connected(place) as cluster:
-        from cluster import discovery
-
-        nodes = discovery.discover()
-        return deploy_version(storage, serving, model, nodes, cluster.serve_port, tell)
+        return deploy_version(storage, serving, model, cluster.serve_port, tell)
 
 
 @overload
@@ -289,11 +273,19 @@ def run(
         WinnowError: as the functions of each stage do.
     """
     beginning = Beginning(resume=resume, or_new=or_new, accept_changes=accept_changes)
-    place = Place(address, insecure_local)
-    with _telling(notify) as tell, execution.started(spec, beginning, place, tell) as context:
+    with _begun(spec, beginning, Place(address, insecure_local), notify) as context:
         from orchestrator import pipeline
 
         return pipeline.run(context)
+
+
+@contextlib.contextmanager
+def _begun(
+    spec: JobSpec, beginning: Beginning, place: Place, notify: Notify | None
+) -> Iterator[Context]:
+    """Begins or goes on with a run of the job on a cluster, and shows how it goes."""
+    with _telling(notify) as tell, execution.started(spec, beginning, place, tell) as context:
+        yield context
 
 
 def _telling(notify: Notify | None) -> contextlib.AbstractContextManager[Notify]:

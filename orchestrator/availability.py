@@ -15,7 +15,6 @@ from orchestrator.decisions import demand
 from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Remark
 from orchestrator.stages import devices, nodes
 
 NODES_POLL_S = 2.0
@@ -28,19 +27,35 @@ def requested_nodes(context: Context) -> Iterator[Callable[[Placement], None]]:
 
     Yields a function that reduces the request to the nodes of one placement.
     """
-    limit = context.spec.resources.autoscale if context.spec.resources else None
-    if limit is None:
+    spec = context.spec
+    limit = spec.resources.autoscale if spec.resources else None
+    groups = wanted_nodes(context) if limit else ()
+    if limit is None or not any(groups):
         yield lambda _: None
         return
-    spec, winner = context.spec, context.run.read("winner", Winner)
+    was_trained = context.is_trained
     with nodes.node_requests() as requests:
-        for group in demand.wanted(
-            spec, winner.candidate.placement if winner else None, read_book()
-        ):
+        for group in groups:
             requests.request(demand.bundles(group))
             if _wait_for_nodes(context, group, limit.total_seconds()):
                 break
-        yield lambda chosen: requests.request(demand.bundles(demand.wanted(spec, chosen)[0]))
+
+        def reduce(chosen: Placement) -> None:
+            if not was_trained:  # otherwise only the endpoint's nodes are requested
+                requests.request(demand.bundles(demand.wanted(spec, chosen)[0]))
+
+        yield reduce
+
+
+def wanted_nodes(context: Context) -> tuple[tuple[PlacementSpec, ...], ...]:
+    """Returns groups of placements to request together, the preferred group first.
+
+    A run that is trained needs only the endpoint's nodes, one with a winner those of its placement.
+    """
+    if context.is_trained:
+        return (demand.served(context.spec),)
+    winner = context.run.read("winner", Winner)
+    return demand.wanted(context.spec, winner.candidate.placement if winner else None, read_book())
 
 
 def _wait_for_nodes(context: Context, group: Sequence[PlacementSpec], limit_s: float) -> bool:
@@ -50,10 +65,10 @@ def _wait_for_nodes(context: Context, group: Sequence[PlacementSpec], limit_s: f
         names = ", ".join(str(placement.accelerators) for placement in missing)
         if time.monotonic() > deadline:
             text = f"no node with {names} started in time; continuing with the nodes that are up"
-            context.notify(Remark(text))
+            context.remark(text)
             return False
         if not is_logged:
-            context.notify(Remark(f"requested {names} from Ray's autoscaler"))
+            context.remark(f"requested {names} from Ray's autoscaler")
             is_logged = True
         time.sleep(NODES_POLL_S)
     return True
@@ -75,7 +90,7 @@ class Availability:
             return plan
         placement = self.first_free(plan.placements)
         assert placement is not None  # first_free raises if all stay busy
-        self._context.notify(Remark(f"{placement.name} is the first in order with free devices"))
+        self._context.remark(f"{placement.name} is the first in order with free devices")
         return plan.only(placement, f"{placement.name} precedes it in order and is free")
 
     def first_free(self, placements: Sequence[Placement]) -> Placement | None:
@@ -90,8 +105,9 @@ class Availability:
         limit = format_duration(self._wait.timeout)
 
         def log_wait() -> None:
-            text = f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
-            self._context.notify(Remark(text))
+            self._context.remark(
+                f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
+            )
 
         free = devices.first_free(placements, self._wait.timeout.total_seconds(), log_wait)
         if free is None:
@@ -117,4 +133,4 @@ class Availability:
             raise ClusterError(
                 f"{text}; see what holds them with `winnow status`, or raise resources.wait.timeout"
             )
-        self._context.notify(Remark(f"{text}; continuing with {', '.join(left)}"))
+        self._context.remark(f"{text}; continuing with {', '.join(left)}")

@@ -7,7 +7,7 @@ import rich.console
 import rich.progress
 import rich.text
 
-from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
+from orchestrator.notices import Notice, Pace, Progress, Remark, StageFinished, StageStarted
 
 PLAIN_INTERVAL_S = 5.0
 """Shortest time between two progress lines of a stage without a terminal."""
@@ -29,8 +29,7 @@ class Console:
             disable=not self._out.is_terminal or quiet,
         )
         self._tasks: dict[str, rich.progress.TaskID] = {}
-        self._printed: dict[str, float] = {}
-        self._clock = clock
+        self._pace = Pace(PLAIN_INTERVAL_S, clock)
 
     def __enter__(self) -> "Console":
         self._bars.start()
@@ -54,10 +53,7 @@ class Console:
 
     def _progress(self, notice: Progress) -> None:
         if not self._out.is_terminal:
-            last = self._printed.get(notice.stage, float("-inf"))
-            now = self._clock()
-            if now - last >= PLAIN_INTERVAL_S or notice.done == notice.total:
-                self._printed[notice.stage] = now
+            if self._pace.is_due(notice.stage, is_last=notice.done == notice.total):
                 self._line(notice.stage, f"{notice.done}/{notice.total} {notice.text}")
             return
         if notice.stage not in self._tasks:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from jobs.spec import JobSpec
 from jobs.storage.storage import Storage
-from orchestrator.notices import Notify
+from orchestrator.notices import Notify, Remark
+from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
 
 Clock = Callable[[], float]
@@ -26,3 +27,12 @@ class Context:
     """Value of `clock` at the start, for the budget."""
     accepts_changes: bool = False
     """Whether training may continue from a checkpoint of changed inputs."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the run has a trained model."""
+        return self.run.read("fit", FitResult) is not None
+
+    def remark(self, text: str) -> None:
+        """Send a sentence to the user."""
+        self.notify(Remark(text))

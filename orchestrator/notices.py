@@ -1,5 +1,6 @@
 """The notices that a run sends to its console."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,6 +36,22 @@ class Remark:
     """A sentence for the user."""
 
     text: str
+
+
+class Pace:
+    """Thins out what comes often: at most one in an interval, by key, and always the last."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        self._interval_s, self._clock = interval_s, clock
+        self._passed_s: dict[str, float] = {}
+
+    def is_due(self, key: str = "", *, is_last: bool) -> bool:
+        """Returns whether to pass it on now; then the key's next interval begins."""
+        now = self._clock()
+        is_due = is_last or now - self._passed_s.get(key, -math.inf) >= self._interval_s
+        if is_due:
+            self._passed_s[key] = now
+        return is_due
 
 
 Notice = StageStarted | Progress | StageFinished | Remark

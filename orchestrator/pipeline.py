@@ -21,7 +21,7 @@ from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
-from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
+from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
 from orchestrator.publishing import deploy_stage, publish_stage
 from orchestrator.records import receipt as receipts
@@ -39,13 +39,13 @@ def run(context: Context) -> Outcome:
     """All stages of a job, those that a resumed run has finished read back."""
     context = _measured(context)
     with availability.requested_nodes(context) as keep:
-        inventory, plan = plan_stage(context)
+        plan = plan_stage(context)
         found = sweeping.run_sweep(context, plan)
         keep(found.winner.candidate.placement)
         fit, receipt = train_stage(context, found)
         model = publish_stage(context.run, context.spec, fit, context.notify)
         check_limits(context.spec, found.winner, receipt)
-        endpoint = deploy_stage(context, model, inventory) if context.spec.serve else None
+        endpoint = deploy_stage(context, model) if context.spec.serve else None
         context.run.note("completed")
         return Outcome(
             run=context.run.id,
@@ -65,9 +65,10 @@ def sweep_only(context: Context, wanted: Plan | None = None) -> Sweep:
     """
     context = _measured(context)
     with availability.requested_nodes(context):
-        _, plan = plan_stage(context, wanted)
+        plan = plan_stage(context, wanted)
         found = sweeping.run_sweep(context, plan)
         write_report(context, found, None, None)
+        context.run.note("completed")
         return found
 
 
@@ -82,45 +83,50 @@ def train_only(context: Context, swept: Sweep | None = None) -> FitResult:
         sweeping.adopt(context, swept.winner)
         context = replace(context, began=context.began - swept.duration_s)  # of the budget
     with availability.requested_nodes(context) as keep:
-        _, plan = plan_stage(context, swept.plan if swept else None)
+        plan = plan_stage(context, swept.plan if swept else None)
         found = sweeping.run_sweep(context, plan)
         keep(found.winner.candidate.placement)
         fit, _ = train_stage(context, found)
+        context.run.note("completed")
         return fit
 
 
-def plan_stage(context: Context, wanted: Plan | None = None) -> tuple[Inventory, Plan]:
-    """Look at the cluster and decide what to try; always anew, because nodes come and go.
+def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
+    """Decide what to try on the cluster as it is now, because nodes come and go.
 
-    Of another plan, `wanted`, no more than its candidates.
+    A run that is trained keeps its plan: the base model and the nodes that it was trained on may be
+    gone. With `wanted` the plan has no more than the candidates of that one.
     """
     context.notify(StageStarted("plan"))
     secrets_of(context.spec)  # what is missing is told before anything is done
-    inventory, spec = discovery.discover(), context.spec
-    is_trained = context.run.read("fit", FitResult) is not None
+    inventory, spec, is_trained = discovery.discover(), context.spec, context.is_trained
     preflight.check(spec, is_trained=is_trained)
-    if not is_trained:
-        preflight.check_base(spec)
-    plan = plan_on(spec, inventory)
-    plan = plan.among(wanted) if wanted else plan
-
-    def remark(text: str) -> None:
-        context.notify(Remark(text))
-
     if spec.serve:
         deployment.serving_nodes(spec.serve, inventory)
-        endpoints.log_moved_routes(spec.name, spec.serve, context.serve_port, remark)
-    context.run.write("inventory", inventory)
-    context.run.write("plan", plan)
+        endpoints.log_moved_routes(spec.name, spec.serve, context.serve_port, context.remark)
+    recorded = context.run.value("plan", Plan) if is_trained else None
+    plan = recorded or _plan_anew(context, inventory, wanted)
     text = (
         f"{len(plan.candidates)} candidates, {len(plan.skipped)} skipped; cluster has {inventory}"
     )
     context.notify(StageFinished("plan", text))
-    for each in (*plan.remarks, *preflight.remarks(spec)):
-        remark(each)
+    for each in preflight.remarks(spec):
+        context.remark(each)
     if any(node.simulated for node in inventory.nodes):
-        context.notify(Remark("simulated accelerators: all times and prices below are simulated"))
-    return inventory, plan
+        context.remark("simulated accelerators: all times and prices below are simulated")
+    return plan
+
+
+def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> Plan:
+    """Decide and record what to try on these nodes."""
+    preflight.check_base(context.spec)
+    plan = plan_on(context.spec, inventory)
+    plan = plan.among(wanted) if wanted else plan
+    context.run.write("inventory", inventory)
+    context.run.write("plan", plan)
+    for each in plan.remarks:
+        context.remark(each)
+    return plan
 
 
 def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
@@ -155,16 +161,13 @@ def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitRe
 def _measured(context: Context) -> Context:
     """The same, with its progress told to Prometheus too."""
     teller, notify = GaugePublisher(), context.notify
-    told_s: dict[str, float] = {}
+    pace = Pace(PUBLISH_EVERY_S, context.clock)
 
     def tell(notice: Notice) -> None:
         notify(notice)
-        if isinstance(notice, Progress):
-            now = context.clock()
-            is_early = now - told_s.get(notice.stage, float("-inf")) < PUBLISH_EVERY_S
-            if is_early and notice.done < notice.total:
-                return
-            told_s[notice.stage] = now
+        if not isinstance(notice, Progress):
+            return
+        if pace.is_due(notice.stage, is_last=notice.done >= notice.total):
             labels = {"job": context.spec.name, "run": context.run.id, "stage": notice.stage}
             counts = {"winnow_stage_done": notice.done, "winnow_stage_total": notice.total}
             teller.publish(Sample(name, value, labels) for name, value in counts.items())
@@ -224,12 +227,8 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     )
     watch = FitWatch(context.notify, price, winner.prediction, context.clock, tell)
     place = folder / "tensorboard"
-
-    def remark(text: str) -> None:
-        context.notify(Remark(text))
-
     trained = select.winning_job(context.spec, winner)
-    with tracking.track(trained, context.run.id, place, remark) as tracks:
+    with tracking.track(trained, context.run.id, place, context.remark) as tracks:
 
         def take(event: Event) -> None:
             watch.show(event)
@@ -238,7 +237,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         def failed(failure: Failed, decision: Retry | GiveUp) -> None:
             done = _shown(failure, decision)
             context.run.note("failure", cause=failure.cause, message=failure.message, done=done)
-            remark(f"{failure.message}: {done}")
+            context.remark(f"{failure.message}: {done}")
 
         rules = fitting.Rules(
             context.spec.train.retry,
@@ -248,7 +247,9 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             secrets_of(context.spec),
         )
         shelf = _shelf(context.run)
-        result = fitting.fit(config, winner.candidate.placement, shelf, rules, take, failed, remark)
+        result = fitting.fit(
+            config, winner.candidate.placement, shelf, rules, take, failed, context.remark
+        )
     if result.proof and result.proof.refusal:  # not recorded: a resumed run proves it again
         raise PublishError(
             f"the model is not published, because {result.proof.refusal}; the checkpoint stays in"
@@ -293,5 +294,5 @@ def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float |
         needed = receipt_text.show_time(winner.prediction.time_s.mean)
         left = receipt_text.show_time(left_s)
         text = f"the whole run needs about {needed}, the budget leaves {left}:"
-        context.notify(Remark(f"{text} training will stop early"))
+        context.remark(f"{text} training will stop early")
     return budget.stop_after_s(left_s, winner.prediction)

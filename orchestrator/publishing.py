@@ -2,7 +2,6 @@
 
 import functools
 
-from cluster.inventory import Inventory
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import Storage
@@ -28,35 +27,34 @@ def publish_stage(run: Run, spec: JobSpec, fit: FitResult, notify: Notify) -> Mo
     return model
 
 
-def deploy_stage(context: Context, model: ModelVersion, inventory: Inventory) -> Endpoint:
+def deploy_stage(context: Context, model: ModelVersion) -> Endpoint:
     """Bring up the endpoint; always done, because an endpoint may have gone since."""
     assert context.spec.serve is not None
-    storage, port, notify = context.storage, context.serve_port, context.notify
-    endpoint = deploy_version(storage, context.spec.serve, model, inventory, port, notify)
+    endpoint = deploy_version(
+        context.storage, context.spec.serve, model, context.serve_port, context.notify
+    )
     context.run.write("endpoint", endpoint)
     return endpoint
 
 
 def deploy_version(
-    storage: Storage,
-    serving: ServeSpec,
-    model: ModelVersion,
-    inventory: Inventory,
-    port: int,
-    notify: Notify,
+    storage: Storage, serving: ServeSpec, model: ModelVersion, port: int, notify: Notify
 ) -> Endpoint:
     """Put a version behind its endpoint on the cluster that this process is connected to.
+
+    The cluster is looked at now: nodes may have come or gone since the run was planned.
 
     Raises InfeasibleError when the cluster lacks the devices, DeployError when the version stays
     unhealthy or a gate of its rollout stops it.
     """
-    from serve.deploy import deployment  # imports Ray, which reads its environment then
+    from cluster import discovery  # imports Ray, which reads its environment then
+    from serve.deploy import deployment
 
     notify(StageStarted("deploy"))
     endpoint = deployment.deploy(
         model,
         serving,
-        inventory,
+        discovery.discover(),
         port=port,
         find_version=functools.partial(registry.read, storage),
         log=lambda text: notify(Remark(text)),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.placement import Placement
+from jobs.errors import ClusterError, TrainingError
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict
@@ -12,7 +13,7 @@ from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Progress, Remark, StageFinished, StageStarted
+from orchestrator.notices import Progress, StageFinished, StageStarted
 from orchestrator.records.store import Store, is_same_environment
 from orchestrator.stages import speed
 
@@ -24,13 +25,13 @@ def probe(
 
     With `is_thorough` none is given up early.
     """
-    speeds = Speeds(context, plan)
+    speeds, store = Speeds(context, plan), Store(context.storage)
     total = len(plan.candidates)
     context.notify(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
     )
     if not is_thorough:
-        _take_over(context, plan, speeds)
+        _take_over(context, plan, speeds, store)
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         give_up_s = None if is_thorough else speeds.give_up_s
@@ -40,12 +41,12 @@ def probe(
             return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
 
         findings = speed.ProbeCallbacks(
-            speeds.take, speeds.take_launch, give_up_s, speeds.tell, first_free
+            speeds.take, speeds.take_launch, give_up_s, context.remark, first_free
         )
         speed.measure(context.spec, todo, context.run.folder, findings)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
-        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches)
+        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
     given_up = sum(found[0].is_given_up for found in speeds.measured.values())
     text = f"{len(measured)} candidates measured" + (
         f", {given_up} given up early" if given_up else ""
@@ -54,9 +55,8 @@ def probe(
     return speeds
 
 
-def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
+def _take_over(context: Context, plan: Plan, speeds: "Speeds", store: Store) -> None:
     """Measurements of earlier runs, where hardware, software, code and data are still the same."""
-    store = Store(context.storage)
     environments: dict[str, dict[str, str]] = {}
     for candidate in plan.candidates:
         if candidate.id in speeds.measured:
@@ -68,18 +68,22 @@ def _take_over(context: Context, plan: Plan, speeds: "Speeds") -> None:
         if placement.name not in environments:
             environments[placement.name] = speed.environment_of(placement)
         if is_same_environment(found, environments[placement.name]):
-            context.notify(Remark(f"{candidate.id}: measured in an earlier run"))
+            context.remark(f"{candidate.id}: measured in an earlier run")
             speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
             if found.launch and placement.name not in {o.placement for o in speeds.launches}:
                 speeds.take_launch(found.launch)
 
 
 def _keep(
-    context: Context, candidate: Candidate, measured: Measurement, launches: list[Launch]
+    context: Context,
+    candidate: Candidate,
+    measured: Measurement,
+    launches: list[Launch],
+    store: Store,
 ) -> None:
     launch = next((o for o in launches if o.placement == candidate.placement.name), None)
     config = training_config(context.spec, candidate.execution, {})
-    Store(context.storage).keep(candidate, config, measured, launch)
+    store.keep(candidate, config, measured, launch)
 
 
 def confirm(
@@ -91,7 +95,8 @@ def confirm(
 ) -> bool:
     """Time the best again in fresh processes, and a third time where that disagrees.
 
-    Whether anything was timed; `trials` count as spent.
+    Returns whether anything was timed; a failure only leaves the first timing as it is. `trials`
+    count as spent.
     """
     timed = False
     for attempts in (2, 3):
@@ -102,12 +107,20 @@ def confirm(
             and (attempts == 2 or predict.are_apart(speeds.measured[name]))
         ]
         if todo and not speeds.must_end("timing again", trials):
-            names = " and ".join(candidate.id for candidate in todo)
-            context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-            findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=speeds.tell)
-            speed.measure_again(context.spec, todo, context.run.folder, findings)
-            timed = True
+            timed = _time_again(context, speeds, todo) or timed
     return timed
+
+
+def _time_again(context: Context, speeds: "Speeds", todo: Sequence[Candidate]) -> bool:
+    """Time candidates briefly; returns whether any has a new measurement."""
+    names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
+    context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+    callbacks = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=context.remark)
+    try:
+        speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)
+    except (TrainingError, ClusterError) as error:
+        context.remark(f"{names} could not be timed again, so the first timing counts: {error}")
+    return len(speeds.every) > before
 
 
 class Speeds:
@@ -153,11 +166,7 @@ class Speeds:
         text = f"{measured.candidate}: {_speed_text(measured)}"
         self._context.notify(Progress("probe", len(self.measured), total, text))
         for disturbance in measured.disturbances:
-            self._context.notify(Remark(f"{measured.candidate}: {disturbance}"))
-
-    def tell(self, text: str) -> None:
-        """Say something."""
-        self._context.notify(Remark(text))
+            self._context.remark(f"{measured.candidate}: {disturbance}")
 
     def take_launch(self, launch: Launch) -> None:
         """Record what starting a group took."""
@@ -171,7 +180,7 @@ class Speeds:
         spent = budget.Spent(context.clock() - context.began, cost)
         is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
         if is_over:
-            context.notify(Remark(f"no {what}: the budget is kept for the full run"))
+            context.remark(f"no {what}: the budget is kept for the full run")
         return is_over
 
     def give_up_s(self, candidate: Candidate) -> float | None:

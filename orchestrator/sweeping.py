@@ -8,14 +8,12 @@ from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, search, select
-from orchestrator.decisions.measurement import Launch
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, StageFinished, StageStarted
 from orchestrator.records import receipt_text, runs
-from orchestrator.records.receipt import FitResult
 from orchestrator.speeds import Speeds, confirm, probe
 from orchestrator.stages import hyperparameter_search
 
@@ -59,7 +57,7 @@ def adopt(context: Context, winner: Winner) -> None:
     recorded = context.run.read("winner", Winner)
     if recorded and _same(recorded, winner):
         return
-    if context.run.read("fit", FitResult) is not None:
+    if context.is_trained:
         raise RunError(
             f"run {context.run.id} has trained another winner; sweep in a new run to train {winner}"
         )
@@ -78,15 +76,14 @@ def _keep_winner(context: Context, winner: Winner) -> None:
 
 
 def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
-    """What an interrupted run had found, its winner on the nodes that are there now."""
+    """What an interrupted run had found, its winner on the nodes that are there now.
+
+    The winner of a run that is trained stays as it was recorded: its nodes may be gone.
+    """
     speeds = Speeds(context, plan)
     trials = context.run.read_all("trials", TrialResult)
-    devices = Availability(context, plan)
-    recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes
-    if not context.run.read("fit", FitResult) and not devices.await_free(recorded.candidate):
-        found = speeds if context.spec.sweep else None
-        recorded = _choose(context, plan, devices, found, trials)
-        context.run.write("winner", recorded)
+    if not context.is_trained:
+        recorded = _placed(context, plan, recorded, speeds, trials)
     return Sweep(
         run=context.run.id,
         plan=plan,
@@ -97,6 +94,23 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
         duration_s=context.run.read("sweep_duration", float) or 0.0,
         cost_usd=budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials),
     )
+
+
+def _placed(
+    context: Context,
+    plan: Plan,
+    recorded: Winner,
+    speeds: Speeds,
+    trials: tuple[TrialResult, ...],
+) -> Winner:
+    """Returns the recorded winner on today's nodes, or another one where they stay busy."""
+    devices = Availability(context, plan)
+    recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes
+    if not devices.await_free(recorded.candidate):
+        found = speeds if context.spec.sweep else None
+        recorded = _choose(context, plan, devices, found, trials)
+        _keep_winner(context, recorded)
+    return recorded
 
 
 def _choose(
@@ -140,8 +154,6 @@ def _try(
     def take(trial: TrialResult) -> None:
         found.append(trial)
         context.run.append("trials", trial)
-        if trial.start_s is not None:
-            speeds.take_launch(Launch(candidate.placement.name, trial.start_s))
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
     count = discovery.discover().counts()[candidate.placement.sku]

@@ -16,7 +16,7 @@ from jobs.training.events import (
     Tokenised,
 )
 from orchestrator.decisions.measurement import Prediction, disturbances
-from orchestrator.notices import Notify, Progress, Remark
+from orchestrator.notices import Notify, Pace, Progress, Remark
 from orchestrator.records.receipt import Projection
 from orchestrator.records.receipt_text import show_time, speed_text
 
@@ -43,7 +43,7 @@ class FitWatch:
         publish: Callable[[Mapping[str, float]], None] = lambda _: None,
     ) -> None:
         """`publish` gets gauges for monitoring, at most once every PUBLISH_EVERY_S."""
-        self._notify, self._publish, self._published_s = notify, publish, float("-inf")
+        self._notify, self._publish, self._pace = notify, publish, Pace(PUBLISH_EVERY_S, clock)
         self._price = price_usd_per_hour
         self._prediction, self._clock, self._begin = prediction, clock, clock()
         self._total = 1
@@ -65,17 +65,17 @@ class FitWatch:
                 self._project(event)
                 self._measure(event)
             case _:
-                for text in _remarks(event):
-                    self._notify(Remark(text))
+                self._remark(*_remarks(event))
 
     def _start(self, event: Started) -> None:
         self._total, self._first = event.total_steps, event.first_step
-        self._notify(Remark(f"{event.total_steps} steps, {event.mode}"))
+        self._remark(f"{event.total_steps} steps, {event.mode}")
         if event.left_out:
-            self._notify(
-                Remark(f"{event.left_out} rows left out: no response within data.max_length")
-            )
-        for text in event.remarks:
+            self._remark(f"{event.left_out} rows left out: no response within data.max_length")
+        self._remark(*event.remarks)
+
+    def _remark(self, *texts: str) -> None:
+        for text in texts:
             self._notify(Remark(text))
 
     def _project(self, event: Stepped) -> None:
@@ -91,18 +91,14 @@ class FitWatch:
         self.projections.append(Projection(due[0], time_s))
         off = time_s / self._prediction.time_s.mean - 1
         if abs(off) >= WARN_OFF:
-            self._notify(
-                Remark(
-                    f"{share:.0%} done: projected total time {show_time(time_s)}, {off:+.0%} from"
-                    f" the predicted {show_time(self._prediction.time_s.mean)}"
-                )
+            self._remark(
+                f"{share:.0%} done: projected total time {show_time(time_s)}, {off:+.0%} from"
+                f" the predicted {show_time(self._prediction.time_s.mean)}"
             )
 
     def _measure(self, event: Stepped) -> None:
-        now = self._clock()
-        if now - self._published_s < PUBLISH_EVERY_S and event.step < self._total:
+        if not self._pace.is_due(is_last=event.step >= self._total):
             return
-        self._published_s = now
         values = {"loss": event.loss, "step": event.step, "steps": self._total}
         if self._step_s:
             values["samples_per_second"] = event.samples / self._step_s

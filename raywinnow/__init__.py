@@ -12,6 +12,8 @@ from raywinnow import paths
 
 DISTRIBUTION = "raywinnow"
 """Winnow's name on PyPI."""
+COMMAND = "python -m raywinnow"
+"""Runs `winnow` on a cluster; no file of a user's working directory has the module's name."""
 
 
 def version() -> str:

@@ -1,5 +1,6 @@
 """The complete configuration of a training run, in which every choice is resolved."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +55,7 @@ class TrainingConfig:
     stop_after_s: float | None = None
     """Training stops, evaluates and saves after these seconds; None to train all steps."""
     accepts_changes: bool = False
-    """Whether training may resume from a checkpoint that was trained on other rows."""
+    """Whether training may resume from a checkpoint of other rows or other settings."""
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, to compute MFU; None if it is unknown."""
 
@@ -62,6 +63,19 @@ class TrainingConfig:
 def eval_batch(config: TrainingConfig) -> int:
     """Returns the rows of a forward pass in evaluations."""
     return task_registry.find(config.model.task).eval_batch
+
+
+def learning_digest(config: TrainingConfig) -> str:
+    """Returns a digest of the settings that decide what is learnt from the same rows and base."""
+    settings = (
+        config.optimizer.model_dump_json(),
+        config.lr_schedule.model_dump_json(),
+        config.epochs,
+        config.global_batch_size,
+        config.precision,
+        config.seed,
+    )
+    return hashlib.sha256(repr(settings).encode()).hexdigest()
 
 
 TRAINING_CONFIG = TypeAdapter(TrainingConfig)

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from jobs.errors import CheckpointError, TrainingError
 from jobs.storage import manifest
 from jobs.training import eval_sample, random_states
+from jobs.training.config import learning_digest
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base
 from jobs.training.model.parallel import full
@@ -27,8 +28,9 @@ OPTIMIZER_FILE, RANDOM_FILE, SCALARS_FILE = (
 )
 ADAPTER_DIR = "adapter"
 """Folder of the adapter beside a merged model, to resume from."""
-ROWS = "rows"
-"""Key of the rows' digest in SCALARS_FILE."""
+ROWS, LEARNING = "rows", "learning"
+"""Keys of the digests of the rows, and of the settings that decide learning, in SCALARS_FILE."""
+
 Tensors = dict[str, torch.Tensor]
 EMPTY: Mapping[str, float] = MappingProxyType({})
 
@@ -90,7 +92,7 @@ def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
     _write_model(snapshot, session, folder / manifest.MODEL_DIR)
     safetensors.torch.save_file(snapshot.optimizer, folder / OPTIMIZER_FILE)
     safetensors.torch.save_file(snapshot.random, folder / RANDOM_FILE)
-    scalars = {**snapshot.scalars, ROWS: session.corpus.digest}
+    scalars = {**snapshot.scalars, **_digests(session)}
     (folder / SCALARS_FILE).write_text(json.dumps(scalars), encoding="utf-8")
 
 
@@ -100,17 +102,14 @@ def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
     Returns the numbers of the checkpoint, among them those that `take` got.
 
     Raises:
-        TrainingError: if the checkpoint was trained on other rows and the job does not accept it.
+        TrainingError: if the checkpoint was trained on other rows or with other settings, and the
+            job does not accept it.
         CheckpointError: if the checkpoint lacks a trained weight.
     """
     folder = Path(reference.path)
     scalars = json.loads((folder / SCALARS_FILE).read_text(encoding="utf-8"))
-    is_same = scalars.get(ROWS, session.corpus.digest) == session.corpus.digest
-    if not is_same and not session.config.accepts_changes:
-        raise TrainingError(
-            f"the checkpoint of step {reference.step} was trained on other rows than the job names"
-            " now; start a new run, or continue with --accept-changes"
-        )
+    if not session.config.accepts_changes:
+        _check_unchanged(scalars, session, reference.step)
     _load_weights(session, folder / manifest.MODEL_DIR)
     saved = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update = session.update
@@ -126,7 +125,25 @@ def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
     update.loss_scale.fill_(scalars["loss_scale"])
     update.good_steps.fill_(scalars["good_steps"])
     _restore_random(session, reference.step, safetensors.torch.load_file(folder / RANDOM_FILE))
-    return {name: value for name, value in scalars.items() if name != ROWS}
+    return {name: value for name, value in scalars.items() if name not in (ROWS, LEARNING)}
+
+
+def _digests(session: Session) -> dict[str, str]:
+    return {ROWS: session.corpus.digest, LEARNING: learning_digest(session.config)}
+
+
+def _check_unchanged(scalars: Mapping[str, Any], session: Session, step: int) -> None:
+    """Raises TrainingError if a checkpoint is of other rows or settings; older ones do not say."""
+    how = {
+        ROWS: "on other rows",
+        LEARNING: "with another optimizer, schedule, length, batch size, precision or seed",
+    }
+    for key, own in _digests(session).items():
+        if scalars.get(key, own) != own:
+            raise TrainingError(
+                f"the checkpoint of step {step} was trained {how[key]} than the job names now;"
+                " start a new run, or continue with --accept-changes"
+            )
 
 
 def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:

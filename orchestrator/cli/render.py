@@ -2,12 +2,9 @@
 
 import yaml
 
-from jobs.training.data.longest_row import longest_row
-from jobs.training.model.counting import shape_of
 from orchestrator.cli.options import AsJson, InventoryFile, JobFile, Settings, out, print_json
-from orchestrator.decisions.plan import make_plan
 from orchestrator.loading import load_job
-from orchestrator.planning import known_inventory
+from orchestrator.planning import known_inventory, plan_on
 
 
 def render(
@@ -19,11 +16,7 @@ def render(
     """Print the job with all defaults, and the values of `auto` for each placement."""
     spec = load_job(job, settings)
     nodes = known_inventory(inventory)
-    plan = (
-        make_plan(spec, nodes, shape_of(spec.model.base, spec.task), longest_row(spec))
-        if nodes
-        else None
-    )
+    plan = plan_on(spec, nodes) if nodes else None
     reasons = {c.id: c.reason for c in plan.candidates if c.reason} if plan else {}
     values = spec.model_dump(mode="json", exclude_none=True)
     if as_json:

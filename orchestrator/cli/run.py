@@ -1,12 +1,13 @@
 """`winnow run`, `winnow sweep` and `winnow train`: the pipeline, or parts of it."""
 
-import contextlib
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from jobs.spec import JobSpec
 from orchestrator import api, interruption
 from orchestrator.cli.options import (
     Address,
@@ -25,6 +26,7 @@ from orchestrator.notices import Remark
 from orchestrator.records import receipt_text, report, runs
 from orchestrator.records.outcome import Outcome
 
+Value = TypeVar("Value")
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the newest run of this job.")]
 AcceptChanges = Annotated[
     bool,
@@ -49,16 +51,18 @@ def run(
 ) -> None:
     """Sweep, train, publish and deploy what the job file asks for."""
     spec = load_job(job, settings)
-    with _watched(job, quiet=as_json) as console:
-        outcome = api.run(
-            spec,
-            resume=resume,
-            or_new=or_new,
-            accept_changes=accept_changes,
-            address=address,
-            insecure_local=insecure_local,
-            notify=console,
-        )
+    outcome = _call(
+        "run",
+        api.run,
+        spec,
+        job,
+        quiet=as_json,
+        resume=resume,
+        or_new=or_new,
+        accept_changes=accept_changes,
+        address=address,
+        insecure_local=insecure_local,
+    )
     print_json(outcome) if as_json else show(outcome)
 
 
@@ -73,15 +77,17 @@ def sweep(
 ) -> None:
     """Probe and try candidates, choose a winner, and stop before training it in full."""
     spec = load_job(job, settings)
-    with _watched(job, quiet=as_json) as console:
-        found = api.sweep(
-            spec,
-            resume=resume,
-            accept_changes=accept_changes,
-            address=address,
-            insecure_local=insecure_local,
-            notify=console,
-        )
+    found = _call(
+        "sweep",
+        api.sweep,
+        spec,
+        job,
+        quiet=as_json,
+        resume=resume,
+        accept_changes=accept_changes,
+        address=address,
+        insecure_local=insecure_local,
+    )
     if as_json:
         print_json(found.winner)
         return
@@ -102,29 +108,40 @@ def train(
 ) -> None:
     """Train and publish as the train section says, without a sweep and without an endpoint."""
     spec = training_alone(load_job(job, settings))
-    with _watched(job, quiet=as_json) as console:
-        outcome = api.run(
-            spec,
-            resume=resume,
-            accept_changes=accept_changes,
-            address=address,
-            insecure_local=insecure_local,
-            notify=console,
-        )
+    outcome = _call(
+        "train",
+        api.run,
+        spec,
+        job,
+        quiet=as_json,
+        resume=resume,
+        accept_changes=accept_changes,
+        address=address,
+        insecure_local=insecure_local,
+    )
     print_json(outcome) if as_json else show(outcome)
 
 
-@contextlib.contextmanager
-def _watched(job: Path, *, quiet: bool) -> Iterator[Console]:
-    """A console on stderr, which tells how an interrupted run goes on."""
+def _call(
+    command: str,
+    function: Callable[..., Value],
+    spec: JobSpec,
+    job: Path,
+    *,
+    quiet: bool,
+    **options: Any,
+) -> Value:
+    """Call a function of the API with a console on stderr.
+
+    After an interruption the console shows the command that goes on with the run.
+    """
     with results_only(), Console(quiet=quiet) as console:
         try:
-            yield console
+            return function(spec, notify=console, **options)
         except BaseException as error:
             if interruption.kind_of(error):
-                command = f"winnow run {job} --resume"
-                text = f"stopped; go on with the same options and --resume: {command}"
-                console(Remark(text))
+                again = f"winnow {command} {shlex.quote(str(job))} --resume"
+                console(Remark(f"stopped; go on with the same options and --resume: {again}"))
             raise
 
 

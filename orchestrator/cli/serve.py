@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from cluster import nvml
+from cluster.access import LOOPBACK
 from jobs.errors import DeployError, JobFileError
 from jobs.loader.explain import explain
 from jobs.loader.source import Document
@@ -16,8 +17,6 @@ from jobs.storage.storage import open_storage
 from orchestrator.cli.options import DEFAULT_STORAGE, StorageOption, out
 from orchestrator.execution import quiet_libraries
 from orchestrator.records import registry
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(

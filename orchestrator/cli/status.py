@@ -16,8 +16,6 @@ from orchestrator.cli.options import (
 from orchestrator.records import runs
 
 SHOWN_RUNS = 10
-ENDS = ("completed", "failed", "interrupted")
-"""Events that end a run's journal until it is resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,5 +72,4 @@ def _applications(address: str | None) -> dict[str, str]:
 
 def _run_status(run: runs.Run) -> RunStatus:
     notes = run.notes
-    last = notes[-1]["event"] if notes else "created"
-    return RunStatus(run.id, last if last in ENDS else "not ended", run.finished)
+    return RunStatus(run.id, runs.state_of(notes), runs.finished_stages(notes))

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from orchestrator.cli.options import AsJson, InsecureLocal, JobFile, out, print_
 from orchestrator.execution import quiet_libraries
 from orchestrator.loading import load_job
 from orchestrator.records import inputs, runs
-from raywinnow import paths
+from raywinnow import COMMAND, paths
 
 STOP_WAIT_S = 120
 """How long a stopped job may take to save and end."""
@@ -105,12 +106,11 @@ def _state(client: Any, identity: str) -> str | None:
 
 
 def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> None:
-    flag = " --insecure-local" if insecure_local else ""
     folder = job.parent.resolve()
     try:
         client.submit_job(
             submission_id=identity,
-            entrypoint=f"python -m orchestrator run {job.name} --resume --or-new{flag}",
+            entrypoint=entrypoint(job, insecure_local=insecure_local),
             runtime_env={
                 "working_dir": str(folder),
                 "excludes": excluded(folder),
@@ -121,6 +121,12 @@ def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> Non
         if _state(client, identity) is None:
             reason = str(error).strip().splitlines()[-1]
             raise ClusterError(f"Ray's job API refused the job: {reason}") from None
+
+
+def entrypoint(job: Path, *, insecure_local: bool) -> str:
+    """Returns the shell command that runs the job in its folder on the cluster."""
+    flag = " --insecure-local" if insecure_local else ""
+    return f"{COMMAND} run {shlex.quote(job.name)} --resume --or-new{flag}"
 
 
 def excluded(folder: Path) -> list[str]:

@@ -29,11 +29,19 @@ def sweep_cost_usd(
     launches: Sequence[Launch],
     trials: Sequence[TrialResult],
 ) -> float:
-    """Returns the cost of probes, group starts and trials on placements with a known price."""
+    """Returns the cost of probes, group starts and trials on placements with a known price.
+
+    A trial's duration includes the start of its group, so a launch without an end, which an older
+    release recorded for a trial, is not counted again.
+    """
     by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
     by_name = {placement.name: placement for placement in plan.placements}
     used = [(by_id.get(m.candidate), m.probe_s) for m in measurements]
-    used += [(by_name.get(o.placement), o.start_s + (o.end_s or 0.0)) for o in launches]
+    used += [
+        (by_name.get(launch.placement), launch.start_s + launch.end_s)
+        for launch in launches
+        if launch.end_s is not None
+    ]
     used += [(by_id.get(trial.candidate), trial.duration_s) for trial in trials]
     return sum(
         seconds * (placement.price_usd_per_hour or 0.0) / 3600

@@ -47,12 +47,18 @@ class Measurement:
     train_rows: int = 0
     eval_rows: int = 0
     probe_s: float = 0.0
+    """Duration of the probe; 0 for a measurement that was taken from an earlier run."""
     is_steady: bool = True
     """Whether warm-up ended because step times agreed, and not by its time limit."""
     failure: str = ""
     """The allocator's message after running out of memory."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware of the measurement."""
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether it was taken from an earlier run."""
+        return self.probe_s == 0.0
 
     @property
     def peak_memory_gib(self) -> float | None:
@@ -73,9 +79,7 @@ class Launch:
     placement: str
     start_s: float
     end_s: float | None = None
-    """None for a quality trial, whose end is not measured."""
-    nested: bool = True
-    """Whether a trial of Ray Tune started it, which is slower than the start of a fit."""
+    """None for a trial's group in a run of an older release, whose end was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

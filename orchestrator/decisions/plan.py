@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from cluster import catalogue, memory_estimate
@@ -94,40 +94,31 @@ class Plan:
 
     def only(self, placement: Placement, reason: str) -> "Plan":
         """Returns the plan on one placement, with all others skipped for a reason."""
-        kept = tuple(c for c in self.candidates if c.placement == placement)
-        return self._with(kept, reason)
+        return self._where(lambda candidate: candidate.placement == placement, reason)
 
     def among(self, wanted: "Plan") -> "Plan":
-        """What another plan tries of this one; all else is skipped.
-
-        Raises InfeasibleError when nothing is left.
-        """
+        """Returns what another plan tries of this one; InfeasibleError if nothing is left."""
         ids = {candidate.id for candidate in wanted.candidates}
-        kept = tuple(c for c in self.candidates if c.id in ids)
-        if not kept:
+        found = self._where(lambda c: c.id in ids, "the given plan leaves it out")
+        if not found.candidates:
             names = ", ".join(sorted(ids)) or "nothing"
             raise InfeasibleError(
                 f"the plan tries {names}, of which this cluster can run nothing; plan anew on it"
             )
-        return self._with(kept, "the given plan leaves it out")
-
-    def _with(self, kept: tuple[Candidate, ...], reason: str) -> "Plan":
-        """Returns the plan with these candidates, and the others skipped for a reason."""
-        skipped = (Skipped(c.id, reason) for c in self.candidates if c not in kept)
-        return replace(self, candidates=kept, skipped=(*self.skipped, *skipped))
+        return found
 
     def without(self, placements: Collection[str], reason: str) -> "Plan":
-        """Returns the plan without some placements, by name.
-
-        Raises:
-            InfeasibleError: if no placement is left.
-        """
-        kept = tuple(c for c in self.candidates if c.placement.name not in placements)
-        left = (c for c in self.candidates if c.placement.name in placements)
-        if not kept:
+        """Returns the plan without placements of these names; InfeasibleError if none is left."""
+        found = self._where(lambda c: c.placement.name not in placements, reason)
+        if not found.candidates:
             raise InfeasibleError(f"{', '.join(sorted(placements))} {reason}; no placement is left")
-        skipped = (*self.skipped, *(Skipped(c.id, reason) for c in left))
-        return replace(self, candidates=kept, skipped=skipped)
+        return found
+
+    def _where(self, is_kept: Callable[[Candidate], bool], reason: str) -> "Plan":
+        """Returns the plan with some candidates, and the others skipped for a reason."""
+        kept = tuple(filter(is_kept, self.candidates))
+        skipped = (Skipped(c.id, reason) for c in self.candidates if c not in kept)
+        return replace(self, candidates=kept, skipped=(*self.skipped, *skipped))
 
 
 def _expected_rank(candidate: Candidate) -> tuple[float, str, bool, bool, int]:

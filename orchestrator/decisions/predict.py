@@ -40,7 +40,6 @@ def predict_all(
         name = candidate.placement.name
         beside = [m.overheads for m in found if m.candidate.startswith(f"{name}/") and m.overheads]
         started = [launch for launch in launches if launch.placement == name]
-        started = [launch for launch in started if not launch.nested] or started
         predictions.append(_predict(spec, candidate, measured, beside, started))
     return tuple(prediction for prediction in predictions if prediction)
 

@@ -65,6 +65,13 @@ def with_smaller_micro_batch(config: TrainingConfig) -> TrainingConfig | None:
     return replace(config, micro_batch_size=smaller[-1]) if smaller else None
 
 
+def with_less_time(config: TrainingConfig, spent_s: float) -> TrainingConfig:
+    """Returns the configuration that stops `spent_s` earlier, if it has a limit of time."""
+    if config.stop_after_s is None:
+        return config
+    return replace(config, stop_after_s=max(0.0, config.stop_after_s - spent_s))
+
+
 def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> list[int]:
     """Returns smaller numbers of workers for the same global and micro batch, the largest first.
 

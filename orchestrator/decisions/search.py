@@ -41,8 +41,7 @@ class TrialResult:
     """Pairs of optimizer step and compared metric, one for each evaluation."""
     stopped_early: bool = False
     duration_s: float = 0.0
-    start_s: float | None = None
-    """Time of starting its worker group; None for a single worker without a group."""
+    """Wall time, including the start of its worker group."""
     failure: str = ""
     """Reason why it has no result; empty if it has one."""
 

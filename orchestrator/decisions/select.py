@@ -74,14 +74,19 @@ def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidat
     Raises:
         InfeasibleError: if no candidate has a prediction.
     """
+    _require(predictions)
 
     def price(prediction: Prediction) -> tuple[float, float]:
         cost = prediction.cost_usd.mean if prediction.cost_usd else float("inf")
         return cost, prediction.time_s.mean
 
+    return plan.candidate(min(predictions, key=price).candidate)
+
+
+def _require(predictions: Sequence[Prediction]) -> None:
+    """Raise InfeasibleError if there is no prediction: every probe ran out of memory."""
     if not predictions:
         raise InfeasibleError("every candidate ran out of memory; lower train.micro_batch_size")
-    return plan.candidate(min(predictions, key=price).candidate)
 
 
 def select_unmeasured(plan: Plan) -> Winner:
@@ -111,8 +116,10 @@ def select(
     is checked again on the trained model.
 
     Raises:
-        InfeasibleError: if no option keeps the limits on time and cost.
+        InfeasibleError: if no candidate has a prediction, or no option keeps the limits on time and
+            cost.
     """
+    _require(predictions)
     options = _mark_pareto(_options(spec, plan, predictions, trials, eval_rows))
     affordable = [option for option in options if not _on_spending(option.breaks)]
     if not affordable:

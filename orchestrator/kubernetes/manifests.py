@@ -15,6 +15,7 @@ from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import S3_SCHEME
 from orchestrator.kubernetes import objects, pods
 from orchestrator.kubernetes.pods import Document, Group, Image
+from raywinnow import COMMAND
 
 RAY_VERSION = "2.60.0"
 IDLE_S = 600
@@ -25,7 +26,7 @@ RETRIES = 2
 """New clusters after a failure of the first; each resumes the run."""
 SWITCH_S = 60
 """How long the cluster of a replaced endpoint stays up to finish its requests."""
-ENTRYPOINT = f"python -m orchestrator run {pods.JOB_FOLDER}/job.yaml --resume --or-new"
+ENTRYPOINT = f"{COMMAND} run {pods.JOB_FOLDER}/job.yaml --resume --or-new"
 BUILDER = "orchestrator.endpoint:build"
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -55,10 +56,12 @@ def documents_of(spec: JobSpec, options: Options) -> dict[str, list[Document]]:
     """Returns the documents of each file, by its path.
 
     Raises:
-        InfeasibleError: if pods could not read a path of the job, or for serve.grpc.
+        InfeasibleError: if pods could not read a path of the job, for serve.grpc, or without
+            resources.
     """
     _check_places(spec, options)
     _check_serve(spec)
+    _check_resources(spec)
     folders = {
         "job": {"job.yaml": [objects.job_config_map(spec)], "rayjob.yaml": [_job(spec, options)]},
         "cluster": {"raycluster.yaml": [_standing(spec, options)]},
@@ -101,8 +104,18 @@ def _check_serve(spec: JobSpec) -> None:
         )
 
 
+def _check_resources(spec: JobSpec) -> None:
+    """Raise InfeasibleError without resources: a cluster of its own would have no worker pods."""
+    if spec.resources is None:
+        raise InfeasibleError(
+            "resources is missing, and pods are made for the accelerators that it names; add"
+            " resources.any_of, such as [{accelerators: T4:1}]"
+        )
+
+
 def _requests(spec: JobSpec) -> list[AcceleratorRequest]:
-    return [p.accelerators for _, p in spec.resources.placements] if spec.resources else []
+    assert spec.resources is not None
+    return [p.accelerators for _, p in spec.resources.placements]
 
 
 def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) -> Document:

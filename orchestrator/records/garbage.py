@@ -58,7 +58,7 @@ def _on_disk(storage: Storage) -> Iterator[Garbage]:
             if path.name.startswith(PARTIAL):
                 yield from _file(path, "was never finished")
     for run in runs.every(storage):
-        if any(note["event"] == "completed" for note in run.notes):
+        if runs.state_of(run.notes) == "completed":  # it may go on, such as from sweep to training
             for name in RAY_FOLDERS:
                 if (run.folder / name).is_dir():
                     yield from _file(run.folder / name, "Ray's files of a completed run")

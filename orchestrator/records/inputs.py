@@ -61,10 +61,14 @@ def find_or_create(
     now = inputs_of(spec)
     newest = runs.newest_of(storage, spec) if resume else None
     is_other = newest is not None and bool(changed(newest, now)) and not accepts_changes
-    if resume and not (or_new and (newest is None or is_other)):
-        run = runs.resume(storage, spec)
-        _check(run, now, accepts_changes=accepts_changes)
-        return run
+    if newest is not None and not (or_new and is_other):
+        newest.note("resumed")
+        _check(newest, now, accepts_changes=accepts_changes)
+        return newest
+    if resume and not or_new:
+        raise RunError(
+            f"no run of this job in {storage}; a changed job is a new job, so leave --resume out"
+        )
     run = runs.create(storage, spec, datetime.now(UTC))
     _keep(run, now)
     return run

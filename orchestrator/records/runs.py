@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,24 +19,18 @@ from jobs.storage.storage import Storage
 from orchestrator.records import journal
 
 Value = TypeVar("Value")
+Notes = Sequence[Mapping[str, str]]
+"""Events of a run's journal."""
 
 JOURNAL = "journal.jsonl"
 SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
 WINNER = "winner.yaml"
 """The job that its sweep chose, as a file that can be run as it is."""
-STAGES = (
-    "inventory",
-    "plan",
-    "measurements",
-    "trials",
-    "winner",
-    "fit",
-    "model",
-    "endpoint",
-    "receipt",
-)
-"""Files of finished stages, in order."""
+STAGES = ("inventory", "plan", "winner", "fit", "receipt", "model", "endpoint")
+"""Stages with one result, in order."""
+ENDS = ("completed", "failed", "interrupted")
+"""Events that end a run's journal until the run goes on."""
 NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
 """Name of a run's folder."""
 
@@ -153,11 +147,6 @@ class Run:
         lines = journal.read(self.storage.objects, f"runs/{self.id}/{JOURNAL}")
         return tuple(json.loads(line) for line in lines.values)
 
-    @property
-    def finished(self) -> tuple[str, ...]:
-        """Names of the stages that have a result."""
-        return tuple(stage for stage in STAGES if self.kept(f"{stage}.json") is not None)
-
     def _append(self, name: str, value: bytes) -> None:
         self.check()
         journal.append(self.storage.objects, f"runs/{self.id}/{name}", value)
@@ -179,19 +168,16 @@ def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
     return run
 
 
-def resume(storage: Storage, spec: JobSpec) -> Run:
-    """Returns the newest run of exactly this job, and notes that it is resumed.
+def finished_stages(notes: Notes) -> tuple[str, ...]:
+    """Returns the names of the stages that have a result, by a run's journal."""
+    done = {note["stage"] for note in notes if note["event"] == "finished"}
+    return tuple(stage for stage in STAGES if stage in done)
 
-    Raises:
-        RunError: if there is none.
-    """
-    run = newest_of(storage, spec)
-    if run is None:
-        raise RunError(
-            f"no run of this job in {storage}; a changed job is a new job, so leave --resume out"
-        )
-    run.note("resumed")
-    return run
+
+def state_of(notes: Notes) -> str:
+    """Returns how a run ended, by its journal: one of ENDS, or `not ended`."""
+    last = notes[-1]["event"] if notes else ""
+    return last if last in ENDS else "not ended"
 
 
 def newest_of(storage: Storage, spec: JobSpec) -> Run | None:

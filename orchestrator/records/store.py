@@ -26,14 +26,18 @@ STORED = TypeAdapter(Stored)
 
 
 class Store:
-    """Measurements in a storage, each under a digest of its workload."""
+    """Measurements in a storage, each under a digest of its workload.
+
+    The rows of a source are hashed once: a store is for one sweep, whose rows do not change.
+    """
 
     def __init__(self, storage: Storage) -> None:
         self._objects = storage.objects
+        self._identities: dict[tuple[str, ...], str | None] = {}
 
     def find(self, candidate: Candidate, config: TrainingConfig) -> Stored | None:
         """Returns the stored measurement of this exact workload in any environment, or None."""
-        key = _key(candidate, config)
+        key = self._key(candidate, config)
         stored = self._objects.read(key) if key else None
         try:
             return STORED.validate_json(stored.content) if stored else None
@@ -47,27 +51,32 @@ class Store:
         measurement: Measurement,
         launch: Launch | None,
     ) -> None:
-        """Record a measurement, if it is complete and was not disturbed."""
-        key = _key(candidate, config)
-        if key is None or measurement.overheads is None or measurement.disturbances:
+        """Record a measurement, if it is complete, not disturbed and not of an earlier run."""
+        key = self._key(candidate, config)
+        is_complete = measurement.overheads is not None and not measurement.disturbances
+        if key is None or not is_complete or measurement.is_reused:
             return
         self._objects.write(key, STORED.dump_json(Stored(measurement, launch), indent=2))
+
+    def _key(self, candidate: Candidate, config: TrainingConfig) -> str | None:
+        """Returns the key of a workload; None if the data's digest would be expensive."""
+        rows = [self._identity(source) for source in (config.data.train, config.data.eval)]
+        if None in rows:
+            return None
+        of_speed = replace(config, stop_after_s=None, accepts_changes=False, early_stopping=None)
+        work = TRAINING_CONFIG.dump_json(of_speed)
+        parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
+        return f"measurements/{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"
+
+    def _identity(self, source: SourceSpec) -> str | None:
+        if source.paths not in self._identities:
+            self._identities[source.paths] = _identity(source)
+        return self._identities[source.paths]
 
 
 def is_same_environment(stored: Stored, environment: Mapping[str, str]) -> bool:
     """Returns whether a measurement was taken with these versions and this hardware."""
     return stored.measurement.environment == dict(environment)
-
-
-def _key(candidate: Candidate, config: TrainingConfig) -> str | None:
-    """Returns the key of a workload; None if the data's digest would be expensive."""
-    rows = [_identity(source) for source in (config.data.train, config.data.eval)]
-    if None in rows:
-        return None
-    of_speed = replace(config, stop_after_s=None, accepts_changes=False, early_stopping=None)
-    work = TRAINING_CONFIG.dump_json(of_speed)
-    parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
-    return f"measurements/{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"
 
 
 def _identity(source: SourceSpec) -> str | None:

@@ -13,6 +13,8 @@ RESERVE_TIMEOUT_S = 4.0
 """How long the reservation of free devices may take, also shortly after their release."""
 LOG_AFTER_S = 10.0
 """Shorter waits are not logged."""
+ON_HEAD = {labels.HEAD_RESOURCE: 0.001}
+"""Resources that place a process on the head, where it survives the loss of any other node."""
 
 
 def first_free(

@@ -29,7 +29,11 @@ from jobs.training.events import (
 from jobs.training.loop import Leave, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
-from orchestrator.decisions.resolve import fewer_workers, with_smaller_micro_batch
+from orchestrator.decisions.resolve import (
+    fewer_workers,
+    with_less_time,
+    with_smaller_micro_batch,
+)
 from orchestrator.interruption import leave_on_signal
 from orchestrator.records.receipt import FitResult
 from orchestrator.stages.elastic import Growth, wait_for_devices
@@ -115,6 +119,7 @@ def fit(
 
     `on_failure` gets each failure and the decision about it; `log` gets sentences for the user.
     After SIGTERM or Ctrl-C the workers save and end, and the signal's exception is raised.
+    `config.stop_after_s` holds for all attempts together, with the waits between them.
 
     Raises:
         TrainingError: if a failure is permanent or has been retried often enough.
@@ -126,7 +131,8 @@ def fit(
     while True:
         growth = Growth(wanted, placement, avoid)
         try:
-            _attempt(config, placement, checkpoints, rules, progress, on_event, log, growth)
+            limited = with_less_time(config, time.monotonic() - begin)
+            _attempt(limited, placement, checkpoints, rules, progress, on_event, log, growth)
             if not (growth.is_due and progress.has_left):
                 spent_s = time.monotonic() - begin - progress.waited_s
                 return _result(progress, config, checkpoints, spent_s)
@@ -169,27 +175,24 @@ def _attempt(
         storage=checkpoints.folder.parent,
         leave=leave,
         silence_s=rules.hang_after_s,
-        after_wait=_with_less_time,
+        after_wait=_after_wait,
     )
     device_wait = DeviceWait(rules.wait.timeout.total_seconds(), log)
     events = stream(start, device_wait)
-    with leave_on_signal(leave, log), growth.watched(leave), contextlib.closing(events):
-        for event in events:
-            if isinstance(event, Started):
-                growth.begin()
-                progress.waited_s += device_wait.waited_s
-            progress.record(event, config.metrics[0])
-            on_event(event)
+    try:
+        with leave_on_signal(leave, log), growth.watched(leave), contextlib.closing(events):
+            for event in events:
+                if isinstance(event, Started):
+                    growth.begin()
+                progress.record(event, config.metrics[0])
+                on_event(event)
+    finally:  # also of an attempt that fails before it has started
+        progress.waited_s += device_wait.waited_s
 
 
-def _with_less_time(payload: FitPayload, waited_s: float) -> FitPayload:
-    """Returns the payload with `stop_after_s` reduced by the wait, so that the deadline stays."""
-    left_s = payload.config.stop_after_s
-    if left_s is None:
-        return payload
-    return replace(
-        payload, config=replace(payload.config, stop_after_s=max(0.0, left_s - waited_s))
-    )
+def _after_wait(payload: FitPayload, waited_s: float) -> FitPayload:
+    """Returns the payload that stops earlier by the wait, so that the deadline stays."""
+    return replace(payload, config=with_less_time(payload.config, waited_s))
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:

@@ -16,7 +16,7 @@ import ray.tune.search.optuna
 from jobs.errors import TrainingError, first_line
 from jobs.spec import JobSpec
 from jobs.spec.task import Metric
-from jobs.training.events import Evaluated, Event, WorkersReady
+from jobs.training.events import Evaluated, Event
 from jobs.training.loop import train
 from orchestrator.decisions import search
 from orchestrator.decisions.plan import Candidate
@@ -190,7 +190,6 @@ class _Recorder:
             history=history,
             stopped_early=reached < self._budget.steps,
             duration_s=last["time_total_s"],
-            start_s=next(iter(last["start_s"]), None),
         )
         self._on_trial(result)
 
@@ -231,16 +230,12 @@ def _train(
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
     groups: list[str] = []
-    began, start_s = time.monotonic(), list[float]()
-    device_wait = DeviceWait(spec.wait.timeout.total_seconds())
 
     def report(event: Event) -> None:
-        if isinstance(event, WorkersReady) and candidate.placement.workers > 1:
-            start_s.append(time.monotonic() - began - device_wait.waited_s)
         if isinstance(event, Evaluated):
             names = list(event.metrics)
             own = {"step": event.step, "metric_names": names, "groups": list(groups)}
-            ray.tune.report({**own, "start_s": list(start_s), **event.metrics})
+            ray.tune.report({**own, **event.metrics})
 
     tuning.run_on(
         candidate.placement,
@@ -249,7 +244,7 @@ def _train(
         report,
         name="trial",
         storage=storage,
-        device_wait=device_wait,
+        device_wait=DeviceWait(spec.wait.timeout.total_seconds()),
         on_group=groups.append,
     )
 

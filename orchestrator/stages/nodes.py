@@ -13,10 +13,9 @@ import ray.exceptions
 
 from jobs.errors import ClusterError, first_line
 from orchestrator.decisions.demand import Bundle
+from orchestrator.stages.devices import ON_HEAD
 
 NAME, NAMESPACE = "nodes", "winnow"
-ON_HEAD = {"node:__internal_head__": 0.001}
-"""Resource that only the head has; an actor there survives the loss of any other node."""
 REPLY_S = 60.0
 TRIES, RETRY_S = 3, 1.0
 

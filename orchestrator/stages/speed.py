@@ -60,13 +60,18 @@ class ProbeCallbacks:
 
 
 def measure(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, callbacks: ProbeCallbacks
+    spec: JobSpec,
+    candidates: Sequence[Candidate],
+    storage: Path,
+    callbacks: ProbeCallbacks,
+    *,
+    is_brief: bool = False,
 ) -> None:
     """Probe candidates with one Tune trial, and thus one worker group, for each placement.
 
     Probes follow the given order, except that placements with free devices go first; placements
     that stay busy are left out. A group ends when it runs out of memory or loses a worker; new
-    groups probe its remaining candidates.
+    groups probe its remaining candidates. With `is_brief` only steps are timed.
 
     Raises:
         TrainingError: if a round without results has a permanent failure, or after
@@ -74,7 +79,9 @@ def measure(
     """
     left, empty_rounds = {candidate.id: candidate for candidate in candidates}, 0
     while left:
-        done, busy, problems = _probe_round(spec, list(left.values()), storage, callbacks)
+        done, busy, problems = _probe_round(
+            spec, list(left.values()), storage, callbacks, is_brief=is_brief
+        )
         empty_rounds = 0 if done or busy else empty_rounds + 1
         lasting = [problem for problem in problems if not may_pass(problem.cause)]
         if empty_rounds and (lasting or empty_rounds == ROUNDS_WITHOUT_RESULT):
@@ -100,27 +107,13 @@ def environment_of(placement: Placement) -> dict[str, str]:
         return {}  # which equals no stored environment, so no measurement is reused
 
 
-def measure_again(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, callbacks: ProbeCallbacks
-) -> None:
-    """Probe briefly in new worker groups started without Tune, as the full run is started."""
-    work = secrets_of(spec).bound_to(probe_all)
-    device_wait = DeviceWait(spec.wait.timeout.total_seconds(), callbacks.log)
-    for placement in dict.fromkeys(candidate.placement for candidate in candidates):
-        group = [
-            dataclasses.replace(_request(spec, c, storage), is_brief=True, give_up_s=math.inf)
-            for c in candidates
-            if c.placement == placement
-        ]
-        for result in _stream(work, group, placement, storage, device_wait, nested=False):
-            if isinstance(result, Launch):
-                callbacks.on_launch(result)
-            else:
-                callbacks.on_measurement(result)
-
-
 def _probe_round(
-    spec: JobSpec, candidates: Sequence[Candidate], storage: Path, callbacks: ProbeCallbacks
+    spec: JobSpec,
+    candidates: Sequence[Candidate],
+    storage: Path,
+    callbacks: ProbeCallbacks,
+    *,
+    is_brief: bool,
 ) -> tuple[set[str], list[Placement], list[Failed]]:
     """Probe each placement once.
 
@@ -147,7 +140,7 @@ def _probe_round(
 
     placements = list(dict.fromkeys(candidate.placement for candidate in candidates))
     groups = [[c for c in candidates if c.placement == place] for place in placements]
-    requests = [[_request(spec, c, storage) for c in group] for group in groups]
+    requests = [[_request(spec, c, storage, is_brief=is_brief) for c in group] for group in groups]
     driver = ray.tune.with_parameters(
         _drive,
         work=secrets_of(spec).bound_to(probe_all),
@@ -203,12 +196,13 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
         """Do nothing: a resumed sweep starts a new search over the candidates that are left."""
 
 
-def _request(spec: JobSpec, candidate: Candidate, storage: Path) -> ProbeRequest:
+def _request(spec: JobSpec, candidate: Candidate, storage: Path, *, is_brief: bool) -> ProbeRequest:
     return ProbeRequest(
         candidate=candidate.id,
         config=training_config(spec, candidate.execution, {}),
         timing=probe_timing(spec, candidate.execution.device),
         scratch=storage / "probe" / "checkpoints",
+        is_brief=is_brief,
     )
 
 
@@ -247,8 +241,6 @@ def _stream(
     placement: Placement,
     storage: Path,
     device_wait: DeviceWait,
-    *,
-    nested: bool = True,
 ) -> Iterator[Measurement | Launch]:
     """Yield the measurements of one worker group, and last its launch times.
 
@@ -265,4 +257,4 @@ def _stream(
             if isinstance(event, Probed | OutOfMemory):
                 yield summarise(event)
     if start_s is not None:
-        yield Launch(placement.name, start_s, time.monotonic() - last, nested=nested)
+        yield Launch(placement.name, start_s, time.monotonic() - last)

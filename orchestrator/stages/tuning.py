@@ -12,11 +12,11 @@ import ray.tune.execution.class_cache
 
 from cluster.placement import Placement
 from jobs.training.events import Report
-from orchestrator.stages.devices import selector, worker_resources
+from orchestrator.stages.devices import ON_HEAD, selector, worker_resources
 from orchestrator.stages.group import DeviceWait, Start, Work, stream
 from orchestrator.stages.worker import check_node, lower_priority
 
-HEAD_ONLY = ray.tune.PlacementGroupFactory([{"node:__internal_head__": 0.001}])
+HEAD_ONLY = ray.tune.PlacementGroupFactory([ON_HEAD])
 """Resources of a trial that only drives a worker group, so that drivers take no devices."""
 
 TrialCallback = Callable[[str, dict[str, Any]], None]

@@ -92,24 +92,6 @@ class InferenceClient(abc.ABC):
     def cancel(self, ticket: Any) -> None:
         """Ends a request: its texts that were not scored yet leave the queue."""
 
-    async def score(self, inputs: Sequence[Text], timeout_s: float) -> Answer:
-        """Returns the scores of texts.
-
-        If the calling task is cancelled, the texts leave the queue.
-
-        Raises:
-            QueueFullError: if the queued tokens exceed the limit.
-            DeadlineError: after `timeout_s`.
-            NonFiniteScoresError: if the scores contain NaN or infinity.
-            InternalError: if the engine or the tokenizer fails.
-        """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        ticket = self.start(inputs, timeout_s, functools.partial(settle, future))
-        try:
-            return await future
-        finally:
-            self.cancel(ticket)
-
 
 Result = TypeVar("Result")
 
@@ -122,3 +104,22 @@ def settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None
         future.set_exception(result)
     else:
         future.set_result(result)
+
+
+async def answered(
+    start: Callable[[Callable[[Any], None]], Any], cancel: Callable[[Any], None]
+) -> Any:
+    """Starts a request and returns its result, or raises the error that takes its place.
+
+    If the calling task is cancelled, the request is cancelled too.
+
+    Args:
+        start: Starts the request with a callback for its result, and returns a ticket.
+        cancel: Ends the request of a ticket.
+    """
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    ticket = start(functools.partial(settle, future))
+    try:
+        return await future
+    finally:
+        cancel(ticket)

@@ -5,13 +5,13 @@ requests between versions. Without HAProxy, all versions of a model share one ap
 Ray Serve replaces the old version's replicas.
 """
 
-import contextlib
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray.exceptions
 import ray.serve
 import ray.serve.config
 import ray.serve.exceptions
@@ -26,7 +26,7 @@ from serve.deploy import endpoints, haproxy_client, release
 from serve.deploy.application import Replica
 from serve.deploy.endpoint import Endpoint
 from serve.deploy.endpoints import HOST
-from serve.deploy.readiness import wait_until_answering
+from serve.deploy.readiness import proxy_failure, wait_until_answering
 from serve.deploy.release import DeployedVersion
 from serve.deploy.routing import application_of, version_of
 from serve.deploy.scaling import Policy
@@ -155,7 +155,8 @@ def _start(spec: ServeSpec, port: int) -> None:
     """Starts Ray Serve if it is not running.
 
     Raises:
-        DeployError: if `serve.grpc` is set and Ray Serve is running without gRPC.
+        DeployError: if its proxy cannot start, such as on a port that another process holds, or
+            `serve.grpc` is set and Ray Serve is running without gRPC.
     """
     options: dict[str, Any] = {}
     if spec.grpc:
@@ -163,9 +164,12 @@ def _start(spec: ServeSpec, port: int) -> None:
         options["grpc_options"] = ray.serve.config.gRPCOptions(
             port=grpc_port(port), grpc_servicer_functions=[grpc_api.ADD]
         )
-    # on a busy machine the proxy may start late; `wait_until_answering` waits for it
-    with contextlib.suppress(TimeoutError):
+    try:
         ray.serve.start(http_options=ray.serve.config.HTTPOptions(host=HOST, port=port), **options)
+    except TimeoutError:
+        pass  # on a busy machine the proxy may start late; `wait_until_answering` waits for it
+    except ray.exceptions.RayTaskError as error:
+        raise DeployError(proxy_failure(str(error))) from None
     if spec.grpc and not grpc_api.answers(f"{HOST}:{grpc_port(port)}", GRPC_TIMEOUT_S):
         raise DeployError(
             f"serve.grpc is set, but nothing answers gRPC at {HOST}:{grpc_port(port)}: Ray Serve"

@@ -70,7 +70,8 @@ def _owners(routes: Routes) -> dict[str, str]:
 def _proxy_routes(port: int) -> dict[str, str]:
     """Returns the applications by route of Ray Serve's proxy; empty if it does not answer."""
     try:
-        answer = httpx.get(f"http://{HOST}:{port}/-/routes", timeout=ROUTES_TIMEOUT_S)
+        url = f"http://{HOST}:{port}/-/routes"
+        answer = httpx.get(url, timeout=ROUTES_TIMEOUT_S, trust_env=False)
         return TypeAdapter(dict[str, str]).validate_json(answer.raise_for_status().content)
     except (httpx.HTTPError, ValidationError):
         return {}

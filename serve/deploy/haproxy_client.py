@@ -16,7 +16,9 @@ import ray.exceptions
 
 from cluster import ingress, labels
 from jobs.errors import DeployError
+from jobs.storage import files
 from serve.deploy import routing
+from serve.deploy.rollout import Counts
 from serve.deploy.routing import Route
 
 TIMEOUT_S = 30.0
@@ -47,16 +49,16 @@ def write(changes: Mapping[str, Route | None]) -> None:
     _on_nodes(_write, [routing.text_of(table) for table in routing.maps(routes)])
 
 
-def counts(application: str) -> tuple[int, int]:
+def counts(application: str) -> Counts:
     """Returns an application's answers and its errors (5xx), as the head node's HAProxy counts."""
-    requests, failed = _on_nodes(_counts, application, head_only=True)[0]
-    return requests, failed
+    counters: Counts = _on_nodes(_counts, application, head_only=True)[0]
+    return counters
 
 
 def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list[Any]:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     if head_only:
-        nodes = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
+        nodes = [node for node in nodes if labels.HEAD_RESOURCE in node["Resources"]]
     task = ray.remote(num_cpus=0)(work)
     results = [
         task.options(label_selector={labels.NODE_ID: node["NodeID"]}).remote(*arguments)
@@ -84,9 +86,7 @@ def _write(tables: list[str]) -> None:
     """Writes the map files, which the next HAProxy reads, and then updates the running HAProxy."""
     folder = Path(_folder())
     for name, text in zip(MAPS, tables, strict=True):
-        partial = folder / f"{name}.{os.getpid()}.new"  # nodes of one machine share the folder
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / name)
+        files.write_atomically(folder / name, text.encode())
     problem = OSError(f"the new HAProxy process does not answer in {folder}")
     for _ in range(ATTEMPTS):
         try:
@@ -103,7 +103,12 @@ def _write(tables: list[str]) -> None:
 
 
 def _process_id(socket_path: Path) -> int:
-    match = re.search(r"^Pid: (\d+)$", _command(socket_path, "show info"), re.MULTILINE)
+    return _process_in(_command(socket_path, "show info"), socket_path)
+
+
+def _process_in(about: str, socket_path: Path) -> int:
+    """Returns the process id in the answer to `show info`."""
+    match = re.search(r"^Pid: (\d+)$", about, re.MULTILINE)
     if not match:
         raise OSError(f"no HAProxy answers at {socket_path}")
     return int(match[1])
@@ -149,15 +154,18 @@ def _sockets(folder: Path) -> list[Path]:
     return running
 
 
-def _counts(application: str) -> tuple[int, int]:
-    requests = failed = 0
+def _counts(application: str) -> Counts:
+    counters = dict[tuple[str, int], tuple[int, int]]()
     for socket_path in _sockets(Path(_folder())):
-        lines = _command(socket_path, "show stat").removeprefix("# ").splitlines()
-        for row in csv.DictReader(lines):
+        # in one connection, because Ray Serve may replace the process between two
+        about, _, table = _command(socket_path, "show info;show stat").partition("# pxname")
+        requests = failed = 0
+        for row in csv.DictReader(f"pxname{table}".splitlines()):
             if row["svname"] == "BACKEND" and application in row["pxname"]:
                 classes = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in range(1, 6)]
                 requests, failed = requests + sum(classes), failed + classes[-1]
-    return requests, failed
+        counters[str(socket_path), _process_in(about, socket_path)] = requests, failed
+    return counters
 
 
 def _command(socket_path: Path, command: str) -> str:

@@ -11,7 +11,7 @@ import httpx
 from jobs.errors import DeployError
 from jobs.spec.serve import GateRule, RolloutSpec, ServeSpec
 from serve.deploy import haproxy_client, routing
-from serve.deploy.rollout import Traffic, reasons_against
+from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
 from serve.http.auth import accepted_tokens
 from serve.tasks.comparison import Comparison
@@ -54,15 +54,7 @@ def roll_out(
         if quality
         else "not compared on evaluation rows: there are none, or labels differ"
     )
-    _check_gate(
-        spec,
-        rollout,
-        (old, new),
-        quality,
-        texts,
-        headers,
-        min(ROUND_S, hold_s),
-    )
+    _check_gate(spec, rollout, (old, new), quality, texts, headers, min(ROUND_S, hold_s))
     log(f"{new.version.id} passes the gate against {old.version.id}, {compared}")
     rate = spec.limits.requests_per_second
     route = Route(old.version.id, rate=rate, model=old.version.name)
@@ -71,11 +63,9 @@ def roll_out(
             haproxy_client.write({spec.route: routing.with_canary(route, new.version.id, weight)})
             log(f"{new.version.id} answers {weight}% of {spec.route}")
             if weight < 100 or len(rollout.steps) == 1:
-                _check_gate(
-                    spec, rollout, (old, new), quality, texts, headers, rollout.hold.total_seconds()
-                )
+                _check_gate(spec, rollout, (old, new), quality, texts, headers, hold_s)
     except BaseException:
-        haproxy_client.write({spec.route: routing.without_canary(route)})
+        haproxy_client.write({spec.route: route})
         log(f"rolled back: {old.version.id} answers all of {spec.route}")
         raise
     haproxy_client.write({spec.route: replace(route, stable=new.version.id)})
@@ -129,13 +119,15 @@ def _check_gate(
         DeployError: as soon as the new version breaks a rule.
     """
     old, new = versions
-    begin, before = time.monotonic(), [haproxy_client.counts(v.application) for v in versions]
+    begin = time.monotonic()
+    readings = [[haproxy_client.counts(version.application)] for version in versions]
     while True:
         loads = [_send_load(v.url, ROUND_S / 2, texts, headers) for v in versions]
-        after = [haproxy_client.counts(v.application) for v in versions]
+        for version, known in zip(versions, readings, strict=True):
+            known.append(haproxy_client.counts(version.application))
         traffic = [
-            Traffic(now[0] - then[0], now[1] - then[1], load.latency_ms.get("p95"))
-            for now, then, load in zip(after, before, loads, strict=True)
+            Traffic(*grown(known), load.latency_ms.get("p95"))
+            for known, load in zip(readings, loads, strict=True)
         ]
         reasons = reasons_against(rollout.gate, spec.slo, quality, traffic[0], traffic[1])
         if reasons:
@@ -167,9 +159,7 @@ def _compare(
     def send(version: ModelVersion, body: Any) -> Any:
         url = urls[version.id]
         try:
-            answer = httpx.post(
-                f"{url}{endpoint.path}", json=body, headers=headers, timeout=REQUEST_TIMEOUT_S
-            )
+            answer = client.post(f"{url}{endpoint.path}", json=body)
         except httpx.HTTPError as error:
             raise DeployError(
                 f"{url} does not answer evaluation rows: {error or type(error).__name__}"
@@ -178,7 +168,8 @@ def _compare(
             raise DeployError(f"{url} answers evaluation rows with status {answer.status_code}")
         return answer.json()
 
-    return endpoint.compare(old.version, new.version, send)
+    with httpx.Client(headers=headers, timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
+        return endpoint.compare(old.version, new.version, send)
 
 
 def _authorization(spec: ServeSpec) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Evaluates the gate of a rollout: returns the rules that the new version breaks. Pure."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.spec.serve import GateRule, SloSpec
@@ -12,6 +13,9 @@ FAILURES = 0.01
 """Largest accepted increase of the error rate over the old version's, if no slo has a limit."""
 SLACK_MS = 2.0
 """Increase of the p95 latency that is always accepted, because timers and schedulers cause it."""
+
+Counts = Mapping[tuple[str, int], tuple[int, int]]
+"""An application's answers and errors (5xx), by the socket and the process id of a HAProxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,20 @@ class Traffic:
     def error_rate(self) -> float:
         """Share of failed requests."""
         return self.failed / self.requests if self.requests else 0.0
+
+
+def grown(readings: Sequence[Counts]) -> tuple[int, int]:
+    """Returns the answers and the errors from the first to the last reading of HAProxy's counters.
+
+    Ray Serve replaces HAProxy's process when replicas come or go, and the counters of a new process
+    start at 0. What the old one counted after its last reading is lost.
+    """
+    answers = errors = 0
+    for before, now in itertools.pairwise(readings):
+        for process, counted in now.items():
+            known = before.get(process, (0, 0))
+            answers, errors = answers + counted[0] - known[0], errors + counted[1] - known[1]
+    return answers, errors
 
 
 def reasons_against(

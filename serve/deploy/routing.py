@@ -47,11 +47,6 @@ def version_of(application: str) -> str | None:
     return match["version"] if match else None
 
 
-def without_canary(route: Route) -> Route:
-    """Returns the route with all requests for the stable version."""
-    return replace(route, canary=None, weight=0)
-
-
 def with_canary(route: Route, canary: str, weight: int) -> Route:
     """Returns the route with a percentage of the requests for a canary."""
     return replace(route, canary=canary, weight=weight)

@@ -13,6 +13,7 @@ import torch
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import AUTOCAST
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
 from serve.engines.engine import Shape
 from serve.engines.torch_engine import NAMES, load_classifier
@@ -39,7 +40,7 @@ class _Captured:
 class CapturedEngine:
     """Runs batches padded to a captured shape, with weights in the engine's precision."""
 
-    is_packed = False
+    is_packed, ahead = False, 1
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, precision: Precision) -> None:
         self.name = NAMES[precision]
@@ -52,6 +53,10 @@ class CapturedEngine:
         # never resized: torch aborted the process when graphs were freed to enlarge the buffer
         self._inputs = torch.zeros(3 * MOST_TOKENS, dtype=torch.int64, device=self._device)
         self._pool: Any = None
+
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Returns all shapes of batches within the limits; a first run captures its graph."""
+        return shapes(limits.batch_rows, limits.batch_tokens, longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Returns logits, [rows, labels]."""

@@ -1,17 +1,21 @@
 """The interface of engines, and the result of their selection."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, PendingBatch, Row
 
 Shape = tuple[int, int]
 """Shape of a batch: rows, and width in tokens with padding."""
+WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
+"""Widths in tokens of the rows that are run once before the first request."""
 
 
 def softmax(logits: Logits) -> Logits:
@@ -41,6 +45,18 @@ class Engine(Protocol):
     name: EngineName
     is_packed: bool
     """True if the engine packs rows, so that a batch costs their tokens without padding."""
+    ahead: int
+    """Number of batches that may be launched before an earlier one has ended."""
+
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Compiles the engine's graphs, if any, and returns the shapes that are to be run once.
+
+        Args:
+            lengths: Tokens of typical inputs.
+            limits: Limits of a batch.
+            longest: Longest input in tokens.
+        """
+        ...
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Prepares a batch, and starts it if the device computes asynchronously.
@@ -57,14 +73,30 @@ class Engine(Protocol):
         ...
 
 
+def usual_widths(longest: int) -> list[Shape]:
+    """Returns single rows of several widths, for an engine whose first run of a width is slower."""
+    return [(1, width) for width in WARMUP_WIDTHS if width <= longest]
+
+
+def run_s(engine: Engine, rows: Sequence[Row]) -> float:
+    """Runs one batch and returns its duration in seconds."""
+    begin = time.perf_counter()
+    engine.run(rows)
+    return time.perf_counter() - begin
+
+
 class OneByOne:
     """Runs each row as its own batch, for a model whose scores depend on the rest of the batch."""
 
-    is_packed = False
+    is_packed, ahead = False, 0
 
     def __init__(self, engine: Engine) -> None:
         self.name = engine.name
         self._engine = engine
+
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Prepares the engine for batches of one row, and returns their shapes."""
+        return self._engine.prepare(lengths, replace(limits, batch_rows=1), longest)
 
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Returns a function that computes the logits, [rows, labels]."""

@@ -1,6 +1,6 @@
 """Creates engines for a model, and reads the evaluation sample that they are checked by."""
 
-import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,11 @@ from typing import cast
 import numpy as np
 
 from jobs.errors import DeployError
+from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from jobs.spec.train import Precision
+from jobs.storage import files
 from jobs.training import eval_sample
 from jobs.training.config import Device
 from jobs.training.out_of_memory import is_out_of_memory
@@ -20,6 +22,7 @@ from serve.engines import onnx_engine, openvino_engine, openvino_graph, optional
 from serve.engines.captured_engine import CapturedEngine
 from serve.engines.engine import Engine
 from serve.engines.torch_engine import TorchEngine
+from serve.version import ModelVersion
 
 BLANK = Row((0, 0), ())
 """The pattern row of a version without an evaluation sample."""
@@ -52,6 +55,23 @@ class EngineFactory:
     tokenizer: Tokenizer
     device: Device
     threads: int
+
+    @classmethod
+    def of(
+        cls, version: ModelVersion, device: Device, threads: int, exports: Path | None = None
+    ) -> "EngineFactory":
+        """Returns the factory of a version's engines.
+
+        Args:
+            version: The version; its files must be on this machine.
+            device: Device of the engines.
+            threads: Threads of an engine on a CPU.
+            exports: Folder for exported graphs; the version's own by default.
+        """
+        folder, is_gpu = Path(version.path), device == "cuda"
+        # a GPU is faster than one core tokenises
+        tokenizer = Tokenizer(folder, version.max_length, is_spread=is_gpu)
+        return cls(folder, exports or Path(version.exports), tokenizer, device, threads)
 
     def make(self, name: EngineName, sample: EvalSample) -> Engine:
         """Creates an engine; exports the model first if the graph does not exist.
@@ -109,13 +129,21 @@ class EngineFactory:
         """
         target = self.exports / name
         if not target.exists():
-            partial = self.exports / f".{os.getpid()}"
-            partial.mkdir(parents=True, exist_ok=True)
-            export(partial / name)
-            for file in sorted(partial.iterdir(), key=lambda path: path.name == name):
-                file.replace(self.exports / file.name)  # weights before the graph that names them
-            partial.rmdir()
+            partial = files.partial_of(target)
+            partial.mkdir(parents=True)
+            try:
+                export(partial / name)
+                # weights before the graph that names them
+                for file in sorted(partial.iterdir(), key=lambda path: path.name == name):
+                    file.replace(self.exports / file.name)
+            finally:
+                shutil.rmtree(partial)
         return target
+
+
+def eval_sample_of(version: ModelVersion) -> EvalSample:
+    """Reads the evaluation sample of a version; without rows if the version has none."""
+    return read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
 
 
 def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSample:

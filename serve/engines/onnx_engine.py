@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from jobs.spec.serve import EngineName
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
+from serve.engines.engine import Shape, usual_widths
 from serve.engines.openvino_graph import input_names, padded_arrays
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
@@ -24,7 +26,7 @@ class OnnxEngine:
     """Runs padded batches in an ONNX Runtime session with its own threads."""
 
     name: EngineName = "onnx-fp32"
-    is_packed = False
+    is_packed, ahead = False, 0
 
     def __init__(self, graph: Path, tokenizer: Tokenizer, threads: int) -> None:
         import onnxruntime
@@ -37,6 +39,10 @@ class OnnxEngine:
         )
         self._names = [port.name for port in self._session.get_inputs()]
         self._padding = Padding.of(tokenizer)
+
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Returns shapes of the usual widths, which are to be run once."""
+        return usual_widths(longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Returns logits, [rows, labels]."""

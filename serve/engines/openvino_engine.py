@@ -1,6 +1,5 @@
 """Engine with OpenVINO on a CPU, in fp32, in bf16, or in int8 with static calibration."""
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from jobs.spec.serve import EngineName
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, PendingBatch, Row, Tokenizer
-from serve.engines.engine import Shape
+from serve.engines.engine import Shape, run_s, usual_widths
 from serve.engines.openvino_graph import (
     SEGMENTS,
     Inputs,
@@ -50,6 +50,8 @@ HINTS: dict[EngineName, str] = {
 class OpenVinoEngine:
     """Runs batches with one dynamic-shape graph and several static-shape graphs."""
 
+    ahead = 0
+
     def __init__(self, graph: Path, tokenizer: Tokenizer, name: EngineName, threads: int) -> None:
         self.name, self._graph, self._threads = name, graph, threads
         self._request = self._compiled(_read(graph))
@@ -74,19 +76,19 @@ class OpenVinoEngine:
         }
         return openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
 
-    def prepare(self, lengths: Sequence[int], batch_tokens: int) -> None:
-        """Compiles static-shape graphs for the usual shapes of batches.
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Compiles static-shape graphs for the usual shapes of batches, if the engine packs rows.
 
         They are faster than the dynamic-shape graph and need no preparation after a change of
         shape. A larger model gets fewer of them, because each one has a copy of the weights.
 
-        Args:
-            lengths: Tokens of typical inputs.
-            batch_tokens: Tokens of a full batch.
+        Returns shapes of the usual widths, which are to be run once.
         """
-        if not self.is_packed:
-            return
-        usual = usual_shapes(lengths, self.packing.multiple, batch_tokens)
+        if self.is_packed:
+            self._compile_static(usual_shapes(lengths, self.packing.multiple, limits.batch_tokens))
+        return usual_widths(longest)
+
+    def _compile_static(self, usual: Sequence[Shape]) -> None:
         weights = self._graph.with_suffix(".bin").stat().st_size
         each = STATIC_GRAPH_BYTES + STATIC_WEIGHTS[self.name] * weights
         model = _read(self._graph)
@@ -100,14 +102,8 @@ class OpenVinoEngine:
     def _shape_tokens(self, width: int) -> float:
         """Returns the number of tokens that cost as much as preparing the graph for a new shape."""
         short, long = (Row((0,) * size, ()) for size in (width, LONGER * width))
-
-        def seconds(row: Row) -> float:
-            begin = time.perf_counter()
-            self.run([row])
-            return time.perf_counter() - begin
-
         # each twice in turn: the first run follows another shape, the second one the same shape
-        spent = [seconds(row) for row in (short, short, long, long) * SHAPE_TRIALS]
+        spent = [run_s(self, [row]) for row in (short, short, long, long) * SHAPE_TRIALS]
         first_short, short_s, first_long, long_s = (min(spent[turn::4]) for turn in range(4))
         prepare_s = (first_short - short_s + first_long - long_s) / 2
         token_s = (long_s - short_s) / ((LONGER - 1) * width)

@@ -6,7 +6,6 @@ the version's `exports` folder.
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,12 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError, first_line
 from jobs.spec.serve import EngineName
+from jobs.storage import files
 from jobs.training.config import Device
 from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, form_batches
 from serve.batching.rows import Row
 from serve.engines.acceptance import REFERENCE, AcceptanceCheck, expected_scores
-from serve.engines.engine import Choice, Engine, EngineResult, OneByOne
+from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, run_s
 from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.engines.timing_curve import Curve
 from serve.version import CHOICE_FILE
@@ -38,7 +38,7 @@ PACKED_TOKENS = 512
 for longer texts and no faster for short ones, with a longer wait for all. Measured in
 benchmarks/HISTORY.md."""
 DEFAULT_TOKENS: dict[Device, int] = {"cpu": 256, "cuda": 4096}
-"""Padded tokens of a batch if none was measured."""
+"""Padded tokens of a batch if none was measured; see `default_tokens`."""
 WAITING: dict[Device, int] = {"cpu": 32, "cuda": 512}
 """Length of the queue, in texts, while a budget is timed."""
 WARM_S, TIMED_S = 0.2, 0.4
@@ -103,7 +103,11 @@ def choose(
 
 
 def curves(
-    factory: EngineFactory, names: Sequence[EngineName], sample: EvalSample, sizes: Sequence[int]
+    factory: EngineFactory,
+    names: Sequence[EngineName],
+    sample: EvalSample,
+    sizes: Sequence[int],
+    accelerators: str,
 ) -> list[Curve]:
     """Measures the batch times of each engine that passes the acceptance check.
 
@@ -112,6 +116,7 @@ def curves(
         names: Engines to measure.
         sample: The evaluation sample.
         sizes: Rows of the batches; each batch has rows of similar length.
+        accelerators: Accelerator and count of the device, such as `T4:1`.
 
     Raises:
         DeployError: if the model has no evaluation sample.
@@ -122,69 +127,72 @@ def curves(
             " model again"
         )
     check = AcceptanceCheck(sample, expected_scores(factory, sample))
-    measured = []
+    rows, measured = sorted(sample.rows, key=len), list[Curve]()
     for name in names:
-        try:
-            engine = factory.make(name, sample)
-            refusal = check.run(engine).refusal
-        except Exception as error:  # noqa: BLE001 - each library has its own errors
-            refusal = f"cannot be created: {first_line(error)}"
-        rows = sorted(sample.rows, key=len)
-        seconds = None if refusal else {size: _batch_s(engine, rows, size) for size in sizes}
-        measured.append(Curve("", name, refusal, seconds))
+        engine, result = _checked(factory, name, check)
+        seconds = None
+        if engine and not result.refusal:
+            seconds = {size: _batch_s(engine, rows, size) for size in sizes}
+        measured.append(Curve(accelerators, name, result.refusal, seconds))
     return measured
+
+
+def _checked(
+    factory: EngineFactory, name: EngineName, check: AcceptanceCheck
+) -> tuple[Engine | None, EngineResult]:
+    """Creates an engine and checks it; an engine that cannot be created is None and refused."""
+    try:
+        engine = factory.make(name, check.sample)
+        return engine, check.run(engine)
+    except Exception as error:  # noqa: BLE001 - each library has its own errors
+        reason = first_line(error)
+        return None, EngineResult(name, refusal=f"cannot be created: {reason}")
 
 
 def _batch_s(engine: Engine, rows: Sequence[Row], size: int) -> float:
     many = list(itertools.islice(itertools.cycle(rows), max(size, len(rows))))
     batches = [many[first : first + size] for first in range(0, len(many) - size + 1, size)]
-    spent = [seconds(engine, batch) for batch in [batches[0], *batches]][1:]
+    spent = [run_s(engine, batch) for batch in [batches[0], *batches]][1:]
     while sum(spent) < TIMED_S:
-        spent += [seconds(engine, batch) for batch in batches]
+        spent += [run_s(engine, batch) for batch in batches]
     return sum(spent) / len(spent)
-
-
-def seconds(engine: Engine, batch: Sequence[Row]) -> float:
-    """Runs one batch and returns its duration in seconds."""
-    begin = time.perf_counter()
-    engine.run(batch)
-    return time.perf_counter() - begin
 
 
 def _try(
     factory: EngineFactory,
     name: EngineName,
-    check: "AcceptanceCheck",
+    check: AcceptanceCheck,
     best_texts_per_s: float,
     *,
     is_timed: bool,
 ) -> EngineResult:
-    try:
-        engine = factory.make(name, check.sample)
-        result = check.run(engine)
-    except Exception as error:  # noqa: BLE001 - each library has its own errors
-        reason = first_line(error)
-        return EngineResult(name, refusal=f"cannot be created: {reason}")
-    if result.refusal or result.texts_per_s < TIMING_THRESHOLD * best_texts_per_s:
+    engine, result = _checked(factory, name, check)
+    is_slow = result.texts_per_s < TIMING_THRESHOLD * best_texts_per_s
+    if engine is None or result.refusal or is_slow:
         return result
     if not is_timed:
-        tokens = PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[factory.device]
-        return replace(result, batch_tokens=tokens)
+        return replace(result, batch_tokens=default_tokens(engine, factory.device))
     return measure(result, engine, check.sample, factory.device)
 
 
 def _try_one_by_one(
-    factory: EngineFactory, check: "AcceptanceCheck", results: Sequence[EngineResult]
+    factory: EngineFactory, check: AcceptanceCheck, results: Sequence[EngineResult]
 ) -> EngineResult:
     """Checks torch in fp32 with one row per batch; raises DeployError if that fails too."""
-    result = check.run(OneByOne(factory.make(REFERENCE, check.sample)))
+    engine = OneByOne(factory.make(REFERENCE, check.sample))
+    result = check.run(engine)
     if result.refusal:
         reasons = "; ".join(f"{each.engine}: {each.refusal}" for each in (*results, result))
         raise DeployError(
             f"{factory.model.name} is not served, because no engine reproduces training's scores of"
             f" its evaluation sample ({reasons})"
         )
-    return replace(result, batch_tokens=DEFAULT_TOKENS[factory.device])
+    return replace(result, batch_tokens=default_tokens(engine, factory.device))
+
+
+def default_tokens(engine: Engine, device: Device) -> int:
+    """Returns the padded tokens of a batch for an engine that is not timed."""
+    return PACKED_TOKENS if engine.is_packed else DEFAULT_TOKENS[device]
 
 
 def measure(
@@ -203,11 +211,7 @@ def measure(
         for budget in ((PACKED_TOKENS,) if engine.is_packed else BUDGETS[device])
     }
     best = max(rates, key=rates.__getitem__)
-    alone = []
-    for row in sorted(rows, key=len)[:: max(1, len(rows) // 20)]:
-        begin = time.perf_counter()
-        engine.run([row])
-        alone.append(time.perf_counter() - begin)
+    alone = [run_s(engine, [row]) for row in sorted(rows, key=len)[:: max(1, len(rows) // 20)]]
     return replace(
         result,
         texts_per_s=rates[best],
@@ -253,8 +257,6 @@ def _read_choice(factory: EngineFactory, names: Sequence[EngineName]) -> Choice 
 
 
 def _write_choice(factory: EngineFactory, names: Sequence[EngineName], choice: Choice) -> None:
-    factory.exports.mkdir(parents=True, exist_ok=True)
-    partial = factory.exports / f".{CHOICE_FILE}-{os.getpid()}"
     value = {"for": _key(factory, names), "choice": asdict(choice)}
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    partial.replace(factory.exports / CHOICE_FILE)
+    text = json.dumps(value, indent=2) + "\n"
+    files.write_atomically(factory.exports / CHOICE_FILE, text.encode())

@@ -5,21 +5,17 @@ import logging
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from jobs.spec import task_registry
 from jobs.spec.serve import EngineName
 from jobs.spec.task import Activation
 from serve.batching.batcher import Batcher, OnBatch
 from serve.batching.policy import Limits, form_batches
-from serve.batching.rows import PendingBatch, Row, Tokenizer
+from serve.batching.rows import PendingBatch, Row
 from serve.batching.waiting import NOTHING, Saving
 from serve.config import ReplicaConfig
-from serve.engines import acceptance, captured_engine, engine_factory, optional_packages, selection
-from serve.engines.captured_engine import CapturedEngine
-from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne
-from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample
-from serve.engines.openvino_engine import OpenVinoEngine
+from serve.engines import acceptance, optional_packages, selection
+from serve.engines.engine import ACTIVATIONS, Choice, Engine, OneByOne, run_s
+from serve.engines.engine_factory import BLANK, EngineFactory, EvalSample, eval_sample_of
 from serve.engines.packing import USUAL_LENGTHS
 
 _logger = logging.getLogger(__name__)
@@ -29,8 +25,6 @@ FEW_ROWS, MANY_ROWS, FIXED_WIDTH, FIXED_TRIALS = 4, 16, 16, 5
 tokens, and runs of each."""
 FULL_TRIALS = 5
 """Runs of a full batch and of its halves."""
-WARMUP_WIDTHS = (8, 16, 32, 64, 128, 256, 512)
-"""Widths in tokens of the rows that are run once before the first request."""
 
 
 def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
@@ -44,21 +38,22 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
         DeployError: if no engine passes the acceptance check.
     """
     version = config.version
-    is_gpu = config.device == "cuda"  # a GPU is faster than one core tokenises
-    tokenizer = Tokenizer(Path(version.path), version.max_length, is_spread=is_gpu)
-    sample = engine_factory.read_eval_sample(
-        Path(version.path), task_registry.find(version.task).activation
-    )
-    choice, engine = prepare(config, tokenizer, sample)
+    factory = EngineFactory.of(version, config.device, config.threads)
+    sample = eval_sample_of(version)
+    choice, engine = prepare(config, factory, sample)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
     warm_up(engine, limits, sample, version.max_length)
-    ahead = 1 if isinstance(engine, CapturedEngine) else 0
     lengths = [len(row) for row in sample.rows]
-    saved = (
-        NOTHING if ahead else saving(engine, limits, lengths, version.max_length, sample.pattern)
-    )
+    saved = NOTHING
+    if not engine.ahead and not choice.is_one_by_one:
+        saved = saving(engine, limits, lengths, version.max_length, sample.pattern)
     return choice, Batcher(
-        scored(engine, sample.activation), tokenizer, limits, on_batch, ahead=ahead, saving=saved
+        scored(engine, sample.activation),
+        factory.tokenizer,
+        limits,
+        on_batch,
+        ahead=engine.ahead,
+        saving=saved,
     )
 
 
@@ -71,13 +66,8 @@ def warm_up(engine: Engine, limits: Limits, sample: EvalSample, longest: int) ->
         sample: The evaluation sample, whose lengths are taken as typical.
         longest: Longest row in tokens.
     """
-    if isinstance(engine, OpenVinoEngine):
-        engine.prepare([len(row) for row in sample.rows], limits.batch_tokens)
-    if isinstance(engine, CapturedEngine):
-        shapes = captured_engine.shapes(limits.batch_rows, limits.batch_tokens, longest)
-    else:
-        shapes = [(1, width) for width in WARMUP_WIDTHS if width <= longest]
-    for rows, width in shapes:
+    lengths = [len(row) for row in sample.rows]
+    for rows, width in engine.prepare(lengths, limits, longest):
         engine.run([_row(sample.pattern, width)] * rows)
 
 
@@ -119,7 +109,7 @@ def saving(
 
 
 def _seconds(engine: Engine, pattern: Row, lengths: Sequence[int]) -> float:
-    return selection.seconds(engine, [_row(pattern, length) for length in lengths])
+    return run_s(engine, [_row(pattern, length) for length in lengths])
 
 
 def _row(pattern: Row, length: int) -> Row:
@@ -144,7 +134,7 @@ def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], 
 
 
 def prepare(
-    config: ReplicaConfig, tokenizer: Tokenizer, sample: EvalSample
+    config: ReplicaConfig, factory: EngineFactory, sample: EvalSample
 ) -> tuple[Choice, Engine]:
     """Selects and creates the engine of a replica.
 
@@ -153,15 +143,10 @@ def prepare(
     Raises:
         DeployError: if no engine passes the acceptance check.
     """
-    version = config.version
-    folder = Path(version.path)
-    factory = EngineFactory(folder, Path(version.exports), tokenizer, config.device, config.threads)
     names = engines_for(config)
     if not sample.rows:  # the acceptance check is impossible
         engine = factory.make(names[0] if len(names) == 1 else acceptance.REFERENCE, sample)
-        tokens = (
-            selection.PACKED_TOKENS if engine.is_packed else selection.DEFAULT_TOKENS[config.device]
-        )
+        tokens = selection.default_tokens(engine, config.device)
         return Choice(engine.name, tokens, 0.0), engine
     choice = selection.choose(factory, names, sample, is_timed=len(names) > 1)
     engine = factory.make(choice.engine, sample)

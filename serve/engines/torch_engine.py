@@ -12,7 +12,9 @@ from jobs.spec.serve import EngineName
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import autocast
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Row, Tokenizer
+from serve.engines.engine import Shape, usual_widths
 
 NAMES: dict[Precision, EngineName] = {
     "bf16": "torch-bf16",
@@ -44,7 +46,7 @@ def quiet_tracing() -> Iterator[None]:
 class TorchEngine:
     """Runs padded batches; on a CPU with one thread for each core of the replica."""
 
-    is_packed = False
+    is_packed, ahead = False, 0
 
     def __init__(
         self, folder: Path, tokenizer: Tokenizer, precision: Precision, device: Device, threads: int
@@ -56,6 +58,10 @@ class TorchEngine:
         self._model = load_classifier(folder).to(self._device)
         self._padding = Padding.of(tokenizer)
         self._has_types = "token_type_ids" in tokenizer.input_names
+
+    def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
+        """Returns shapes of the usual widths, which are to be run once."""
+        return usual_widths(longest)
 
     def run(self, rows: Sequence[Row]) -> Logits:
         """Returns logits, [rows, labels]."""

@@ -11,8 +11,10 @@ import grpc
 
 from jobs.errors import DeployError
 from serve.http import app
-from serve.http.errors import INTERNAL_ERROR, HttpError
-from serve.http.guard import MAX_BODY_BYTES, body_size_error, timeout_of
+from serve.http.asgi import MAX_BODY_BYTES, body_size_error
+from serve.http.errors import HttpError
+from serve.http.guard import authorize, timeout_of
+from serve.http.handler import error_of
 from serve.http.open_inference import InferRequest, InferResponse, Tensor, named, server_metadata
 
 ADD = "serve.frontends.grpc_api.add"
@@ -28,6 +30,9 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """gRPC status codes by HTTP status."""
+OK, CANCELLED = 200, 499
+"""HTTP statuses that the metrics count for an answered call, and for one that its client ended."""
+ADVICE = "send an accepted token as metadata: authorization, Bearer …"
 READY_TIMEOUT_S = 5.0
 """Timeout of the call that checks whether an application is ready."""
 _LENGTH = struct.Struct("<I")
@@ -144,24 +149,21 @@ async def _authorized(method: str, context: Any, work: Callable[[], Awaitable[An
 
     An error becomes the call's status, with an empty response.
     """
-    handler = app.require_handler()
-    status, detail = 200, ""
+    handler, status = app.current_handler(), CANCELLED
     try:
-        caller = handler.authenticator.owner_of(_metadata(context).get("authorization", ""))
-        if caller is None:
-            message = "send an accepted token as metadata: authorization, Bearer …"
-            raise HttpError(401, "unauthorized", message)
-        if caller:
-            handler.metrics.count_caller(caller)
-        return await work()
-    except HttpError as refusal:
-        status, detail = refusal.status, refusal.message
-    except Exception:  # noqa: BLE001 - no traceback reaches a client
-        status, detail = 500, INTERNAL_ERROR
+        authorization = _metadata(context).get("authorization", "")
+        authorize(app.require_handler(), authorization, ADVICE)
+        response = await work()
+        status = OK
+        return response
+    except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+        refusal = error_of(error)
+        status = refusal.status
     finally:
-        handler.metrics.count(f"grpc {method}", status)
+        if handler:
+            handler.metrics.count(f"grpc {method}", status)
     context.set_code(CODES.get(status, grpc.StatusCode.INTERNAL))
-    context.set_details(detail)
+    context.set_details(refusal.message)
     return getattr(messages(), f"{method}Response")()
 
 

@@ -4,15 +4,9 @@ from collections.abc import AsyncIterator
 
 import httpx
 
+from serve.http.asgi import Message, Receive, Scope, Send
 from serve.http.errors import HttpError
-from serve.http.guard import (
-    Message,
-    Receive,
-    Scope,
-    Send,
-    error_response,
-    send_response,
-)
+from serve.http.guard import error_response, send_response
 
 HOP_BY_HOP = frozenset(
     {
@@ -34,7 +28,8 @@ class ReverseProxy:
 
     def __init__(self, url: str) -> None:
         self._url = httpx.URL(url)
-        self._client = httpx.AsyncClient(timeout=None)
+        # without trust_env, because a proxy that the environment names cannot reach the replica
+        self._client = httpx.AsyncClient(timeout=None, trust_env=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forwards one request; answers 503 if the replica does not respond."""

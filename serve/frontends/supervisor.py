@@ -1,6 +1,7 @@
 """Starts, configures and drains a replica's frontend workers, and answers their requests."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -89,7 +90,7 @@ class FrontendSupervisor:
         assert isinstance(handler.client, Batcher)
         self._handler, self._number, self._batcher = handler, number, handler.client
         self._listen: Listen | None = None
-        self._links = set[_WorkerLink]()
+        self._links, self._starting = set[_WorkerLink](), set[asyncio.Task[None]]()
         self._listening = threading.Semaphore(0)
         self._is_closing = False
         self._loop = new_loop()
@@ -108,7 +109,7 @@ class FrontendSupervisor:
         threading.Thread(target=self._loop.run_forever, daemon=True, name="frontends").start()
         self._listen = Listen(host, port, replica_url)
         for _ in range(self._number):
-            asyncio.run_coroutine_threadsafe(self._start_worker(self._listen), self._loop)
+            self._loop.call_soon_threadsafe(self._start_soon, self._listen)
         for _ in range(self._number):
             if not await asyncio.to_thread(self._listening.acquire, timeout=READY_S):
                 raise DeployError(
@@ -132,26 +133,51 @@ class FrontendSupervisor:
         links = list(self._links)
         await asyncio.gather(*(asyncio.to_thread(link.wait, DRAIN_S) for link in links))
 
+    def _start_soon(self, listen: Listen) -> None:
+        task = self._loop.create_task(self._start_worker(listen))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
     async def _start_worker(self, listen: Listen) -> None:
+        """Starts a worker; if that fails, tries again after RESTART_S."""
         if self._is_closing:
             return
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "serve.frontends.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # Ctrl+C reaches this process only, which drains workers
-            )
-        link = _WorkerLink(
-            self._batcher, self._handler.metrics, process, self._listening.release, self._on_lost
-        )
-        await self._loop.create_unix_connection(lambda: link.channel, sock=ours)
+        try:
+            tokenizer = self._batcher.tokenizer.on_one_core()
+            link = await self._start_process()
+        except Exception:
+            _logger.exception("a frontend worker cannot be started; trying again")
+            self._loop.call_later(RESTART_S, self._start_soon, listen)
+            return
         self._links.add(link)
-        tokenizer = self._batcher.tokenizer.on_one_core()
         link.channel.send(Configure(self._handler.config, self._handler.choice, tokenizer))
         link.channel.send(listen)
+
+    async def _start_process(self) -> "_WorkerLink":
+        """Starts a worker's process and connects to it; raises OSError."""
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as failing:
+            failing.callback(ours.close)
+            with theirs:
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "serve.frontends.worker", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                    start_new_session=True,  # Ctrl+C reaches this process only, which drains it
+                )
+            failing.callback(process.wait)
+            failing.callback(process.kill)
+            link = _WorkerLink(
+                self._batcher,
+                self._handler.metrics,
+                process,
+                self._listening.release,
+                self._on_lost,
+            )
+            await self._loop.create_unix_connection(lambda: link.channel, sock=ours)
+            failing.pop_all()
+        return link
 
     def _broadcast(self, message: Any) -> None:
         for link in self._links:
@@ -164,7 +190,7 @@ class FrontendSupervisor:
         if self._is_closing or listen is None:
             return
         _logger.warning("a frontend worker ended unexpectedly; starting another one")
-        self._loop.call_later(RESTART_S, lambda: self._loop.create_task(self._start_worker(listen)))
+        self._loop.call_later(RESTART_S, self._start_soon, listen)
 
 
 class _WorkerLink:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,9 @@ from serve.frontends.ipc import (
     new_loop,
 )
 from serve.frontends.reverse_proxy import ReverseProxy
+from serve.http.asgi import Receive, Scope, Send
 from serve.http.fast_path import connections
-from serve.http.guard import (
-    Receive,
-    RequestGuard,
-    Scope,
-    Send,
-    is_prediction,
-)
+from serve.http.guard import RequestGuard, is_prediction
 from serve.http.handler import PredictHandler, tune_garbage_collector
 from serve.http.metrics import LatencyHistogram, Metrics
 from serve.http.paths import relative
@@ -178,7 +173,7 @@ class FrontendWorker:
                 self._handler = endpoint.in_frontend(config, choice, self._remote, metrics)
                 tune_garbage_collector()
             case Listen() if self._handler:
-                self._tasks.add(asyncio.create_task(self._listen(message, self._handler)))
+                self._start(self._listen(message, self._handler))
             case Adjust(changes) if self._handler:
                 self._handler.adjust(changes)
             case Drain():
@@ -189,6 +184,13 @@ class FrontendWorker:
 
     def _on_closed(self) -> None:
         os._exit(1)  # without the replica no request can be answered
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Starts a task whose failure ends the process; the replica then starts another worker."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(_exit_on_failure)
+        return task
 
     async def _listen(self, listen: Listen, handler: PredictHandler[Any]) -> None:
         proxy = ReverseProxy(listen.replica_url)
@@ -210,7 +212,7 @@ class FrontendWorker:
                 server_header=False,
             )
         )
-        reporting = asyncio.create_task(self._report(handler, self._web))
+        reporting = self._start(self._report(handler, self._web))
         await self._web.serve(sockets=[bound(listen.host, listen.port, is_shared=True)])
         reporting.cancel()
         self._send_metrics(handler)
@@ -229,6 +231,12 @@ class FrontendWorker:
         assert isinstance(handler.metrics, BufferedMetrics)
         if delta := handler.metrics.take_delta():
             self.channel.send(delta)
+
+
+def _exit_on_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()):
+        _logger.error("a frontend worker has failed", exc_info=error)
+        os._exit(1)
 
 
 async def _run(connected: socket.socket) -> None:

@@ -10,8 +10,9 @@ import fastapi.exceptions
 import fastapi.responses
 import starlette.exceptions
 
-from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, describe
-from serve.http.guard import Receive, RequestGuard, Scope, Send, error_response, timeout_of
+from serve.http.asgi import Receive, Scope, Send
+from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, validation_error
+from serve.http.guard import REQUEST_ID, RequestGuard, error_response, timeout_of
 from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
 from serve.http.paths import public_path
 
@@ -94,18 +95,14 @@ def page(package: str) -> fastapi.responses.HTMLResponse:
 
 async def on_http_error(request: fastapi.Request, error: HttpError) -> fastapi.Response:
     """Renders an error with the common body."""
-    return fastapi_response(error_response(error, getattr(request.state, "request_id", "")))
+    return fastapi_response(error_response(error, getattr(request.state, REQUEST_ID, "")))
 
 
 async def on_validation_error(
     request: fastapi.Request, error: fastapi.exceptions.RequestValidationError
 ) -> fastapi.Response:
     """Answers 400 or 422 without repeating the input, which FastAPI's own handler repeats."""
-    errors = list(error.errors())
-    if errors[0]["type"] == "json_invalid":
-        refusal = HttpError(400, "invalid_json", "the body is not valid JSON")
-    else:
-        refusal = HttpError(422, "invalid_request", describe(errors, request.app.state.sentences))
+    refusal = validation_error(error.errors(), request.app.state.sentences)
     return await on_http_error(request, refusal)
 
 

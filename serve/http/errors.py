@@ -43,6 +43,16 @@ class HttpError(Exception):
         self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
 
 
+def validation_error(errors: Sequence[Any], sentences: Mapping[str, str]) -> HttpError:
+    """Returns the error of a request body that does not fit its model.
+
+    400 if it is not JSON, else 422; see `describe` for the arguments.
+    """
+    if errors[0]["type"] == "json_invalid":
+        return HttpError(400, "invalid_json", "the body is not valid JSON")
+    return HttpError(422, "invalid_request", describe(errors, sentences))
+
+
 def describe(errors: Sequence[Any], sentences: Mapping[str, str]) -> str:
     """Describes the first validation error of a request without repeating the input.
 

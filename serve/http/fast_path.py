@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from serve.http import guard
+from serve.http import asgi, guard
 from serve.http.errors import HttpError
 from serve.http.handler import Handler, HttpResponse, PredictHandler, error_of
 
@@ -35,10 +35,10 @@ class FastRequest:
         self.body, self.more_body = bytearray(), True
         self.disconnected = self.response_complete = False
         self.keep_alive = connection.parser.should_keep_alive()
-        scope = cast("guard.Scope", connection.scope)
+        scope = cast("asgi.Scope", connection.scope)
         try:
             guard.check(scope, handler.path, self._headers, handler)
-            guard.check_length(self._headers)
+            asgi.check_length(self._headers)
         except HttpError as refusal:
             self._refuse(refusal)
 
@@ -52,7 +52,7 @@ class FastRequest:
         if self.more_body and not self.response_complete and self._body_timer is None:
             loop = self._connection.loop
             self._body_timer = loop.call_later(
-                guard.BODY_TIMEOUT_S, self._refuse, guard.body_timeout_error()
+                asgi.BODY_TIMEOUT_S, self._refuse, asgi.body_timeout_error()
             )
 
     def set(self) -> None:
@@ -61,8 +61,8 @@ class FastRequest:
             return
         if self.disconnected:
             self._end()
-        elif len(self.body) > guard.MAX_BODY_BYTES:
-            self._refuse(guard.body_size_error())
+        elif len(self.body) > asgi.MAX_BODY_BYTES:
+            self._refuse(asgi.body_size_error())
         elif self.more_body:
             self._connection.flow.resume_reading()
         else:
@@ -71,7 +71,7 @@ class FastRequest:
     def _submit(self) -> None:
         handler = self._handler
         try:
-            timeout_s = min(guard.timeout_of(self._headers), handler.config.timeout_s)
+            timeout_s = guard.timeout_of(self._headers)
             self._ticket = handler.submit(bytes(self.body), timeout_s, self._on_response)
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             self._refuse(error_of(error))

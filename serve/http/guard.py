@@ -4,39 +4,40 @@ It receives the requests that `serve.http.fast_path` does not answer. It answers
 which is faster than FastAPI, and passes other requests on with their body read and limited.
 """
 
-import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
+from serve.http.asgi import (
+    Application,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    cancel_on_disconnect,
+    read_body,
+    replay_body,
+)
 from serve.http.errors import ErrorBody, ErrorDetail, HttpError
 from serve.http.handler import Handler, HttpResponse, PredictHandler, error_of
 from serve.http.paths import relative
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-BODY_TIMEOUT_S = 10.0
-"""Longest time in which a client sends its request body."""
-MAX_BODY_BYTES = 2**20
-"""Largest request body."""
-DISCONNECT_CHECK_S = 0.1
-"""Time after which an unanswered request is watched for its client's disconnect."""
 MAX_HEADERS, MAX_HEADER_BYTES = 64, 16_384
 OPEN_PATHS = frozenset(
     {"", "/", "/health", "/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"}
 )
 """Paths that need no token: health and documentation."""
-INFER = "/infer"
+INFER, OTHER = "/infer", "other"
+"""Paths of requests in the metrics besides that of predictions: `/v2/models/<name>/infer`, and all
+paths that are not for the model."""
 VALID_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 PROCESS, NUMBERS = secrets.token_hex(4), itertools.count()
 """The two parts of a new request id. A counter is used because it needs no system call."""
-RETRY_AFTER = "retry-after"
+REQUEST_ID = "request_id"
+"""Field of a request's state with its id, in requests that the guard has checked."""
+ID_HEADER, RETRY_AFTER = b"x-request-id", "retry-after"
 
 
 class RequestGuard:
@@ -52,7 +53,8 @@ class RequestGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request, in a span if the replica is traced."""
         handler = self._find_handler()
-        if scope["type"] != "http" or handler is None:
+        is_checked = REQUEST_ID in scope.get("state", {})  # by the guard around Ray Serve
+        if scope["type"] != "http" or handler is None or is_checked:
             await self._app(scope, receive, send)
             return
         path = relative(scope["path"], handler.config.route)
@@ -87,18 +89,45 @@ class RequestGuard:
                 work = handler.predict(body, timeout_of(headers))
                 response = await cancel_on_disconnect(work, receive)
             else:
-                scope["state"] = {**scope.get("state", {}), "request_id": request_id}
                 replay = receive
                 if scope["method"] in ("POST", "PUT", "PATCH"):
                     replay = replay_body(await read_body(headers, receive), receive)
-                await self._app(scope, replay, send)
+                mark(scope, request_id)
+                await self._pass_on(handler, path, scope, replay, send)
                 return
         except ConnectionError:
             return  # the client has disconnected
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             response = error_response(error_of(error), request_id)
-        handler.metrics.count(path if path == handler.path else "other", response.status)
+        handler.metrics.count(label_of(path, handler), response.status)
         await send_response(send, response, request_id)
+
+    async def _pass_on(
+        self, handler: Handler, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Lets the application answer, and counts its answers to POSTs for the model.
+
+        Raises:
+            HttpError: if the application fails before its response has started. A later failure is
+                logged only: the server then closes the connection of an incomplete response.
+        """
+        label, is_started = label_of(path, handler), False
+        is_counted = scope["method"] == "POST" and label != OTHER
+
+        async def counted_send(message: Message) -> None:
+            nonlocal is_started
+            if message["type"] == "http.response.start":
+                is_started = True
+                if is_counted:
+                    handler.metrics.count(label, message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted_send)
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+            refusal = error_of(error)  # logs the error
+            if not is_started:
+                raise refusal from None
 
 
 def is_prediction(handler: Handler, path: str, scope: Scope) -> TypeGuard[PredictHandler[Any]]:
@@ -107,11 +136,25 @@ def is_prediction(handler: Handler, path: str, scope: Scope) -> TypeGuard[Predic
     return is_post and isinstance(handler, PredictHandler)
 
 
+def label_of(path: str, handler: Handler) -> str:
+    """Returns the path by which the metrics count a request."""
+    if path == handler.path:
+        return path
+    return INFER if path.endswith(INFER) else OTHER
+
+
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:
     """Returns the request's `X-Request-Id` if it is valid, or a new id."""
-    given = headers.get(b"x-request-id", b"")
+    given = headers.get(ID_HEADER, b"")
     is_valid = given and VALID_ID.fullmatch(given)
     return given.decode() if is_valid else f"{PROCESS}{next(NUMBERS):08x}"
+
+
+def mark(scope: Scope, request_id: str) -> None:
+    """Marks a request as checked, and gives Ray Serve's middleware the same id in its header."""
+    scope["state"] = {**scope.get("state", {}), REQUEST_ID: request_id}
+    others = [pair for pair in scope["headers"] if pair[0] != ID_HEADER]
+    scope["headers"] = [*others, (ID_HEADER, request_id.encode())]
 
 
 def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler) -> None:
@@ -128,83 +171,29 @@ def check(scope: Scope, path: str, headers: dict[bytes, bytes], handler: Handler
         raise HttpError(405, "method_not_allowed", message, headers={"allow": "POST"})
     if path not in OPEN_PATHS:
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        caller = handler.authenticator.owner_of(authorization)
-        if caller is None:
-            message = "send an accepted token as Authorization: Bearer …"
-            raise HttpError(401, "unauthorized", message)
-        if caller:
-            handler.metrics.count_caller(caller)
-    if scope["method"] == "POST" and (path == handler.path or path.endswith(INFER)):
+        authorize(handler, authorization, "send an accepted token as Authorization: Bearer …")
+    if scope["method"] == "POST" and label_of(path, handler) != OTHER:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind != b"application/json":
             raise HttpError(415, "unsupported_media_type", "send Content-Type: application/json")
 
 
-class _Cancellation:
-    """Cancels the task that created it when it is called.
+def authorize(handler: Handler, authorization: str, advice: str) -> None:
+    """Checks the token of a request, and counts the request for the token's owner.
 
-    `was_called` distinguishes this cancellation from one by another caller.
-    """
-
-    def __init__(self) -> None:
-        self._task, self.was_called = asyncio.current_task(), False
-
-    def __call__(self) -> None:
-        self.was_called = True
-        if self._task:
-            self._task.cancel()
-
-
-async def read_body(headers: dict[bytes, bytes], receive: Receive) -> bytes:
-    """Reads the complete body.
+    Args:
+        handler: The handler whose tokens are accepted.
+        authorization: The request's credentials; empty if it has none.
+        advice: Message of the refusal.
 
     Raises:
-        HttpError: 413 for a body over MAX_BODY_BYTES, 408 for one that takes over BODY_TIMEOUT_S.
-        ConnectionError: if the client disconnects.
+        HttpError: 401 if the token is not accepted.
     """
-    check_length(headers)
-    cancellation = _Cancellation()  # asyncio.timeout takes five times as long
-    timer = asyncio.get_running_loop().call_later(BODY_TIMEOUT_S, cancellation)
-    try:
-        return await _join_body(receive)
-    except asyncio.CancelledError:
-        if cancellation.was_called:
-            raise body_timeout_error() from None
-        raise
-    finally:
-        timer.cancel()
-
-
-async def _join_body(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ConnectionError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BODY_BYTES:
-            raise body_size_error()
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-def check_length(headers: Mapping[bytes, bytes]) -> None:
-    """Raises HttpError 413 if `Content-Length` is over MAX_BODY_BYTES or is not a number."""
-    length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise body_size_error()
-
-
-def body_timeout_error() -> HttpError:
-    """Returns the error 408 of a body that does not arrive in time."""
-    return HttpError(408, "too_slow", f"the body took over {BODY_TIMEOUT_S:.0f} s")
-
-
-def body_size_error() -> HttpError:
-    """Returns the error 413 of a body that is too large."""
-    return HttpError(413, "too_large", f"the body has more than {MAX_BODY_BYTES:,} bytes")
+    caller = handler.authenticator.owner_of(authorization)
+    if caller is None:
+        raise HttpError(401, "unauthorized", advice)
+    if caller:
+        handler.metrics.count_caller(caller)
 
 
 def timeout_of(headers: Mapping[bytes, bytes]) -> float:
@@ -224,45 +213,6 @@ def timeout_of(headers: Mapping[bytes, bytes]) -> float:
     return wanted
 
 
-async def cancel_on_disconnect(work: Awaitable[HttpResponse], receive: Receive) -> HttpResponse:
-    """Awaits a response, and cancels it if the client disconnects, so its texts leave the queue.
-
-    The watcher starts after DISCONNECT_CHECK_S, because most requests are answered before and then
-    need no task of their own.
-
-    Raises:
-        ConnectionError: if the client disconnects.
-    """
-    cancellation, watchers = _Cancellation(), list[asyncio.Task[None]]()
-
-    async def watch() -> None:
-        await receive()  # after the body, ASGI has only the disconnect to report
-        cancellation()
-
-    loop = asyncio.get_running_loop()
-    timer = loop.call_later(DISCONNECT_CHECK_S, lambda: watchers.append(loop.create_task(watch())))
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if cancellation.was_called:
-            raise ConnectionError from None
-        raise
-    finally:
-        timer.cancel()
-        for watcher in watchers:
-            watcher.cancel()
-
-
-def replay_body(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that yields a body that was read already, then the next messages."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay
-
-
 def error_response(refusal: HttpError, request_id: str) -> HttpResponse:
     """Returns the response of an error, with the common JSON body and its headers."""
     detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=request_id)
@@ -279,7 +229,7 @@ async def send_response(send: Send, response: HttpResponse, request_id: str) -> 
     encoded = [(name.encode(), value.encode("latin-1")) for name, value in response.headers.items()]
     encoded += (
         (b"content-length", b"%d" % len(response.body)),
-        (b"x-request-id", request_id.encode()),
+        (ID_HEADER, request_id.encode()),
     )
     await send({"type": "http.response.start", "status": response.status, "headers": encoded})
     await send({"type": "http.response.body", "body": response.body})

@@ -5,7 +5,6 @@ texts, it implements `PredictHandler` instead. A handler needs neither Ray nor a
 """
 
 import abc
-import asyncio
 import contextvars
 import functools
 import gc
@@ -24,7 +23,7 @@ from serve.batching.client import (
     Load,
     NonFiniteScoresError,
     QueueFullError,
-    settle,
+    answered,
 )
 from serve.batching.rows import Text
 from serve.config import ReplicaConfig
@@ -159,12 +158,10 @@ class PredictHandler(Handler, Generic[Request]):
 
         If the calling task is cancelled, the request's texts leave the queue.
         """
-        future: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-        ticket = self.submit(body, timeout_s, functools.partial(settle, future))
-        try:
-            return await future
-        finally:
-            self.cancel(ticket)
+        response: HttpResponse = await answered(
+            functools.partial(self.submit, body, timeout_s), self.cancel
+        )
+        return response
 
     async def score(self, texts: Sequence[Text], timeout_s: float) -> Answer:
         """Returns the scores of texts.
@@ -172,14 +169,13 @@ class PredictHandler(Handler, Generic[Request]):
         Raises:
             HttpError: 503 if the queue is full, 504 after the timeout, 500 if the engine fails.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        ticket = self._start(texts, timeout_s, functools.partial(settle, future))
         try:
-            return await future
+            answer: Answer = await answered(
+                functools.partial(self._start, texts, timeout_s), self.cancel
+            )
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             raise error_of(error) from None
-        finally:
-            self.cancel(ticket)
+        return answer
 
     def _start(
         self, texts: Sequence[Text], timeout_s: float, on_answered: Callable[[Any], None]

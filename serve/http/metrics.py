@@ -42,7 +42,7 @@ class LatencyHistogram(prometheus_client.registry.Collector):
         """Yields the histogram in Prometheus' cumulative form."""
         bounds = [*map(str, BUCKETS_S), "+Inf"]
         with self._lock:
-            counts, total_s = itertools.accumulate(self.counts), self.total_s
+            counts, total_s = list(itertools.accumulate(self.counts)), self.total_s
         yield HistogramMetricFamily(
             "winnow_serve_request_seconds",
             "Time from the complete request body to the response.",

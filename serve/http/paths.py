@@ -20,4 +20,4 @@ def public_path(path: str) -> str:
 
 def relative(path: str, route: str) -> str:
     """Returns the path without the endpoint's route in front."""
-    return path.removeprefix(route) if path.startswith(route) else path
+    return path.removeprefix(route)

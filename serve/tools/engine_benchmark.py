@@ -1,8 +1,6 @@
 """Measures the batch times of a model's engines on a cluster's devices. Thin shell over Ray."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import ray
 import ray.exceptions
@@ -10,13 +8,11 @@ import ray.exceptions
 from cluster import labels
 from cluster.inventory import Node
 from jobs.errors import DeployError, first_line
-from jobs.spec import task_registry
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
-from serve.batching.rows import Tokenizer
 from serve.config import ReplicaConfig, configure
 from serve.engines import selection
-from serve.engines.engine_factory import EngineFactory, read_eval_sample
+from serve.engines.engine_factory import EngineFactory, eval_sample_of
 from serve.engines.startup import engines_for
 from serve.engines.timing_curve import Curve
 from serve.tools.cost_frontier import SIZES
@@ -48,7 +44,8 @@ def curves(
         log(f"timing engines on {request}")
         is_cpu = node.sku == "cpu"
         is_gpu = not is_cpu and not node.simulated
-        config = configure(version, replace_accelerators(spec, request), "", is_gpu=is_gpu)
+        placed = spec.model_copy(update={"accelerators": request})
+        config = configure(version, placed, "", is_gpu=is_gpu)
         task = ray.remote(_measure).options(
             num_cpus=request.count if is_cpu else 1,
             num_gpus=0 if is_cpu else request.count,
@@ -67,17 +64,8 @@ def curves(
     return tuple(measured)
 
 
-def replace_accelerators(spec: ServeSpec, request: AcceleratorRequest) -> ServeSpec:
-    """Returns the spec with other accelerators."""
-    return spec.model_copy(update={"accelerators": request})
-
-
 def _measure(config: ReplicaConfig, place: str) -> list[Curve]:
     version = fetched(config.version)
-    tokenizer = Tokenizer(Path(version.path), version.max_length)
-    factory = EngineFactory(
-        Path(version.path), Path(version.exports), tokenizer, config.device, config.threads
-    )
-    sample = read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
-    measured = selection.curves(factory, engines_for(config), sample, SIZES)
-    return [replace(curve, accelerators=place) for curve in measured]
+    factory = EngineFactory.of(version, config.device, config.threads)
+    sample = eval_sample_of(version)
+    return selection.curves(factory, engines_for(config), sample, SIZES, place)

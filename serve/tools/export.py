@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from jobs.errors import DeployError
-from jobs.spec import task_registry
-from serve.batching.rows import Tokenizer
 from serve.engines import optional_packages, selection
 from serve.engines.engine import Choice
-from serve.engines.engine_factory import EngineFactory, read_eval_sample
+from serve.engines.engine_factory import EngineFactory, eval_sample_of
 from serve.engines.openvino_graph import input_names
 from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
@@ -61,8 +59,7 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
     if folder.exists() and any(folder.iterdir()):
         raise DeployError(f"{folder} is not empty; export into a new folder")
     with tempfile.TemporaryDirectory() as work:
-        tokenizer = Tokenizer(Path(version.path), version.max_length)
-        factory = EngineFactory(Path(version.path), Path(work), tokenizer, "cpu", 1)
+        factory = EngineFactory.of(version, "cpu", 1, Path(work))
         choice = _measured(version, factory)
         rows = max(1, min(batch_rows, choice.batch_tokens // version.max_length))
         place = folder if form == "onnx" else folder / version.name
@@ -76,7 +73,7 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
         if (Path(version.path) / name).exists():
             shutil.copyfile(Path(version.path) / name, tokenizer_folder / name)
     if form == "triton":
-        text = triton_config(version, input_names(tokenizer), batch_rows, rows)
+        text = triton_config(version, input_names(factory.tokenizer), batch_rows, rows)
         (place / "config.pbtxt").write_text(text, encoding="utf-8")
         (place / "labels.txt").write_text("\n".join(version.labels) + "\n", encoding="utf-8")
     return Exported(str(folder), choice.texts_per_s, rows)
@@ -113,7 +110,7 @@ def _measured(version: ModelVersion, factory: EngineFactory) -> Choice:
     Raises:
         DeployError: if the version has no evaluation sample or the graph fails the check.
     """
-    sample = read_eval_sample(Path(version.path), task_registry.find(version.task).activation)
+    sample = eval_sample_of(version)
     if not sample.rows:
         raise DeployError(
             f"{version.name} {version.id} has no evaluation sample, which the check of the exported"

@@ -115,35 +115,12 @@ async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
         else:
             await _open_loop(session, plan, requests, begin, seen)
         seconds = time.perf_counter() - begin
-    return summarise(
-        plan,
-        seen.latencies_s,
-        seen.statuses,
-        seen.versions,
-        seen.batch_rows,
-        seconds,
-    )
+    return _summarise(plan, seen, seconds)
 
 
-def summarise(
-    plan: Plan,
-    latencies_s: Sequence[float],
-    statuses: Mapping[str, int],
-    versions: Mapping[str, int],
-    batch_rows: Sequence[float],
-    seconds: float,
-) -> LoadResult:
-    """Computes the result of a load test from its observations.
-
-    Args:
-        plan: Parameters of the test.
-        latencies_s: Latencies of the requests that were answered with 200.
-        statuses: Requests by status.
-        versions: Answers by model version.
-        batch_rows: Rows of the batch of each answer.
-        seconds: Duration of the test.
-    """
-    times = np.sort(np.array(latencies_s)) * 1000
+def _summarise(plan: Plan, seen: _Observations, seconds: float) -> LoadResult:
+    """Computes the result of a load test that took so many seconds."""
+    times = np.sort(np.array(seen.latencies_s)) * 1000
     quantiles: dict[str, float] = {}
     if len(times):
         quantiles = {f"p{q * 100:g}": float(np.quantile(times, q)) for q in QUANTILES}
@@ -152,16 +129,16 @@ def summarise(
     counts = np.searchsorted(times, bounds, side="right")
     steps = np.diff(np.concatenate([[0], counts]))
     return LoadResult(
-        requests=sum(statuses.values()),
+        requests=sum(seen.statuses.values()),
         seconds=seconds,
-        statuses=dict(statuses),
+        statuses=dict(seen.statuses),
         texts_per_s=len(times) * plan.texts_per_request / seconds,
         latency_ms=quantiles,
         histogram=tuple(
             (bound, int(count)) for bound, count in zip(bounds, steps, strict=True) if count
         ),
-        versions=dict(versions),
-        batch_rows=float(np.mean(batch_rows)) if batch_rows else 0.0,
+        versions=dict(seen.versions),
+        batch_rows=float(np.mean(seen.batch_rows)) if seen.batch_rows else 0.0,
     )
 
 
@@ -187,10 +164,12 @@ async def _read_health(session: aiohttp.ClientSession, plan: Plan) -> Mapping[st
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """The request bodies of a load test, which are sent in turn."""
+    """The requests of a load test, whose bodies are sent in turn."""
 
     url: str
-    bodies: Sequence[Any]
+    headers: Mapping[str, str]
+    bodies: Sequence[bytes]
+    """JSON, encoded before the test, so that its clients do not spend time on it."""
 
 
 def _requests(plan: Plan, texts: Sequence[str], model: Mapping[str, Any]) -> _Requests:
@@ -199,7 +178,9 @@ def _requests(plan: Plan, texts: Sequence[str], model: Mapping[str, Any]) -> _Re
     bodies = endpoint.bodies(
         shuffled, model, per_request=plan.texts_per_request, tokens=plan.answer_tokens
     )
-    return _Requests(f"{plan.url}{endpoint.path}", bodies)
+    headers = {"Content-Type": "application/json", **(plan.headers or {})}
+    encoded = [json.dumps(body).encode() for body in bodies]
+    return _Requests(f"{plan.url}{endpoint.path}", headers, encoded)
 
 
 async def _client(
@@ -211,7 +192,7 @@ async def _client(
 ) -> None:
     number = random.randrange(len(requests.bodies))
     while (now := time.perf_counter()) - begin < plan.seconds:
-        await _send(session, plan, requests, number, now, seen)
+        await _send(session, requests, number, now, seen)
         number += 1
 
 
@@ -228,7 +209,7 @@ async def _open_loop(
         if len(waiting) >= MAX_IN_FLIGHT:
             seen.statuses["failed"] += 1
             continue
-        task = asyncio.create_task(_send(session, plan, requests, number, due, seen))
+        task = asyncio.create_task(_send(session, requests, number, due, seen))
         waiting.add(task)
         task.add_done_callback(waiting.discard)
         number += 1
@@ -248,7 +229,6 @@ async def _arrivals(plan: Plan, begin: float) -> AsyncIterator[float]:
 
 async def _send(
     session: aiohttp.ClientSession,
-    plan: Plan,
     requests: _Requests,
     number: int,
     due: float,
@@ -256,7 +236,7 @@ async def _send(
 ) -> None:
     body = requests.bodies[number % len(requests.bodies)]
     try:
-        async with session.post(requests.url, json=body, headers=plan.headers) as answer:
+        async with session.post(requests.url, data=body, headers=requests.headers) as answer:
             await answer.read()
     except (aiohttp.ClientError, TimeoutError):
         seen.statuses["failed"] += 1

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.session import Connection
-from jobs.errors import ClusterError
+from jobs.errors import ClusterError, JobFileError
+from jobs.loader import loads
 from jobs.storage.storage import open_storage
-from jobs.training.events import Interrupted
+from jobs.training.events import CheckpointRef, Interrupted
 from orchestrator.context import Context
+from orchestrator.decisions import select
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
+from orchestrator.records import runs
+from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
-from tests.builders import any_of, job
+from tests.builders import any_of, inventory, job, plan_of
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
     from jobs.training.events import Report
@@ -137,7 +141,6 @@ def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(
 ) -> None:
     """As after the death of a head: ids of nodes are those of a cluster that is gone."""
     from orchestrator import sweeping
-    from orchestrator.decisions import select
 
     available, plan, remarks = prepared(tmp_path, any_of=LISTED)
     winner = select.select_unmeasured(plan)
@@ -148,3 +151,46 @@ def test_a_recorded_winner_is_looked_for_on_the_nodes_of_a_new_cluster(
     found = sweeping.run_sweep(context, plan)
     assert found.winner == winner
     assert remarks == []
+
+
+def test_a_winner_whose_devices_stay_busy_gives_way_in_the_job_that_is_kept_too(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    from orchestrator import sweeping
+
+    available, plan, _ = prepared(tmp_path, any_of=LISTED)
+    context, winner = available._context, select.select_unmeasured(plan)
+    context.run.write("winner", winner)
+    with held(plan, winner.candidate.placement.name):
+        found = sweeping.run_sweep(context, plan).winner
+    assert found.candidate.placement.name != winner.candidate.placement.name
+    assert context.run.value("winner", select.Winner) == found
+    kept = loads(context.run.kept(runs.WINNER) or b"").resources
+    assert kept is not None
+    assert [str(p.accelerators) for p in kept.any_of] == [found.candidate.placement.name]
+
+
+def test_a_trained_run_goes_on_without_its_base_and_its_nodes(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    """Only publishing and deploying are left."""
+    from orchestrator import pipeline, sweeping
+
+    spec = job(
+        model__base=str(tmp_path / "gone"),
+        resources={"any_of": any_of("RTX4090:2")},
+        storage=str(tmp_path),
+    )
+    plan = plan_of(spec, inventory(RTX4090=2))
+    storage = open_storage(tmp_path)
+    context = Context(spec, Run("r", storage), storage, lambda _: None, 0)
+    context.run.write("plan", plan)
+    context.run.write("winner", select.select_unmeasured(plan))
+    with pytest.raises(JobFileError, match="gone"):
+        pipeline.plan_stage(context)
+    trained = FitResult(CheckpointRef("/x", 1, {}), ("a", "b"), 1, 1.0, 0, (), ())
+    context.run.write("fit", trained)
+    assert pipeline.plan_stage(context) == plan
+    assert sweeping.run_sweep(context, plan).winner == select.select_unmeasured(plan)
+    written = [note["stage"] for note in context.run.notes]
+    assert written == ["plan", "winner", "fit"]  # and no plan without these nodes

@@ -7,9 +7,11 @@ import pytest
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
 from orchestrator import cli, interruption
+from orchestrator.cli import run as commands
 from orchestrator.execution import journaled
 from orchestrator.interruption import Terminated
 from orchestrator.records.runs import Run
+from tests.builders import job
 
 
 def after(first: BaseException, error: Exception, link: str) -> Exception:
@@ -41,3 +43,15 @@ def test_any_other_error_is_a_failure(tmp_path: Path) -> None:
     with pytest.raises(RunError), journaled(run):
         raise found
     assert [(note["event"], note["error"]) for note in run.notes] == [("failed", "no data")]
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "train"])
+def test_an_interrupted_command_shows_the_one_that_goes_on(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise Terminated
+
+    with pytest.raises(Terminated):
+        commands._call(command, interrupted, job(), Path("my jobs/a.yaml"), quiet=False)
+    assert f"--resume: winnow {command} 'my jobs/a.yaml' --resume" in capsys.readouterr().err

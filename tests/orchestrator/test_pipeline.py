@@ -19,6 +19,7 @@ import yaml
 
 from cluster.session import Connection
 from jobs.storage.storage import open_storage
+from orchestrator.decisions.measurement import Measurement
 from orchestrator.records import registry, runs
 from tests import s3
 from tests.builders import MINILM, any_of, eventually, sweep, training_workers
@@ -122,6 +123,10 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     shown = json.loads(call(tmp_path, "report", "--storage", "storage", "--json").stdout)
     assert shown["receipt"] == receipt
     assert receipt["winner"] in {each["candidate"] for each in shown["measurements"]}
+    run = runs.find(open_storage(tmp_path / "storage"), outcome["run"])
+    (*_, again) = run.read_all("measurements", Measurement)  # the best is timed once more
+    assert again.step_s is not None
+    assert again.overheads is None
 
     check_answers(url, reviews, receipt["metrics"]["accuracy"])
     check_refusal(url)
@@ -169,7 +174,7 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     assert "--resume" in err
     assert "Traceback" not in err
     (run,) = runs.every(storage)
-    assert run.finished == ("inventory", "plan", "winner")
+    assert runs.finished_stages(run.notes) == ("inventory", "plan", "winner")
     shutil.rmtree(storage.folder)  # as on another machine
 
     process = winnow("run", str(path), "--resume", "--json")

@@ -63,3 +63,15 @@ def test_values_of_any_size_are_told_in_few_characters() -> None:
 
 def test_a_resumed_fit_is_not_projected() -> None:
     assert watched(1.5, first=50)[0].projections == []
+
+
+def test_gauges_are_published_once_a_second_and_at_the_end() -> None:
+    now, steps = [0.0], list[float]()
+    watch = FitWatch(
+        lambda _: None, None, None, lambda: now[0], lambda values: steps.append(values["step"])
+    )
+    watch.show(Started(30, 0, 320, 100, ("a", "b")))
+    for step in range(1, 31):
+        watch.show(Stepped(step, 0.5, 16, 160, 200, 0.1, 0.1 * step))
+        now[0] += 0.125
+    assert steps == [1, 9, 17, 25, 30]

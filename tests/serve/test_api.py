@@ -3,15 +3,14 @@
 import pydantic
 import pytest
 
+from serve.http.errors import HttpError, describe, validation_error
 from serve.tasks.text_classification.schemas import (
     MAX_CHARACTERS,
     MAX_TEXTS,
     SENTENCES,
-    HttpError,
     Pair,
     PredictRequest,
     as_texts,
-    describe,
 )
 
 
@@ -39,3 +38,17 @@ def test_inputs_out_of_bounds_are_refused_in_words_without_the_input(inputs: obj
     words = describe(errors, SENTENCES)
     assert "inputs" in words
     assert "xxxx" not in words
+
+
+def test_a_body_that_is_not_json_is_400_and_one_that_does_not_fit_422() -> None:
+    """Whether FastAPI validates a body or a task parses it itself."""
+    found = []
+    for body in (b"{", b'{"inputs": 3}'):
+        with pytest.raises(pydantic.ValidationError) as caught:
+            PredictRequest.model_validate_json(body)
+        found.append(validation_error(caught.value.errors(), SENTENCES))
+    assert [(each.status, each.code) for each in found] == [
+        (400, "invalid_json"),
+        (422, "invalid_request"),
+    ]
+    assert found[1].message == SENTENCES["inputs"]

@@ -14,10 +14,12 @@ import pytest
 from jobs.spec.serve import EngineName
 from serve.batching.batcher import Batcher
 from serve.batching.client import (
+    Answer,
     DeadlineError,
     InternalError,
     NonFiniteScoresError,
     QueueFullError,
+    answered,
 )
 from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import Logits, PendingBatch, Row, Text
@@ -99,6 +101,14 @@ def batcher(
     return Batcher(begin, Words(), bounds, ahead=ahead, saving=saved)  # type: ignore[arg-type]
 
 
+async def score(asked: Batcher, inputs: Sequence[Text], timeout_s: float) -> Answer:
+    """Returns the scores of texts, or raises the batcher's error."""
+    found: Answer = await answered(
+        lambda on_answered: asked.start(inputs, timeout_s, on_answered), asked.cancel
+    )
+    return found
+
+
 def test_a_block_is_all_that_waits_or_the_oldest_of_it() -> None:
     lengths = [5, 50, 6, 4, 51, 5]
     assert form_batches(lengths, Limits(batch_tokens=100)) == [[3, 0, 5, 2], [1], [4]]
@@ -154,7 +164,7 @@ def test_everybody_gets_their_own_answer_in_batches() -> None:
     async def ask_all() -> list[float]:
         asked = batcher(engine, batch_tokens=64, batch_rows=8)
         texts = [" ".join(["ab"] * (1 + number % 9)) for number in range(200)]
-        answers = await asyncio.gather(*(asked.score([(text,)], 10) for text in texts))
+        answers = await asyncio.gather(*(score(asked, [(text,)], 10) for text in texts))
         asked.close()
         return [answer.scores[0][0] for answer in answers]
 
@@ -185,7 +195,7 @@ def test_a_batch_is_told_of_when_the_next_was_laid_out_and_before_it_is_done(
             return land
 
         async def ask(text: str) -> None:
-            await asked.score([(text,)], 10)
+            await score(asked, [(text,)], 10)
             order.append(f"told {len(text)}")
             told.set()
 
@@ -203,7 +213,7 @@ def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) ->
 
     async def ask_all() -> list[float]:
         asked = batcher(engine, ahead=ahead, batch_rows=4)
-        answers = await asyncio.gather(*(asked.score([("x " * n,)], 10) for n in range(1, 41)))
+        answers = await asyncio.gather(*(score(asked, [("x " * n,)], 10) for n in range(1, 41)))
         rate = asked.load.tokens_per_s
         asked.close()
         assert rate is not None
@@ -220,7 +230,7 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
 
     async def ask_all() -> list[float]:
         asked = batcher(engine, ahead=1, batch_rows=1)
-        waiting = [asyncio.ensure_future(asked.score([("x " * n,)], 10)) for n in (1, 2, 3, 4)]
+        waiting = [asyncio.ensure_future(score(asked, [("x " * n,)], 10)) for n in (1, 2, 3, 4)]
         while engine.under_way < 2:
             await asyncio.sleep(0.001)
         await asyncio.to_thread(asked.close)
@@ -239,10 +249,10 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
 def test_a_lone_text_does_not_wait(saved: Saving) -> None:
     async def ask() -> float:
         asked = batcher(Summing(), saved=saved)
-        await asked.score([("warm up",)], 10)
+        await score(asked, [("warm up",)], 10)
         begin = time.perf_counter()
         for _ in range(20):
-            await asked.score([("a b c",)], 10)
+            await score(asked, [("a b c",)], 10)
         asked.close()
         return (time.perf_counter() - begin) / 20
 
@@ -255,7 +265,7 @@ def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_id
     async def ask_all() -> None:
         asked = batcher(engine)
         for _ in range(20):
-            await asyncio.gather(*(asked.score([("a b c",)], 10) for _ in range(40)))
+            await asyncio.gather(*(score(asked, [("a b c",)], 10) for _ in range(40)))
         asked.close()
 
     asyncio.run(ask_all())
@@ -278,7 +288,7 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
 
         async def client() -> None:
             for _ in range(turns):
-                await asked.score([("a b c",)], 10)
+                await score(asked, [("a b c",)], 10)
 
         first = [asyncio.ensure_future(client()) for _ in range(5)]
         while not engine.begun:
@@ -406,7 +416,7 @@ def test_what_one_batch_saves_is_timed_for_a_few_and_for_a_full_one(
 def test_a_list_is_answered_in_order_and_from_several_batches() -> None:
     async def ask() -> list[float]:
         asked = batcher(Summing(), batch_rows=4)
-        answer = await asked.score([("x " * count,) for count in range(1, 31)], 10)
+        answer = await score(asked, [("x " * count,) for count in range(1, 31)], 10)
         asked.close()
         return [scores[0] for scores in answer.scores]
 
@@ -417,11 +427,13 @@ def test_a_full_queue_refuses_and_says_how_long() -> None:
     async def ask() -> float:
         engine = Summing(0.05)
         asked = batcher(engine, queue_tokens=40, batch_tokens=8)
-        await asked.score([("one two three",)], 10)
-        waiting = [asyncio.ensure_future(asked.score([("some words " * 3,)], 10)) for _ in range(4)]
+        await score(asked, [("one two three",)], 10)
+        waiting = [
+            asyncio.ensure_future(score(asked, [("some words " * 3,)], 10)) for _ in range(4)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError) as caught:
-            await asked.score([("some words " * 3,)], 10)
+            await score(asked, [("some words " * 3,)], 10)
         await asyncio.gather(*waiting)
         assert asked.load.requests == 0
         assert asked.load.tokens == pytest.approx(0, abs=1e-6)
@@ -436,13 +448,13 @@ def test_a_request_too_late_or_given_up_never_reaches_the_engine() -> None:
         engine = Summing()
         engine.gate.clear()
         asked = batcher(engine, batch_rows=1)
-        first = asyncio.ensure_future(asked.score([("a",)], 10))
+        first = asyncio.ensure_future(score(asked, [("a",)], 10))
         await asyncio.sleep(0.05)
-        cancelled = asyncio.ensure_future(asked.score([("a b",)], 10))
+        cancelled = asyncio.ensure_future(score(asked, [("a b",)], 10))
         with pytest.raises(DeadlineError):
-            await asked.score([("a b c",)], 0.05)
+            await score(asked, [("a b c",)], 0.05)
         cancelled.cancel()
-        last = asyncio.ensure_future(asked.score([("a b c d",)], 10))
+        last = asyncio.ensure_future(score(asked, [("a b c d",)], 10))
         await asyncio.sleep(0)
         engine.gate.set()
         await asyncio.gather(first, last)
@@ -458,13 +470,13 @@ def test_failures_reach_those_who_asked_and_the_engine_goes_on(
     async def ask() -> None:
         asked = batcher(Failing())
         with pytest.raises(InternalError):
-            await asked.score([("a",)], 10)
+            await score(asked, [("a",)], 10)
         with pytest.raises(NonFiniteScoresError, match="NaN or infinity"):
-            await asked.score([("ab",)], 10)
+            await score(asked, [("ab",)], 10)
         with pytest.raises(InternalError):
-            await asked.score([("!",)], 10)
+            await score(asked, [("!",)], 10)
         with pytest.raises(NonFiniteScoresError):
-            await asked.score([("ab",)], 10)
+            await score(asked, [("ab",)], 10)
         asked.close()
 
     asyncio.run(ask())
@@ -484,12 +496,12 @@ def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
 
         async def client() -> None:
             while not stop.is_set():
-                await asked.score([("a b",)], 10)
+                await score(asked, [("a b",)], 10)
 
         running = [asyncio.ensure_future(client()) for _ in range(clients)]
         await asyncio.sleep(0.05)
         before = len(engine.batches)
-        await asked.score([("long " * long,)], 10)
+        await score(asked, [("long " * long,)], 10)
         waited = engine.batches.index([long]) - before  # not those that ran until this loop's turn
         stop.set()
         await asyncio.gather(*running)

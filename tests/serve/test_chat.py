@@ -162,6 +162,36 @@ def test_other_paths_are_those_of_a_language_model(
     assert "winnow_serve_answer_tokens_total" in text
 
 
+def test_refusals_are_counted_too(client: httpx.AsyncClient, server: ChatHandler) -> None:
+    """The alert of failed requests sees an overloaded language model."""
+
+    def counted(status: str) -> float:
+        return sum(
+            value
+            for name, value, labels in server.metrics.samples(server.load)
+            if name == "winnow_serve_requests_total" and labels == {"path": PATH, "status": status}
+        )
+
+    before = [counted(status) for status in ("200", "422", "503", "504")]
+    answered = sum(server.metrics.latency.counts)
+    late = {"x-request-timeout-seconds": "0.000001"}
+
+    async def all_at_once() -> list[int]:
+        asked = (client.post(PATH, json={**ASK, "max_tokens": 40}, timeout=60) for _ in range(3))
+        return sorted(answer.status_code for answer in await asyncio.gather(*asked))
+
+    assert ask(client, max_tokens=0).status_code == 422
+    assert asyncio.run(client.post(PATH, json=ASK, headers=late)).status_code == 504
+    server.adjust({"queue_tokens": 1})
+    try:
+        assert asyncio.run(all_at_once()) == [200, 503, 503]
+    finally:
+        server.adjust({"queue_tokens": ReplicaConfig(server.config.version).queue_tokens})
+    after = [counted(status) for status in ("200", "422", "503", "504")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 2, 1]
+    assert sum(server.metrics.latency.counts) - answered == 1
+
+
 def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
     made = ChatHandler(ReplicaConfig(published, queue_tokens=100))
     settings = generator.Settings(most_tokens=40, temperature=0)
@@ -229,6 +259,39 @@ def test_a_connection_that_is_cut_ends_the_writing(
     finally:
         app._current.clear()
         made.generator.close()
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_requests_whose_clients_left_the_queue_do_not_fill_it(
+    published: ModelVersion, *, is_streamed: bool
+) -> None:
+    """A client disconnects before its turn, during a long answer to another one."""
+    from serve.tasks.causal_lm import routes
+
+    made = ChatHandler(ReplicaConfig(replace(published, max_length=4096), queue_tokens=9000))
+    made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
+    app.install(made)
+    asked = {**ASK, "max_tokens": 4000}
+    try:
+        with (
+            on_socket(app.guarded(routes.api)) as url,
+            httpx.Client(base_url=url, timeout=httpx.Timeout(0.3, connect=10)) as client,
+        ):
+            with client.stream("POST", PATH, json={**asked, "stream": True}) as first:
+                assert first.status_code == 200
+                with pytest.raises(httpx.ReadTimeout):
+                    client.post(PATH, json={**asked, "stream": is_streamed})
+                assert eventually(lambda: made.load.requests == 1, within_s=5)
+                with pytest.raises(httpx.ReadTimeout):  # queued, and not refused by a full queue
+                    client.post(PATH, json={**asked, "stream": is_streamed})
+                assert next(first.iter_bytes())  # the first answer goes on
+            assert eventually(lambda: made.load.requests == 0, within_s=10)
+        text = made.scrape().decode()
+    finally:
+        app._current.clear()
+        made.generator.close()
+    statuses = set(re.findall(rf'requests_total{{path="{PATH}",status="(\d+)"}}', text))
+    assert statuses == {"200", "499"}
 
 
 def test_time_that_is_over_ends_an_answer_or_refuses_it(client: httpx.AsyncClient) -> None:

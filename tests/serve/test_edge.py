@@ -1,14 +1,18 @@
 """Routes reach HAProxy even while Ray Serve replaces its process."""
 
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from cluster import ingress
 from serve.deploy import routing
+from serve.deploy.rollout import grown
 from serve.deploy.routing import Route
 from tests.builders import eventually
 from tests.haproxy import Proxy, running
+from tests.serve.live import on_socket
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -45,3 +49,34 @@ def test_a_haproxy_that_read_the_routes_before_they_changed_is_told(
         assert proxy.is_newest()
         assert "/_v/bbb\n" in known(proxy)
         assert "aaa" not in known(proxy)
+
+
+async def half_broken(scope: Any, _: Any, send: Any) -> None:
+    """Answers one path with 500 and every other with 200."""
+    status = 500 if scope["path"] == "/broken" else 200
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_gate_counts_on_while_haproxy_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serve.deploy import haproxy_client
+
+    def ask(proxy: Proxy, *paths: str) -> None:
+        for path in paths:
+            httpx.get(f"http://{proxy.host}{path}")
+
+    with on_socket(half_broken) as url:
+        port = int(url.rpartition(":")[2])
+        with running(tmp_path, port) as proxy:
+            monkeypatch.setenv(ingress.FOLDER, str(proxy.folder))
+            ask(proxy, *["/fine"] * 20)
+            readings = [haproxy_client._counts("replicas")]
+            ask(proxy, "/fine", "/broken")
+            readings.append(haproxy_client._counts("replicas"))
+            proxy.reload(port)
+            ask(proxy, "/fine", "/broken", "/broken")
+            readings.append(haproxy_client._counts("replicas"))
+    assert len({*readings[0], *readings[2]}) == 2  # processes
+    assert grown(readings) == (5, 3)

@@ -38,7 +38,7 @@ from serve.tasks.text_classification import routes
 from serve.tools import load_generator
 from serve.tools.load_generator import LoadResult, Plan, run
 from serve.version import ModelVersion
-from tests.builders import eventually, job, ray_processes
+from tests.builders import eventually, free_port, job, ray_processes
 
 pytestmark = pytest.mark.ray
 
@@ -340,6 +340,26 @@ def test_limits_batching_and_replicas_change_without_a_restart(
     deploy(version, **fields)
     assert httpx.post(f"{url}/predict", json={"inputs": texts}).status_code == 200
     assert (processes(version), fronts()) == kept
+
+
+def test_a_deployment_asks_its_endpoint_past_the_proxy_of_the_environment(
+    deploy: Deploy, ray_cluster: Connection, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waits for health, compares versions and reads routes without HTTP_PROXY."""
+    from serve.deploy import deployment, endpoints, release
+
+    url = deploy(version)
+    routes = endpoints._proxy_routes(ray_cluster.serve_port)
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")  # nobody answers there
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+    assert deploy(version) == url
+    deployed = deployment._deployed(version, "/tested", url.removesuffix("/tested"))
+    quality, texts = release._compare(deployed, deployed, {})
+    assert texts
+    assert quality is not None
+    assert quality.metrics["agreement"].value == 1
+    assert endpoints._proxy_routes(ray_cluster.serve_port) == routes
 
 
 @pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported

@@ -1,6 +1,7 @@
 """Frontend workers give the replica's answers, and lose nothing when one ends."""
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -21,14 +22,15 @@ import pytest
 from serve.config import ReplicaConfig
 from serve.frontends import worker
 from serve.frontends.ipc import bound
+from serve.frontends.reverse_proxy import ReverseProxy
 from serve.frontends.supervisor import FrontendSupervisor
 from serve.http import app
+from serve.http.asgi import MAX_BODY_BYTES
 from serve.http.auth import digest
-from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
-from tests.builders import eventually
+from tests.builders import eventually, free_port
 from tests.serve.live import on_socket
 
 TOKEN = "a token of somebody"
@@ -51,8 +53,12 @@ class Alone:
         assert len(self.listening()) == FRONTS
 
     def processes(self) -> list[psutil.Process]:
-        children = psutil.Process().children()
-        return [p for p in children if "serve.frontends.worker" in " ".join(p.cmdline())]
+        found = []
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                if "serve.frontends.worker" in process.cmdline():
+                    found.append(process)
+        return found
 
     def listening(self) -> list[psutil.Process]:
         """Workers that accept requests."""
@@ -134,6 +140,22 @@ def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
     assert answer.json()["outputs"][0]["data"] == ["positive"]
     assert httpx.get(f"{alone.url}/nowhere?a=b", headers=HEADERS).status_code == 404
     assert httpx.get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
+
+
+def test_requests_are_passed_on_past_the_proxy_of_the_environment(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")  # nobody answers there
+
+    async def go() -> httpx.Response:
+        proxy = ReverseProxy(alone.url)
+        transport = httpx.ASGITransport(proxy)
+        async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+            answer = await client.get("http://test/health")
+        await proxy._client.aclose()
+        return answer
+
+    assert asyncio.run(go()).json()["name"] == alone.server.config.version.name
 
 
 @pytest.mark.parametrize(
@@ -251,6 +273,52 @@ def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threadi
     assert eventually(lambda: len(alone.listening()) == FRONTS, within_s=30)
     assert victim.pid not in {process.pid for process in alone.listening()}
     assert all(ask(alone.url, "a fine film").status_code == 200 for _ in range(20))
+
+
+@contextlib.contextmanager
+def opening(alone: Alone, port: int) -> Iterator["Future[None]"]:
+    """Another worker of the same server, which is started at a port meanwhile."""
+    supervisor = FrontendSupervisor(alone.server, 1)
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(asyncio.run, supervisor.open("127.0.0.1", port, alone.url))
+        try:
+            yield opened
+        finally:
+            asyncio.run(supervisor.close())
+
+
+def test_a_front_whose_port_is_taken_ends_and_the_next_one_gets_it(alone: Alone) -> None:
+    before = {process.pid for process in alone.processes()}
+
+    def others() -> set[int]:
+        return {process.pid for process in alone.processes()} - before
+
+    with bound("127.0.0.1", 0, is_shared=False) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        with opening(alone, port) as opened:
+            assert eventually(lambda: len(others()) == 1)
+            first = others()
+            assert eventually(lambda: bool(others()) and not others() & first)
+            assert not opened.done()
+            taken.close()
+            assert opened.result(60) is None
+            assert ask(f"http://127.0.0.1:{port}", "a fine film").status_code == 200
+    assert eventually(lambda: not others())
+
+
+def test_a_front_that_cannot_be_started_is_tried_again(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with bound("127.0.0.1", 0, is_shared=False) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with opening(alone, port) as opened:
+        assert eventually(lambda: "a frontend worker cannot be started" in caplog.text)
+        assert "No such file or directory: '/nowhere/python'" in caplog.text
+        monkeypatch.undo()
+        assert opened.result(60) is None
+        assert ask(f"http://127.0.0.1:{port}", "a fine film").status_code == 200
 
 
 SERVE = """

@@ -19,6 +19,7 @@ from serve.http import app
 from serve.http.auth import digest
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
+from tests.builders import eventually
 
 TOKEN = "a token of somebody"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
@@ -153,6 +154,61 @@ def test_broken_bytes_are_refused(client: Any, server: ClassificationHandler, ra
     with pytest.raises(InferenceServerException) as failure:
         client.infer(server.config.version.name, [tensor], headers=HEADERS)
     assert "INVALID_ARGUMENT" in code_of(failure)
+
+
+def counted(server: ClassificationHandler, status: int) -> float:
+    """Calls of ModelInfer that the metrics have with a status."""
+    wanted = {"path": "grpc ModelInfer", "status": str(status)}
+    return sum(value for _, value, found in server.metrics.samples(server.load) if found == wanted)
+
+
+def test_a_failure_is_logged_here_and_not_told_to_the_client(
+    client: Any,
+    server: ClassificationHandler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("the secret reason")
+
+    monkeypatch.setattr(server, "tensors", broken)
+    before = counted(server, 500)
+    with pytest.raises(InferenceServerException) as failure:
+        client.infer(server.config.version.name, texts("a"), headers=HEADERS)
+    assert "INTERNAL" in code_of(failure)
+    assert "secret" not in str(failure.value)
+    assert caplog.text.count("RuntimeError: the secret reason") == 1
+    assert counted(server, 500) == before + 1
+
+
+def test_a_call_that_its_client_ends_is_not_counted_as_answered(
+    client: Any, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, is_over = server.client.launch, threading.Event()
+
+    def slowly(rows: Any) -> Any:
+        is_over.wait(10)
+        return run(rows)
+
+    monkeypatch.setattr(server.client, "launch", slowly)
+    before = counted(server, 200)
+    with pytest.raises(InferenceServerException):
+        client.infer(server.config.version.name, texts("a"), headers=HEADERS, client_timeout=0.2)
+    try:
+        assert eventually(lambda: counted(server, 499) == 1, within_s=5)
+    finally:
+        is_over.set()
+    assert counted(server, 200) == before
+
+
+@pytest.mark.usefixtures("server")
+def test_a_replica_that_is_still_loading_is_unavailable(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_current", [])
+    with pytest.raises(InferenceServerException, match="still being loaded") as failure:
+        client.get_server_metadata(headers=HEADERS)
+    assert "UNAVAILABLE" in code_of(failure)
 
 
 def test_full_queues_late_answers_and_faults(

@@ -26,13 +26,14 @@ class Stalling:
         self.count = 0
         self.model: dict[str, Any] = {}
         self.asked: tuple[str, Any] | None = None
+        self.headers: dict[bytes, bytes] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""
         body = (await receive())["body"]
         status = 200
         if scope["method"] == "POST":
-            self.asked = scope["path"], json.loads(body)
+            self.asked, self.headers = (scope["path"], json.loads(body)), dict(scope["headers"])
             self.count += 1
             self.began = self.began or time.monotonic()
             while 0.5 < time.monotonic() - self.began < 1.5:
@@ -104,8 +105,11 @@ def test_each_kind_of_model_is_asked_as_it_wants(
     url: str, app: Stalling, model: dict[str, Any], path: str, body: Any
 ) -> None:
     app.model = model
-    asyncio.run(load_generator.run(Plan(url, 0.05, concurrency=1), ["a"]))
+    plan = Plan(url, 0.05, concurrency=1, headers={"Authorization": "Bearer mine"})
+    asyncio.run(load_generator.run(plan, ["a"]))
     assert app.asked == (path, body)
+    assert app.headers[b"content-type"] == b"application/json"
+    assert app.headers[b"authorization"] == b"Bearer mine"
 
 
 def test_a_language_model_is_not_asked_with_lists(url: str, app: Stalling) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
 from serve.deploy import routing
-from serve.deploy.rollout import Traffic, reasons_against
+from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
 from serve.tasks.causal_lm import endpoint as language
 from serve.tasks.comparison import Comparison
@@ -53,6 +53,22 @@ def test_a_language_model_that_foresees_less_is_seen(perplexity: float, shown: s
     assert reason == f"its perplexity is {shown} the old one's 10.0000, which is not <=1.05"
 
 
+def test_counts_go_on_when_haproxy_is_replaced() -> None:
+    old, new = ("/run/a", 7), ("/run/a", 8)
+    other = ("/run/b", 9)
+    readings = [
+        {old: (1000, 3), other: (10, 0)},
+        {old: (1050, 4), other: (10, 0)},
+        {new: (20, 5), other: (12, 1)},
+        {new: (30, 5), other: (12, 1)},
+    ]
+    assert grown(readings) == (50 + 20 + 10 + 2, 1 + 5 + 1)
+    assert grown(readings[:1]) == (0, 0)
+    failing = Traffic(*grown([{old: (5000, 0)}, {new: (60, 30)}]), 10.0)
+    (reason,) = reasons_against(GATE, None, None, GOOD, failing)
+    assert reason.startswith("50.00% of its requests fail")
+
+
 @pytest.mark.parametrize("model", ["reviews", "reviews--b", "a--0123456789ab--c"])
 def test_an_application_s_name_says_whose_and_which_version_it_is(model: str) -> None:
     name = routing.application_of(model, "0123456789ab")
@@ -90,4 +106,3 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "", "", "") == {}
-    assert routing.without_canary(routes["/b/c"]) == second

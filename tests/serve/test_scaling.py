@@ -57,3 +57,21 @@ def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
     assert readiness.failure_reason(found) == "tiny is not served"
     replica.message = "the node is gone"
     assert readiness.failure_reason(found) == "Failed to update"
+
+
+def test_a_port_that_another_process_holds_is_named() -> None:
+    from serve.deploy import readiness
+
+    text = """ray::HAProxyManager.ready() (pid=1)
+  File "haproxy.py", line 2107, in _reload_haproxy
+RuntimeError: HAProxy crashed during startup: [NOTICE]   (2) : haproxy version is 2.8.25
+[ALERT]    (2) : Binding [/tmp/haproxy.cfg:50] for frontend http_frontend: \
+cannot bind socket (Address already in use) for [127.0.0.1:8000]
+[ALERT]    (2) : [haproxy.main()] Some protocols failed to start their listeners! Exiting.
+"""
+    assert readiness.proxy_failure(text).startswith("another process listens on 127.0.0.1:8000, ")
+    other = "Error\nRuntimeError: HAProxy (pid=3) did not take over the admin socket\n"
+    assert readiness.proxy_failure(other) == (
+        "Ray Serve's HTTP proxy did not start: RuntimeError: HAProxy (pid=3) did not take over the"
+        " admin socket"
+    )

@@ -18,10 +18,10 @@ import transformers
 from jobs.errors import CheckpointError, DeployError
 from jobs.spec.serve import ServeSpec
 from serve.config import ReplicaConfig, configure
-from serve.http import app, guard
+from serve.http import app, asgi
+from serve.http.asgi import MAX_BODY_BYTES
 from serve.http.auth import Authenticator, hashes_of
 from serve.http.fast_path import connections
-from serve.http.guard import MAX_BODY_BYTES
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.tasks.text_classification.schemas import MAX_CHARACTERS, MAX_TEXTS
@@ -346,7 +346,7 @@ def live(server: ClassificationHandler, request: pytest.FixtureRequest) -> Itera
 def test_a_client_that_sends_its_body_too_slowly_is_told(
     part: bytes, live: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.2)
 
     place = httpx.URL(live)
     head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -358,7 +358,7 @@ def test_a_client_that_sends_its_body_too_slowly_is_told(
 def test_texts_of_a_client_that_left_are_not_run(
     live: str, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "DISCONNECT_CHECK_S", 0.01)
+    monkeypatch.setattr(asgi, "DISCONNECT_CHECK_S", 0.01)
     begun, held, ran = threading.Event(), threading.Event(), list[int]()
     run = server.client.launch
 

@@ -8,13 +8,17 @@ from typing import Any
 
 import httpx
 import pytest
+import starlette.middleware
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from serve.config import ReplicaConfig
 from serve.http import app, tracing
+from serve.http.auth import digest
+from serve.http.guard import RequestGuard
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
 from serve.version import ModelVersion
+from tests.serve.live import on_socket
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TEXT = "a superb and moving film"
@@ -137,3 +141,38 @@ def test_without_a_collector_there_are_no_spans(
     for name in tracing.ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     assert tracing.tracing_of(version, "/predict") is None
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")  # Ray reads its environment when it is imported
+def test_behind_ray_serve_a_request_is_checked_traced_and_counted_once(
+    version: ModelVersion, collected: list[bytes]
+) -> None:
+    """A replica has a guard before Ray Serve's server, and one before the application."""
+    from ray.serve._private import http_util
+
+    token, path = "a token of somebody", f"/v2/models/{version.name}/infer"
+    server = load(ReplicaConfig(version, engine="torch-fp32", token_hashes=(digest(token),)))
+    outer = starlette.middleware.Middleware(RequestGuard, find_handler=app.current_handler)
+    replica = http_util._apply_middlewares(app.guarded(routes.api), [outer])
+    infer = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}
+    app.install(server)
+    try:
+        with (
+            on_socket(replica) as url,
+            httpx.Client(headers={"authorization": f"Bearer {token}"}, timeout=10) as client,
+        ):
+            answer = client.post(f"{url}{path}", json=infer)
+            missing = client.get(f"{url}/nowhere", headers={"x-request-id": "not, valid"})
+    finally:
+        app._current.clear()
+    assert (answer.status_code, missing.status_code) == (200, 404)
+    assert missing.headers["x-request-id"] == missing.json()["error"]["request_id"]
+    metrics = server.scrape().decode()
+    assert 'winnow_serve_requests_total{path="/infer",status="200"} 1.0' in metrics
+    assert f'winnow_serve_token_requests_total{{token="#{digest(token)[:8]}"}} 2.0' in metrics
+    assert server.tracing is not None
+    server.tracing.close()
+    server.client.close()
+    servers = [span for span in spans_of(collected) if span.kind == span.SPAN_KIND_SERVER]
+    assert sorted(span.name for span in servers) == ["GET", "POST"]

@@ -1,8 +1,10 @@
 """Steps captured as CUDA graphs, one for each padded width, so that the host only replays them."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from jobs.training.config import TrainingConfig
 from jobs.training.engine.step import Piece, TrainStep
@@ -13,7 +15,55 @@ FIRST_WARMUP, LATER_WARMUP = 12, 3
 """Eager steps before a capture: DDP fixes its buckets in the first 11; later widths only load
 kernels."""
 
+LARGEST_CONSTANT = 64
+"""Most elements of a tensor on the host that is written on the device element by element."""
+
 Run = Callable[[int], None]
+
+
+class HostConstants(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes constants on the device that a model makes on the host and copies there.
+
+    A CUDA graph cannot hold such a copy, because the host waits for it. Models make small tensors
+    of Python numbers in their forward pass, such as the bucket size of positions in DeBERTa;
+    kernels that write the same numbers can be captured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._type = device.type
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operation, or its replacement."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default:
+            source, device = args[0], kwargs.get("device")
+            if self._is_constant(source) and device and torch.device(device).type == self._type:
+                dtype = kwargs.get("dtype") or source.dtype
+                return _written(torch.empty(source.shape, dtype=dtype, device=device), source)
+        elif func is torch.ops.aten.copy_.default:
+            target, source = args[:2]
+            is_alike = self._is_constant(source) and source.shape == target.shape
+            if is_alike and target.device.type == self._type:
+                return _written(target, source)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _is_constant(source: torch.Tensor) -> bool:
+        # a graph may copy pinned memory, and reads it again in each replay
+        is_small = source.device.type == "cpu" and source.numel() <= LARGEST_CONSTANT
+        return is_small and not source.is_pinned()
+
+
+def _written(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Fills a tensor of a device with the elements of one on the host."""
+    if source.dim() == 0:
+        return target.fill_(source.item())
+    for index, value in enumerate(source.flatten().tolist()):
+        target.view(-1)[index].fill_(value)
+    return target
 
 
 class CapturedSteps:
@@ -32,7 +82,10 @@ class CapturedSteps:
             for piece in found:
                 graph = torch.cuda.CUDAGraph()
                 # thread_local: NCCL's watchdog thread may query its events during a capture
-                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                with (
+                    HostConstants(step.world.device),
+                    torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+                ):
                     piece.run()
                 pool = pool or graph.pool()
                 self._graphs[width].append((graph, piece.times))

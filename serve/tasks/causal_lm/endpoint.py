@@ -43,8 +43,7 @@ class ChatEndpoint(TaskEndpoint):
                 f"{per_request} texts per request: a language model accepts one conversation per"
                 " request; use 1"
             )
-        settings = {"max_tokens": tokens, "temperature": 0}
-        return [{"messages": [{"role": "user", "content": text}], **settings} for text in texts]
+        return self.questions(texts, {"max_tokens": tokens, "temperature": 0})
 
     def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         """A conversation each: a text is what the user says, `{"messages": […]}` has all turns."""

@@ -91,10 +91,15 @@ class Generator:
 
     @property
     def load(self) -> Load:
-        """The requests that wait or are being answered."""
+        """The requests that wait or are being answered.
+
+        Requests whose clients have left before their turn count no more.
+        """
         with self._lock:
-            tokens = sum(job.most_tokens for job in self._waiting)
-            return Load(len(self._waiting), float(tokens), self._tokens_per_s)
+            first, others = self._waiting[:1], self._waiting[1:]
+        jobs = [*first, *(job for job in others if not job.is_cancelled.is_set())]
+        tokens = sum(job.most_tokens for job in jobs)
+        return Load(len(jobs), float(tokens), self._tokens_per_s)
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float

@@ -14,7 +14,7 @@ from jobs.errors import DeployError
 from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
-from serve.http.handler import Handler
+from serve.http.handler import Handler, error_of
 from serve.http.metrics import Metrics
 from serve.tasks.causal_lm.generator import Generator, Piece, Settings
 from serve.tasks.causal_lm.schemas import (
@@ -160,18 +160,13 @@ class ChatHandler(Handler):
                         self._first_piece.observe(time.perf_counter() - begin)
                     written = piece.tokens
                     yield piece
-        except QueueFullError as error:
-            message = "the queue is full; try again later"
-            raise HttpError(
-                503, "overloaded", message, retry_after_s=max(1.0, error.retry_after_s)
-            ) from None
-        except DeadlineError:
-            message = "the request was not answered within its timeout"
-            raise HttpError(504, "deadline", message) from None
+        except (QueueFullError, DeadlineError) as error:
+            raise error_of(error) from None
         finally:
-            self._prompt_tokens.inc(len(ids))
-            self._answer_tokens.inc(written)
-            self.metrics.latency.observe(time.perf_counter() - begin)
+            if written:
+                self._prompt_tokens.inc(len(ids))
+                self._answer_tokens.inc(written)
+                self.metrics.latency.observe(time.perf_counter() - begin)
 
 
 def _only_text(messages: Sequence[Message]) -> str:

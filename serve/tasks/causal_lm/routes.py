@@ -10,6 +10,7 @@ import fastapi
 import fastapi.responses
 
 from serve.http import app
+from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody, HttpError
 from serve.tasks.causal_lm import completions
 from serve.tasks.causal_lm.generator import Piece
@@ -79,23 +80,19 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     ids = handler.prompt(body)
     pieces = handler.write(ids, body, app.timeout(request))
     identity = f"chatcmpl-{uuid.uuid4().hex}"
+    try:
+        if body.stream:  # the first piece, to raise an error while another status can be sent
+            first = await cancel_on_disconnect(anext(pieces), request.receive)
+        else:
+            text, last = await cancel_on_disconnect(_whole(pieces), request.receive)
+    except ConnectionError:
+        return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
     if body.stream:
-        first = await anext(aiter(pieces))  # raises an error while another status can be sent
-        handler.metrics.count(PATH, 200)
         events = _events(first, pieces, body, identity, name, len(ids))
         return fastapi.responses.StreamingResponse(
             events, media_type="text/event-stream", headers=_headers(handler)
         )
-    text, last = "", None
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            if await request.is_disconnected():
-                return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
-            text += piece.text
-            last = piece
-    assert last is not None
     assert last.finish is not None
-    handler.metrics.count(PATH, 200)
     message = Message(role="assistant", content=text)
     answer = ChatResponse(
         id=identity,
@@ -105,6 +102,13 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
         usage=_usage(len(ids), last.tokens),
     )
     return fastapi.responses.JSONResponse(answer.model_dump(), headers=_headers(handler))
+
+
+async def _whole(pieces: AsyncGenerator[Piece]) -> tuple[str, Piece]:
+    """Returns the text of an answer, and its last piece."""
+    async with contextlib.aclosing(pieces):
+        known = [piece async for piece in pieces]
+    return "".join(piece.text for piece in known), known[-1]
 
 
 async def _events(

@@ -97,12 +97,17 @@ class ClassificationEndpoint(TaskEndpoint):
         right, texts = evaluation(old)
         if not texts or old.labels != new.labels:
             return None, ()
-        answers = [_labels(version, texts, send) for version in (old, new)]
+        answers = [self._labels(version, texts, send) for version in (old, new)]
         return compare(answers[0], answers[1], right), texts
 
     def evaluation_texts(self, version: ModelVersion) -> Sequence[str]:
         """Returns the texts of a version's evaluation rows; empty for a model of pairs."""
         return evaluation(version)[1]
+
+    def _labels(self, version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
+        replies = [send(version, body) for body in self.questions(texts, {})]
+        found = [each for reply in replies for each in self.predictions(reply)]
+        return [each.label for each in found if isinstance(each, Label)]
 
 
 ENDPOINT = ClassificationEndpoint()
@@ -134,14 +139,6 @@ def _item(given: Any) -> Any:
 
 def _label(row: Any) -> Label:
     return Label(row["label"], row["score"])
-
-
-def _labels(version: ModelVersion, texts: Sequence[str], send: SendRequest) -> list[str]:
-    labels: list[str] = []
-    for first in range(0, len(texts), TEXTS_PER_REQUEST):
-        answer = send(version, {"inputs": list(texts[first : first + TEXTS_PER_REQUEST])})
-        labels += [row["label"] for row in answer]
-    return labels
 
 
 @dataclass(frozen=True, slots=True)

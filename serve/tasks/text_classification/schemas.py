@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from serve.batching.rows import Text
-from serve.http.errors import HttpError, describe
+from serve.http.errors import HttpError, validation_error
 from serve.http.open_inference import MAX_CHARACTERS, MAX_TEXTS
 
 PATH = "/predict"
@@ -84,9 +84,7 @@ def parse(body: bytes) -> PredictRequest:
         return PredictRequest.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_input=False, include_url=False, include_context=False)
-        if errors[0]["type"] == "json_invalid":
-            raise HttpError(400, "invalid_json", "the body is not valid JSON") from None
-        raise HttpError(422, "invalid_request", describe(errors, SENTENCES)) from None
+        raise validation_error(errors, SENTENCES) from None
 
 
 def as_texts(inputs: Any, *, is_pair: bool) -> list[Text]:

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
 from jobs.training.corpus import load_corpus
 from jobs.training.engine import kernels
+from jobs.training.engine.capture import LARGEST_CONSTANT, HostConstants
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from jobs.training.session import Session, build_session
 from jobs.training.world import World
+from tests import tiny
 from tests.builders import MINILM, training_config
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -172,3 +175,30 @@ def test_rows_that_stay_in_host_memory_give_the_same_batches(
         for (found, weights), (expected, wanted) in zip(batches, on_device, strict=True):
             assert torch.equal(weights, wanted)
             assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_small_tensors_of_the_host_are_written_where_they_would_be_copied() -> None:
+    rows, far = torch.arange(6.0).reshape(2, 3), torch.zeros(LARGEST_CONSTANT + 1)
+    with HostConstants(torch.device("cpu")):  # a copy from the CPU to itself
+        assert torch.tensor(3).to(torch.float16).tolist() == 3.0
+        assert torch.tensor(2).type_as(rows).dtype == rows.dtype
+        copied = torch.zeros(2, 3).copy_(rows)
+        assert torch.equal(copied, rows)
+        assert torch.equal(torch.zeros(2, 3).copy_(torch.tensor(7.0)), torch.full((2, 3), 7.0))
+        assert torch.equal(far.to(torch.float64), far.double())
+    with HostConstants(torch.device("meta")):
+        assert torch.tensor([1.0, 2.0]).to("meta", torch.float16).shape == (2,)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("kind", ["deberta-v2", "mpnet", "roberta", "distilbert", "modernbert"])
+def test_encoders_are_captured_and_learn_as_eager_ones(
+    kind: str, reviews: Path, tmp_path: Path
+) -> None:
+    base = tiny.save(tmp_path, kind, transformers.AutoModelForSequenceClassification)
+    fields: dict[str, Any] = {"model": ModelSpec(base=base, dropout=0.0), "precision": "fp32"}
+    captured = session(reviews, **fields)
+    assert captured.engine.eager_reason == ""
+    eager = session(reviews, **fields, capture=False)
+    assert losses(captured) == pytest.approx(losses(eager), abs=1e-4)

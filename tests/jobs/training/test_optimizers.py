@@ -257,7 +257,8 @@ def test_a_checkpoint_of_another_optimizer_is_refused(
     reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
     train(training_config(reviews, tiny_model), lambda _: None, tmp_path)
-    other = training_config(reviews, tiny_model, optimizer=spec(name="adafactor"), epochs=2.0)
+    fields = {"optimizer": spec(name="adafactor"), "epochs": 2.0, "accepts_changes": True}
+    other = training_config(reviews, tiny_model, **fields)
     with pytest.raises(CheckpointError, match="does not hold the exp_avg_sq_row of"):
         train(other, lambda _: None, tmp_path)
 

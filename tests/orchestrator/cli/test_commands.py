@@ -113,6 +113,16 @@ def test_render_writes_defaults_and_what_auto_means(folder: Path) -> None:
     assert "every: 1epoch" in done.stdout
 
 
+def test_render_counts_the_prices_that_were_fetched(folder: Path) -> None:
+    limit = "resources={any_of: [{accelerators: T4:1}], max_hourly_cost: 0.01}"
+    words = ("render", "job.yaml", "--inventory", "nodes.json", "--set", limit)
+    assert "over max_hourly_cost" in winnow(folder, *words).stderr
+    quote = {"sku": "T4", "on_demand_usd": 0.005, "spot_usd": None, "source": "", "date": ""}
+    (folder / "home").mkdir(exist_ok=True)
+    (folder / "home" / "prices.json").write_text(json.dumps([quote]), encoding="utf-8")
+    assert "# auto on T4:1" in winnow(folder, *words).stdout
+
+
 def test_hardware_lists_the_catalogue_beside_the_nodes(folder: Path) -> None:
     shown = winnow(folder, "hardware", "--inventory", "nodes.json").stdout
     assert "RTX4090" in shown

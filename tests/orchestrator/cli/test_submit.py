@@ -122,7 +122,8 @@ def test_ray_job_submit_runs_the_job(head: dict[str, str], project: Path) -> Non
 def test_submissions_of_one_job_at_once_make_one_run(head: dict[str, str], project: Path) -> None:
     for package in PACKAGES:
         shutil.rmtree(project / package)
-    command = [sys.executable, "-m", "orchestrator", "submit", "job.yaml", "--json"]
+    (project / "job.yaml").rename(project / "my job.yaml")  # the shell must not split it
+    command = [sys.executable, "-m", "orchestrator", "submit", "my job.yaml", "--json"]
     command += ["--address", head["DASHBOARD"]]
     with ThreadPoolExecutor(SUBMISSIONS) as pool:
         calls = [pool.submit(call, command, project, head) for _ in range(SUBMISSIONS)]

@@ -1,5 +1,6 @@
 """What a run may still spend, and when training must stop for it."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -29,10 +30,11 @@ def predicted(total_s: float, stepping_s: float) -> Prediction:
 
 
 def test_a_sweep_costs_what_its_probes_starts_and_trials_took() -> None:
-    trials = [trial(ID, 1e-4, 0.9)]
+    trials = [replace(trial(ID, 1e-4, 0.9), duration_s=50.0)]
     probes = [measurement(ID, probe_s=30.0), measurement("gone:1/8/fp16", probe_s=99.0)]
-    found = budget.sweep_cost_usd(PLAN, probes, [Launch("T4:2", 8.0, 2.0)], trials)
-    assert found == pytest.approx((30 + 10) * 3.6 / 3600)
+    launches = [Launch("T4:2", 8.0, 2.0), Launch("T4:2", 7.0)]  # the second within the trial
+    found = budget.sweep_cost_usd(PLAN, probes, launches, trials)
+    assert found == pytest.approx((30 + 10 + 50) * 3.6 / 3600)
 
 
 def test_without_a_budget_nothing_is_limited() -> None:

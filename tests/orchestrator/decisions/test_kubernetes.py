@@ -207,6 +207,12 @@ def test_grpc_is_refused() -> None:
         manifests.documents_of(spec, Options(IMAGE))
 
 
+def test_a_job_without_resources_is_refused_because_its_cluster_would_have_no_workers() -> None:
+    spec = whole_job()
+    with pytest.raises(InfeasibleError, match=r"resources is missing.*add resources\.any_of"):
+        manifests.documents_of(spec.model_copy(update={"resources": None}), Options(IMAGE))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -112,9 +112,11 @@ def test_without_prices_quality_trials_run_where_it_is_fastest() -> None:
 
 
 def test_when_every_candidate_ran_out_of_memory_the_job_says_so() -> None:
-    _, plan = case(minimize="time")
-    with pytest.raises(InfeasibleError, match="ran out of memory"):
+    spec, plan = case(minimize="time")
+    with pytest.raises(InfeasibleError, match="every candidate ran out of memory; lower train"):
         select.quality_candidate(plan, ())
+    with pytest.raises(InfeasibleError, match="every candidate ran out of memory; lower train"):
+        select.select(spec, plan, (), ())  # of a sweep that searches no field of learning
 
 
 def test_without_a_sweep_the_cheapest_placement_is_taken() -> None:

@@ -66,6 +66,19 @@ def test_unfinished_files_and_what_ray_wrote_are_deleted(storage: Storage) -> No
     assert garbage.find(storage, SOON) == []
 
 
+def test_what_ray_wrote_stays_while_a_completed_run_goes_on(tmp_path: Path) -> None:
+    """As a run that was swept and is trained later."""
+    storage = open_storage(tmp_path / "storage")
+    run = runs.create(storage, job(), datetime.now(UTC))
+    (run.folder / "ray").mkdir()
+    (run.folder / "ray" / "state.json").write_bytes(b"123")
+    run.note("completed")
+    place = str(run.folder / "ray")
+    assert place in [item.place for item in garbage.find(storage, SOON)]
+    run.note("resumed")
+    assert place not in [item.place for item in garbage.find(storage, SOON)]
+
+
 def test_uploads_that_never_ended_are_ended(bucket: str) -> None:
     storage, key = open_storage(bucket), f"{bucket.rpartition('/')[2]}/big"
     server = client.s3()

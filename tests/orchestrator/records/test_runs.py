@@ -1,5 +1,6 @@
 """The run directory: what is recorded, found again, and refused."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jobs.storage.storage import open_storage
 from orchestrator.decisions import select
 from orchestrator.decisions.measurement import Measurement
 from orchestrator.decisions.search import TrialResult
-from orchestrator.records import registry, runs
+from orchestrator.records import journal, registry, runs
 from tests.builders import any_of, inventory, job, measurement, plan_of, sweep
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -46,12 +47,30 @@ def test_values_of_one_stage_add_up_and_a_torn_last_line_is_left_out(tmp_path: P
     assert run.notes[-1]["event"] == "damaged"
 
 
-def test_resume_finds_the_newest_run_of_the_same_job_alone(tmp_path: Path) -> None:
-    spec = job()
-    run = runs.create(open_storage(tmp_path), spec, NOW)
-    assert runs.resume(open_storage(tmp_path), spec) == run
-    with pytest.raises(RunError, match="a changed job is a new job"):
-        runs.resume(open_storage(tmp_path), job(seed=1))
+def test_a_trial_that_an_older_release_recorded_is_read(tmp_path: Path) -> None:
+    """It held the time of starting its group beside its duration, which includes that."""
+    run = runs.create(open_storage(tmp_path), job(), NOW)
+    values = {"id": "1", "candidate": "a", "params": {}, "metrics": {"accuracy": 0.9}}
+    old = json.dumps({**values, "duration_s": 50.0, "start_s": 7.0}).encode()
+    journal.append(run.storage.objects, f"runs/{run.id}/trials.jsonl", old)
+    expected = TrialResult("1", "a", {}, {"accuracy": 0.9}, duration_s=50.0)
+    assert run.read_all("trials", TrialResult) == (expected,)
+
+
+def test_a_journal_says_what_is_done_and_how_the_run_ended(tmp_path: Path) -> None:
+    run = runs.create(open_storage(tmp_path), job(), NOW)
+    assert (runs.finished_stages(run.notes), runs.state_of(run.notes)) == ((), "not ended")
+    run.write("winner", MEASURED)
+    run.write("plan", MEASURED)
+    run.write("sweep_duration", 3.0)  # a part of a stage's result
+    run.note("interrupted")
+    assert runs.finished_stages(run.notes) == ("plan", "winner")
+    assert runs.state_of(run.notes) == "interrupted"
+    run.note("completed")
+    assert runs.state_of(run.notes) == "completed"
+    run.note("resumed")
+    assert runs.state_of(run.notes) == "not ended"
+    assert runs.state_of(()) == "not ended"
 
 
 def test_a_second_run_within_a_second_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Measurements of earlier runs: taken over for the same work on the same ground alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from orchestrator.decisions.measurement import Launch
 from orchestrator.decisions.plan import Candidate
@@ -15,7 +17,7 @@ PLAN = plan_of(
 )
 ON_ONE, ON_TWO = PLAN.candidates
 ENVIRONMENT = {"torch": "2.13.0", "processor": "one of many"}
-MEASURED = measurement(ON_ONE.id, environment=ENVIRONMENT)
+MEASURED = measurement(ON_ONE.id, environment=ENVIRONMENT, probe_s=6.0)
 LAUNCH = Launch("cpu:1", 9.0, 1.0)
 
 
@@ -31,7 +33,8 @@ def keep(folder: Path, candidate: Candidate = ON_ONE, **fields: object) -> Store
     """A store that was given the measurement."""
     store = Store(open_storage(folder))
     config = training_config(folder, "base")
-    measured = measurement(candidate.id, environment=ENVIRONMENT, **fields)
+    measured = replace(measurement(candidate.id, environment=ENVIRONMENT), probe_s=6.0)
+    measured = replace(measured, **fields)
     store.keep(candidate, config, measured, LAUNCH)
     return store
 
@@ -57,7 +60,7 @@ def test_other_work_is_not_found(folder: Path) -> None:
     assert store.find(ON_TWO, config) is None
     assert store.find(ON_ONE, training_config(folder, "base", micro_batch_size=8)) is None
     (folder / "train.csv").write_text("text,label\nfine,0\n", encoding="utf-8")
-    assert store.find(ON_ONE, config) is None
+    assert Store(open_storage(folder)).find(ON_ONE, config) is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,29 @@ def test_other_work_is_not_found(folder: Path) -> None:
 )
 def test_what_is_not_to_be_trusted_is_not_kept(folder: Path, fields: dict[str, object]) -> None:
     assert keep(folder, **fields).find(ON_ONE, training_config(folder, "base")) is None
+
+
+def test_what_was_reused_does_not_replace_what_was_measured(folder: Path) -> None:
+    """A reused measurement has cost nothing, and the recorded one says what it cost."""
+    config = training_config(folder, "base")
+    store = keep(folder)
+    store.keep(ON_ONE, config, replace(MEASURED, probe_s=0.0), None)
+    found = store.find(ON_ONE, config)
+    assert found is not None
+    assert (found.measurement, found.launch) == (MEASURED, LAUNCH)
+
+
+def test_a_store_hashes_the_rows_of_its_sweep_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For each candidate again it would read gigabytes as often as there are candidates."""
+    hashed: list[Path] = []
+    identity = manifest.identity
+    monkeypatch.setattr(manifest, "identity", lambda place: hashed.append(place) or identity(place))
+    store = keep(folder)
+    for candidate in (ON_ONE, ON_TWO):
+        store.find(candidate, training_config(folder, "base"))
+    assert [place.name for place in hashed] == ["train.csv", "eval.csv"]
 
 
 def test_rows_from_elsewhere_are_measured_each_time(folder: Path) -> None:

@@ -13,7 +13,7 @@ from jobs.training.checkpoint import CheckpointStore
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from orchestrator.decisions.recovery import Cause, Failed
-from orchestrator.decisions.resolve import fewer_workers
+from orchestrator.decisions.resolve import fewer_workers, with_less_time
 from tests.builders import inventory, training_config, training_workers
 
 STEPS, HIT, WITH_FEWER = 600, 60, 120
@@ -76,6 +76,58 @@ def test_a_lost_device_is_done_without_until_it_is_back(
     assert result.steps == result.checkpoint.step == STEPS
     expected = {event.step: event.loss for event in reference if isinstance(event, Stepped)}
     assert dict(result.losses) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.ray
+def test_a_fit_that_is_tried_again_ends_when_it_would_have_ended(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """The second attempt has what the first one, the pause and the waits left of the time."""
+    from cluster.discovery import discover
+    from orchestrator.stages import fit
+
+    limit_s, killed_s = 6.0, 4.0
+    config = training_config(
+        reviews,
+        tiny_model,
+        epochs=100_000.0,
+        eval=EvalSpec(every=Cadence(10**6, "step")),
+        checkpoint=CheckpointSpec(every=Cadence(10**6, "step")),
+        stop_after_s=limit_s,
+    )
+    attempts, failures, killed = list[list[float]](), list[Failed](), list[Any]()
+
+    def take(event: Event) -> None:
+        if isinstance(event, Started):
+            attempts.append([])
+        if isinstance(event, Stepped):
+            attempts[-1].append(event.seconds)
+            if sum(attempts[0]) > killed_s and not killed:  # its last steps are still to come
+                killed.extend(training_workers()[-1:])
+                killed[0].kill()
+
+    result = fit.fit(
+        config,
+        place(AcceleratorRequest("cpu", 1), discover(), {}),
+        CheckpointStore(tmp_path / "fit" / "checkpoints"),
+        fit.Rules(),
+        take,
+        lambda failed, _: failures.append(failed),
+        lambda _: None,
+    )
+    assert [failed.cause for failed in failures] == [Cause.LOST_WORKER]
+    first_s, second_s = (sum(seconds) for seconds in attempts)
+    assert first_s > killed_s
+    assert second_s < limit_s - killed_s
+    assert result.stopped_at is not None
+
+
+def test_time_that_is_spent_is_taken_from_what_a_fit_may_take(tmp_path: Path) -> None:
+    config = training_config(tmp_path, "m", stop_after_s=60.0)
+    assert with_less_time(config, 45.0).stop_after_s == 15.0
+    assert with_less_time(config, 90.0).stop_after_s == 0.0
+    unlimited = training_config(tmp_path, "m")
+    assert with_less_time(unlimited, 90.0) == unlimited
 
 
 def reserved(placement: Placement) -> Any:

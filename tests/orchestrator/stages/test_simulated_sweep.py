@@ -13,15 +13,27 @@ from cluster.session import Connection
 from jobs.errors import ClusterError, InfeasibleError, RunError, TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
+from jobs.storage.storage import open_storage
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
+from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.plan import make_plan
 from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
-from tests.builders import any_of, eventually, job, ray_processes, sweep, training_config
+from orchestrator.notices import Notice, Remark
+from orchestrator.records.runs import Run
+from tests.builders import (
+    any_of,
+    eventually,
+    job,
+    measurement,
+    ray_processes,
+    sweep,
+    training_config,
+)
 
 pytestmark = pytest.mark.ray
 
@@ -293,6 +305,30 @@ def test_a_sku_that_is_not_there_fails_when_planning(
     spec = sweep_job(reviews, tiny_model, "RTX4090:2")
     with pytest.raises(InfeasibleError, match=r"no nodes for RTX4090:2: .*closest is T4:2"):
         make_plan(spec, discover(), shape_of(tiny_model))
+
+
+def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """The rows are gone by then."""
+    from cluster.discovery import discover
+    from orchestrator.speeds import Speeds, confirm
+
+    spec = sweep_job(reviews, tiny_model, "cpu:1")
+    gone = spec.data.train.model_copy(update={"path": str(tmp_path / "gone.csv")})
+    spec = spec.model_copy(update={"data": spec.data.model_copy(update={"train": gone})})
+    plan, storage = make_plan(spec, discover(), None), open_storage(tmp_path)
+    told: list[Notice] = []
+    context = Context(spec, Run("r", storage), storage, told.append, 0)
+    best = plan.candidates[0]
+    context.run.append("measurements", measurement(best.id))
+    speeds = Speeds(context, plan)
+    winner = select.Winner(best, {}, None, "", finalists=(best.id,))
+    assert confirm(context, plan, speeds, winner, ()) is False
+    assert speeds.every == (measurement(best.id),)
+    (said,) = (notice.text for notice in told if isinstance(notice, Remark))
+    assert said.startswith(f"{best.id} could not be timed again, so the first timing counts: ")
+    assert "gone.csv" in said
 
 
 def test_bad_data_reaches_the_user_in_words(

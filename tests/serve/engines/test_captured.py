@@ -10,7 +10,8 @@ import torch
 from serve.batching.policy import Limits, form_batches
 from serve.batching.rows import Padding, Row, Tokenizer
 from serve.engines import acceptance, engine_factory
-from serve.engines.captured_engine import CapturedEngine, shape_of, shapes
+from serve.engines.captured_engine import WIDTHS, CapturedEngine, shape_of, shapes
+from serve.engines.engine import OneByOne
 from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.version import ModelVersion
 
@@ -26,6 +27,15 @@ def test_whatever_a_batch_is_its_shape_is_known(longest: int) -> None:
         for batch in form_batches(lengths, limits):
             assert shape_of(len(batch), max(lengths[n] for n in batch)) in known
     assert len(known) < 200
+
+
+def test_rows_that_are_run_one_by_one_are_captured_at_every_width() -> None:
+    engine = CapturedEngine.__new__(CapturedEngine)  # without its model, which needs a GPU
+    engine.name = "torch-fp32"
+    limits = Limits(batch_tokens=2048, batch_rows=64)
+    assert (64, 32) in engine.prepare([], limits, 512)
+    alone = OneByOne(engine).prepare([], limits, 512)
+    assert sorted(alone) == [(1, width) for width in WIDTHS]
 
 
 def test_a_shape_holds_its_batch_and_little_more() -> None:

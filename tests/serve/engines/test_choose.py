@@ -85,6 +85,25 @@ def test_models_that_cannot_be_captured_are_run_as_they_are(
     assert (choice.engine, choice.is_one_by_one) == ("torch-fp32", False)
 
 
+def test_a_failed_export_leaves_nothing_that_a_later_one_takes_over(
+    published: Publish, tmp_path: Path
+) -> None:
+    factory = replace(published("roberta"), exports=tmp_path / "exports")
+
+    def half(graph: Path) -> None:
+        graph.write_text("half of a graph", encoding="utf-8")
+        raise RuntimeError("the converter broke")
+
+    def whole(graph: Path) -> None:
+        graph.with_suffix(".bin").write_text("weights", encoding="utf-8")
+        graph.write_text("graph", encoding="utf-8")
+
+    with pytest.raises(RuntimeError, match="broke"):
+        factory._exported("model.onnx", half)
+    assert factory._exported("rows.xml", whole) == tmp_path / "exports/rows.xml"
+    assert sorted(path.name for path in factory.exports.iterdir()) == ["rows.bin", "rows.xml"]
+
+
 def exchanged(factory: EngineFactory, folder: Path) -> EngineFactory:
     """The same model with the rows of its output layer in another order."""
     model = shutil.copytree(factory.model, folder / "model")

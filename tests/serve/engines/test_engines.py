@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ import torch
 import transformers
 
 from jobs.spec.serve import EngineName
+from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, Row, Tokenizer
-from serve.engines import acceptance, engine_factory, openvino_engine, packing, selection
+from serve.batching.waiting import NOTHING
+from serve.config import ReplicaConfig
+from serve.engines import acceptance, engine_factory, openvino_engine, packing, selection, startup
 from serve.engines.acceptance import AcceptanceCheck
 from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, Shape
 from serve.engines.engine_factory import EngineFactory, EvalSample
@@ -278,7 +282,7 @@ def test_graphs_of_their_own_shape_give_the_same_scores(
     engine = factory.make(name, sample)
     assert isinstance(engine, OpenVinoEngine)
     before = acceptance.scores(engine, sample.rows, 1), acceptance.scores(engine, sample.rows, 50)
-    engine.prepare([len(row) for row in sample.rows], 256)
+    engine.prepare([len(row) for row in sample.rows], Limits(batch_tokens=256), 32)
     monkeypatch.setattr(engine, "_request", None)  # the graph for any shape
     after = (
         acceptance.scores(engine, sample.rows, 1),
@@ -295,7 +299,9 @@ def test_texts_of_a_word_each_are_answered_together(
     engine = factory.make(name, sample)
     words = factory.tokenizer.rows([(word,) for word in ("good", "bad", "so-so", "", "no", "yes")])
     alone = acceptance.scores(engine, words, 1)
-    engine.prepare([14] * 20, 256)  # one of the shapes is a row of the least width
+    engine.prepare(
+        [14] * 20, Limits(batch_tokens=256), 32
+    )  # one of the shapes is a row of the least width
     engine.packing.spare = 0.0
     for count in range(1, len(words) + 1):
         found = acceptance.scores(engine, words[:count], count)
@@ -310,7 +316,7 @@ def test_a_larger_model_has_fewer_graphs_of_their_own_shape(
     size = (factory.exports / "openvino-rows.bin").stat().st_size
     each = openvino_engine.STATIC_GRAPH_BYTES + openvino_engine.STATIC_WEIGHTS[engine.name] * size
     monkeypatch.setattr(openvino_engine, "STATIC_BYTES", 3 * each)
-    engine.prepare([len(row) for row in sample.rows], 256)
+    engine.prepare([len(row) for row in sample.rows], Limits(batch_tokens=256), 32)
     assert len(engine.packing.static_shapes) == 3
     assert np.isfinite(engine.run(sample.rows)).all()  # as they come, whatever their shape
 
@@ -321,7 +327,7 @@ def test_what_another_shape_costs_is_timed(
     engine = factory.make("openvino-fp32", sample)
     assert isinstance(engine, OpenVinoEngine)
     clock = [0.0]
-    monkeypatch.setattr(openvino_engine.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     ran: list[int] = []
 
     def run(rows: Sequence[Row]) -> None:
@@ -389,7 +395,7 @@ class Fake:
     """An engine with made-up logits, which may depend on its batch."""
 
     name: EngineName = "onnx-fp32"
-    is_packed = False
+    is_packed, ahead = False, 0
 
     def __init__(self, wrong: int = 0, drift: float = 0.0) -> None:
         self._wrong, self._drift = wrong, drift
@@ -473,6 +479,28 @@ def test_an_engine_that_cannot_be_made_is_told_and_left_out(
     found: Choice = selection.choose(broken, ("onnx-fp32", "torch-fp32"), sample)
     assert found.engine == "torch-fp32"
     assert found.trials[0].refusal.startswith("cannot be created: ")
+    timed = selection.curves(broken, ("onnx-fp32", "torch-fp32"), sample, (1, 4), "cpu:1")
+    assert [(each.accelerators, each.engine) for each in timed] == [
+        ("cpu:1", "onnx-fp32"),
+        ("cpu:1", "torch-fp32"),
+    ]
+    assert timed[0].refusal.startswith("cannot be created: ")
+    assert timed[0].seconds is None
+    assert list(timed[1].seconds or ()) == [1, 4]
+
+
+@pytest.mark.parametrize("is_one_by_one", [True, False])
+def test_only_an_engine_that_saves_time_in_larger_batches_waits_for_them(
+    version: ModelVersion, *, is_one_by_one: bool
+) -> None:
+    own = replace(version, id=f"alone-{is_one_by_one}")  # with a folder of its own for the choice
+    names: tuple[EngineName, ...] = ("torch-fp32",)
+    known = Choice("torch-fp32", 256, 1.0, is_one_by_one=is_one_by_one)
+    selection._write_choice(EngineFactory.of(own, "cpu", 1), names, known)
+    choice, batcher = startup.start(ReplicaConfig(own, engine="torch-fp32"), lambda *_: None)
+    batcher.close()
+    assert choice == known
+    assert (batcher._waiting.saving is NOTHING) == is_one_by_one
 
 
 class Drifting(EngineFactory):

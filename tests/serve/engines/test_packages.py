@@ -45,10 +45,9 @@ def test_auto_serves_with_torch_and_says_what_it_leaves_out(
     version: ModelVersion, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = replace(version, id="without")  # with a folder of its own for what is remembered
-    tokenizer = Tokenizer(Path(own.path), own.max_length)
-    sample = engine_factory.read_eval_sample(Path(own.path))
+    factory, sample = EngineFactory.of(own, "cpu", 1), engine_factory.eval_sample_of(own)
     with caplog.at_level(logging.WARNING):
-        choice, engine = startup.prepare(ReplicaConfig(own), tokenizer, sample)
+        choice, engine = startup.prepare(ReplicaConfig(own), factory, sample)
     assert [trial.engine for trial in choice.trials] == ["torch-bf16", "torch-fp32"]
     assert engine.name == choice.engine
     assert [record.getMessage() for record in caplog.records] == [ALL]

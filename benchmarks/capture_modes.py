@@ -1,0 +1,98 @@
+"""Which encoders of transformers train with captured steps on a GPU, and why others do not.
+
+    python benchmarks/capture_modes.py [--only bert deberta-v2 …] [--jobs 4] [--out FILE]
+
+Builds a text classifier of every architecture that has one with two small layers and random
+weights, as `benchmarks/architectures.py` does, and prepares its training on one GPU. Writes the
+mode of each, `captured` or `eager: reason`, as JSON, and prints a table.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import architectures  # noqa: E402 - runs from a clone, installed or not
+from jobs.errors import WinnowError, first_line  # noqa: E402
+from jobs.training.corpus import load_corpus  # noqa: E402
+from jobs.training.session import build_session  # noqa: E402
+from jobs.training.world import World  # noqa: E402
+from tests import tiny  # noqa: E402
+
+TASK = "text-classification"
+LIMIT_S = 60
+"""Longest time for one architecture."""
+
+
+def main() -> int:
+    """Prepares every architecture in a process of its own and prints the modes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=sorted(architectures.NAMES[TASK]))
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--here", action="store_true", help="in this process")
+    arguments = parser.parse_args()
+    if arguments.here:
+        for kind in arguments.only:
+            print(json.dumps(mode_of(kind)), flush=True)
+        return 0
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        modes = dict(zip(arguments.only, pool.map(elsewhere, arguments.only), strict=True))
+    for kind, mode in modes.items():
+        print(f"{kind}\t{mode}")
+    if arguments.out:
+        made = {"transformers": transformers.__version__, "torch": torch.__version__}
+        if torch.cuda.is_available():
+            made["gpu"] = torch.cuda.get_device_name()
+        text = json.dumps({**made, "modes": modes}, indent=1)
+        arguments.out.write_text(f"{text}\n", encoding="utf-8")
+    return 0
+
+
+def elsewhere(kind: str) -> str:
+    """The mode of an architecture, from a process of its own, which may crash alone."""
+    command = [sys.executable, __file__, "--here", "--only", kind]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"not judged: took longer than {LIMIT_S} s"
+    lines = done.stdout.splitlines()
+    return json.loads(lines[-1]) if lines else f"not judged: its process ended {done.returncode}"
+
+
+def mode_of(kind: str) -> str:
+    """The mode of an architecture's steps on the GPU."""
+    transformers.utils.logging.set_verbosity_error()
+    auto = transformers.AutoModelForSequenceClassification
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        architectures.write_rows(folder)
+        try:
+            with torch.device("meta"):
+                made = auto.from_config(tiny.config_of(kind))
+            if sum(weight.numel() for weight in made.parameters()) > architectures.MOST_WEIGHTS:
+                return "not judged: it cannot be made small"
+            base = tiny.save(folder / "base", kind, auto)
+        except Exception as error:  # noqa: BLE001 - configurations refuse small values in many ways
+            return f"not judged: {first_line(error)[:100]}"
+        try:
+            config = architectures.configured(base, TASK, folder)
+            config = dataclasses.replace(config, device="cuda", precision="bf16")
+            world = World(0, 1, torch.device("cuda", 0))
+            return build_session(config, load_corpus(config), world).engine.mode
+        except WinnowError as error:
+            return f"refused: {str(error).replace(base, 'it')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
