@@ -1,15 +1,18 @@
 """Estimates the device memory of training from the model's shape."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.spec.train import Precision, Strategy
+from jobs.spec.train import OptimizerSpec, Precision, Strategy
 from jobs.training.config import Device
 from jobs.training.model.shape import ModelShape
 
-STATE_BYTES_PER_PARAMETER = 16
-"""fp32 weights (4), gradients (4) and the two moments of AdamW (8). 16-bit training has a copy of
-the weights and gradients besides, with 2 bytes each."""
+STATE_BYTES_PER_PARAMETER = 8
+"""fp32 weights (4) and gradients (4). 16-bit training has a copy of the weights and gradients
+besides, with 2 bytes each."""
+MOMENT_BYTES = 4
+"""One fp32 value that an optimizer keeps for a weight: AdamW keeps two, momentum is one, and
+Adafactor's rows and columns are negligible."""
 FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 """Weights that an adapter does not train, and whole weights while shards are gathered."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
@@ -79,6 +82,7 @@ class StateSharding:
     adapter: bool = False
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
 
 
 def estimate(
@@ -92,7 +96,7 @@ def estimate(
     sharding: StateSharding | None = None,
     target_tokens: int = 0,
 ) -> MemoryEstimate:
-    """Estimate the peak memory of training with AdamW on inputs of (micro_batch_size, tokens).
+    """Estimate the peak memory of training on inputs of (micro_batch_size, tokens).
 
     With `target_tokens`, the layers of a decoder read targets of so many tokens, and the
     vocabulary is scored for these alone. Calibrated on an H200 with bert-base and a Llama of 1.1
@@ -121,11 +125,23 @@ def _state(shape: ModelShape, precision: Precision, sharding: StateSharding) -> 
         return float(weights * FROZEN_BYTES_PER_PARAMETER[precision])
     if sharding.strategy != "ddp":
         gathered = FROZEN_BYTES_PER_PARAMETER[precision] if sharding.strategy == "zero2" else 0
-        sharded = 0 if sharding.cpu_offload else STATE_BYTES_PER_PARAMETER / sharding.workers
-        return float(weights * (sharded + gathered + element))
+        whole = weights * STATE_BYTES_PER_PARAMETER + _moments(shape, sharding.optimizer)
+        sharded = 0 if sharding.cpu_offload else whole / sharding.workers
+        return float(sharded + weights * (gathered + element))
     wide = shape.embedding_parameters if element < 4 else weights  # embeddings stay fp32
     gradients = wide * 4 + (weights - wide) * element  # those that autograd allocates
-    return float(weights * STATE_BYTES_PER_PARAMETER + gradients)
+    moments = _moments(shape, sharding.optimizer)
+    return float(weights * STATE_BYTES_PER_PARAMETER + moments + gradients)
+
+
+def _moments(shape: ModelShape, optimizer: OptimizerSpec) -> float:
+    """Returns the bytes that an optimizer keeps besides weights and gradients."""
+    if optimizer.name == "adafactor":
+        return 0.0
+    if optimizer.name == "sgd":
+        return float(shape.parameters * MOMENT_BYTES) if optimizer.momentum_or_default else 0.0
+    second = shape.embedding_parameters if optimizer.name == "muon" else shape.parameters
+    return float((shape.parameters + second) * MOMENT_BYTES)
 
 
 def _bytes_per_row(

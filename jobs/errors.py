@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from raywinnow.paths import Shadow
 
-PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-"""Matches user and password of a URL."""
+PASSWORD = re.compile(r"(?<=://)(?<!registry://)[^/\s@]+(?=@)")
+"""Matches user and password of a URL; `registry://name@alias` holds neither."""
 SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL)S?$", re.IGNORECASE)
 """Matches names of environment variables whose values are secret."""
 SHORTEST_SECRET = 8

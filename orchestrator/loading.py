@@ -1,20 +1,29 @@
 """From a job file, or from what would be in one, to a checked job."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster import catalogue
-from jobs.errors import JobFileError, Problem, first_line
+from jobs.errors import (
+    CheckpointError,
+    JobFileError,
+    ModelError,
+    Problem,
+    RunError,
+    first_line,
+)
 from jobs.loader import load, loads
 from jobs.loader.files import files_exist
 from jobs.loader.rows import rows_suit_the_job
 from jobs.spec import JobSpec
+from jobs.spec.rules import Rule, Violation
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import S3_SCHEME, Storage, open_storage
 from orchestrator.decisions.resolve import with_absolute_paths
+from orchestrator.records.bases import with_located_base
 
 RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
@@ -43,13 +52,15 @@ def load_job(
     """
     folder = Path.cwd() if isinstance(job, Mapping) else Path(job).parent
     of_rows = (rows_suit_the_job(folder),) if reads_rows else ()
-    of_files = () if is_elsewhere else (files_exist(folder), *of_rows)
+    of_files = () if is_elsewhere else (_with_base(files_exist(folder), *of_rows),)
     rules = (catalogue.accelerator_rules, *of_files)
     if isinstance(job, Mapping):
         spec = loads(_text(job), "job", settings=settings or (), extra_rules=rules)
     else:
         spec = load(Path(job), settings=settings or (), extra_rules=rules)
-    return spec if is_elsewhere else with_absolute_paths(spec, folder)
+    if is_elsewhere:
+        return spec
+    return with_absolute_paths(with_located_base(spec, storage_of(spec)), folder)
 
 
 def serving_of(spec: JobSpec, purpose: str, file: str | None = None) -> ServeSpec:
@@ -66,6 +77,21 @@ def storage_of(spec: JobSpec) -> Storage:
     if is_copy and not spec.storage.startswith((S3_SCHEME, "/", "~")):
         return open_storage(Path.home() / spec.storage)
     return open_storage(spec.storage)
+
+
+def _with_base(*rules: Rule) -> Rule:
+    """Returns the rules in one, for a job whose base is found in its storage."""
+
+    def check(spec: JobSpec) -> Iterator[Violation]:
+        try:
+            located = with_located_base(spec, storage_of(spec))
+        except (ModelError, RunError, CheckpointError) as error:
+            yield Violation(("model", "base"), str(error))
+            return
+        for rule in rules:
+            yield from rule(located)
+
+    return check
 
 
 def _text(job: Mapping[str, Any]) -> str:

@@ -258,8 +258,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
     if context.storage.is_bucket:
         for path in place.glob("*"):
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
-    steps = result.stopped_at or result.steps
-    context.notify(StageFinished("fit", f"{steps} steps in {result.duration_s:.1f} s"))
+    context.notify(StageFinished("fit", f"{result.last_step} steps in {result.duration_s:.1f} s"))
     return replace(result, run=context.run.id, projections=tuple(watch.projections))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import (
+    BestKept,
     CheckpointSkipped,
     Evaluated,
     Event,
@@ -130,6 +131,8 @@ def _remarks(event: Event) -> list[str]:
             return [event.message]
         case Interrupted():
             return [f"ended early after step {event.step}, with a checkpoint"]
+        case BestKept():
+            return [str(event)]
         case Stopped():
             return [f"the budget is used up after step {event.step}"]
     return []

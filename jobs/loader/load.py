@@ -11,7 +11,7 @@ from jobs.loader import explain, overrides, source
 from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
 from jobs.loader.words import path_meant
-from jobs.spec import rules, unsupported
+from jobs.spec import rules, training_rules, unsupported
 from jobs.spec.job import JobSpec
 
 
@@ -42,7 +42,8 @@ def loads(
 ) -> JobSpec:
     """Checks the text of a job file; `file` is its name in errors. See `load`."""
     document = overrides.apply(source.parse(text, file), settings)
-    checks = (rules.violations, unsupported.unsupported, check_search_space, *extra_rules)
+    own = (rules.violations, training_rules.violations, unsupported.unsupported)
+    checks = (*own, check_search_space, *extra_rules)
     problems = [*explain.explain(_errors(document), document), *document.problems]
     draft = Draft(document)
     spec = draft.spec()

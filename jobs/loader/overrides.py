@@ -16,8 +16,13 @@ SEARCHABLE = (
     "train.optimizer.lr",
     "train.optimizer.weight_decay",
     "train.optimizer.max_grad_norm",
+    "train.optimizer.momentum",
+    "train.optimizer.layerwise_lr_decay",
+    "train.optimizer.head_lr",
     "train.lr_schedule.type",
     "train.lr_schedule.warmup_ratio",
+    "train.lr_schedule.power",
+    "train.lr_schedule.floor",
     "model.dropout",
 )
 """Fields that a sweep may search."""

@@ -141,19 +141,27 @@ train:
     "train.optimizer": (
         """\
 train:
-  optimizer: {lr: 5e-5, weight_decay: 0.01, max_grad_norm: 1.0}
+  optimizer: {lr: 5e-5, weight_decay: 0.01, layerwise_lr_decay: 0.9, head_lr: 1e-3}
 """,
     ),
     "train.lr_schedule": (
         """\
 train:
-  lr_schedule: {type: cosine, warmup_ratio: 0.05}
+  lr_schedule: {type: cosine, warmup_ratio: 0.05, floor: 0.1}
 """,
     ),
     "train.eval": (
         """\
 train:
   eval: {every: 0.25epoch, metrics: [f1, accuracy]}
+""",
+    ),
+    "train.early_stopping": (
+        """\
+train:
+  epochs: 20
+  eval: {every: 0.5epoch, metrics: [f1]}
+  early_stopping: {metric: f1, patience: 4}
 """,
     ),
     "train.checkpoint": (

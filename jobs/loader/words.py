@@ -35,7 +35,18 @@ OTHER_TRAINERS = {
     **dict.fromkeys(("save_steps", "save_strategy"), "train.checkpoint.every, such as 100steps"),
     "save_total_limit": "train.checkpoint.keep",
     "torch_compile": "train.compile",
-    "lr_scheduler_type": "train.lr_schedule.type",
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), "train.lr_schedule.type"),
+    "lr_scheduler_kwargs": "train.lr_schedule.power or train.lr_schedule.floor",
+    **dict.fromkeys(("optim", "optimizer_type"), "train.optimizer.name"),
+    **dict.fromkeys(
+        ("early_stopping_patience", "early_stop_patience"), "train.early_stopping.patience"
+    ),
+    **dict.fromkeys(
+        ("metric_for_best_model", "load_best_model_at_end", "early_stopping_metric"),
+        "train.early_stopping.metric",
+    ),
+    **dict.fromkeys(("layer_decay", "llrd"), "train.optimizer.layerwise_lr_decay"),
+    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "min_lr"), "train.lr_schedule.floor"),
     **dict.fromkeys(("warmup_ratio", "warmup_steps"), "train.lr_schedule.warmup_ratio"),
     "sample_packing": "data.packing",
     "max_source_length": "data.max_length",

@@ -34,6 +34,10 @@ TaskName = Annotated[str, AfterValidator(_known), _NamesOfAll()]
 """Name of a task, ours or that of an installed package."""
 
 
+REGISTRY_SCHEME = "registry://"
+"""How the reference to a published version begins."""
+
+
 class LoraSpec(SpecModel):
     """Low-rank adapters, which are trained instead of all weights."""
 
@@ -58,7 +62,10 @@ class ModelSpec(SpecModel):
     """Which weights to start from and for which task."""
 
     base: Annotated[str, Field(min_length=1, max_length=1024)]
-    """Hub id, directory, `s3://bucket/folder`, or `package://import_name/folder` of a package."""
+    """Hub id, directory, `s3://bucket/folder`, `package://import_name/folder` of a package, or
+    `registry://name@alias` for a version that an earlier job published into the same storage: the
+    alias `latest` or `deployed`, or the id of a version. An alias is looked up when the job is
+    loaded."""
     task: TaskName = task_registry.DEFAULT_TASK
     """What the model learns to do."""
     dropout: Annotated[float | None, Field(ge=0, lt=1)] = None

@@ -65,6 +65,10 @@ class Metric:
     """The package of the extra `metrics` that computes it; empty if nothing need be installed."""
 
 
+LOSS = Metric("loss", goal="min", highest=math.inf)
+"""The mean loss on the evaluation rows, which every evaluation computes besides metrics."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What a model learns to do."""
@@ -77,7 +81,8 @@ class Task:
     auto_class: str
     """The class of transformers that loads its models, such as AutoModelForCausalLM."""
     adapter_type: str
-    """The task type of its adapters in peft, such as CAUSAL_LM."""
+    """The task type of its adapters in peft, such as CAUSAL_LM; empty if peft has none, so that
+    adapters are merged before they are published."""
     pipeline: str
     """What the hub and `transformers.pipeline` call it."""
     training: str

@@ -17,6 +17,7 @@ OURS = {
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
     "sentence-embedding": "jobs.tasks.sentence_embedding.task:TASK",
     "seq2seq": "jobs.tasks.seq2seq.task:TASK",
+    "masked-lm": "jobs.tasks.masked_lm.task:TASK",
 }
 DEFAULT_TASK = next(iter(OURS))
 """The task of a job that names none."""

@@ -10,18 +10,26 @@ from pydantic_core import CoreSchema
 from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.quantities import Cadence, Duration, Every
+from jobs.spec.task import LOSS
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 Strategy = Literal["ddp", "zero2", "zero3"]
+OptimizerName = Literal["adamw", "adafactor", "sgd", "muon"]
+DEFAULT_MOMENTUM = {"sgd": 0.9, "muon": 0.95}
+"""Momentum of the optimizers that have one, unless a job gives it."""
 
 
 class _MetricsOfAll:
-    """The JSON Schema of a metric's name: those of all tasks."""
+    """The JSON Schema of a metric's name: those of all tasks, and others besides."""
+
+    def __init__(self, *others: str) -> None:
+        self._others = others
 
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, __: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         names = [name for task in task_registry.kinds() for name in task.metric_names]
+        names += self._others
         return {"type": "string", "enum": list(dict.fromkeys(names))}
 
 
@@ -33,23 +41,53 @@ Batch = Annotated[int, Field(gt=0, le=1_048_576)]
 class OptimizerSpec(SpecModel):
     """How weights are updated."""
 
-    name: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    name: OptimizerName = "adamw"
+    """`adamw`; `adafactor`, which keeps a row and a column for each matrix in place of two moments
+    for each weight; `sgd` with momentum; or `muon`, which updates the matrices in layers
+    orthogonally, and all other weights by AdamW at the same rate. adafactor and muon need whole
+    matrices, and so the strategy ddp."""
     lr: Annotated[float, Field(gt=0, le=10)] = 3.0e-5
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay, not applied to biases and normalisation weights."""
+    """Weight decay, not applied to biases and normalisation weights: decoupled from the gradient,
+    except for sgd, where it is added to the gradient."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this global norm."""
+    momentum: Annotated[float | None, Field(ge=0, lt=1)] = None
+    """Momentum of sgd (by default 0.9) and muon (0.95)."""
+    nesterov: bool = False
+    """Nesterov's momentum for sgd; muon always has it."""
+    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate from each layer to the one below it: the head keeps `lr`, the
+    last layer has `lr` times this, and embeddings have the lowest rate."""
+    head_lr: Annotated[float | None, Field(gt=0, le=10)] = None
+    """Peak learning rate of the task's head, such as a classifier; left out, it is `lr`."""
+
+    @property
+    def momentum_or_default(self) -> float:
+        """Returns the job's momentum, or the optimizer's default; 0 without momentum."""
+        if self.momentum is not None:
+            return self.momentum
+        return DEFAULT_MOMENTUM.get(self.name, 0.0)
+
+
+LrScheduleType = Literal["linear", "cosine", "constant", "polynomial", "inverse_sqrt"]
+DEFAULT_POWER = 2.0
+"""Exponent of a polynomial schedule."""
 
 
 class LrScheduleSpec(SpecModel):
     """How the learning rate changes over the run."""
 
-    type: Literal["linear", "cosine", "constant"] = "linear"
-    """Shape of the curve after warm-up."""
+    type: LrScheduleType = "linear"
+    """Shape of the curve after warm-up: `linear`, `cosine` and `polynomial` fall to `floor` at the
+    last step, `inverse_sqrt` falls with the square root of the steps, `constant` stays."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Share of all optimizer steps over which the rate rises from zero."""
+    power: Annotated[float | None, Field(gt=0, le=10)] = None
+    """Exponent of `polynomial`, by default 2; 1 is a straight line."""
+    floor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the peak rate that `linear`, `cosine` and `polynomial` end at."""
 
 
 class EvalSpec(SpecModel):
@@ -63,6 +101,17 @@ class EvalSpec(SpecModel):
     causal-lm and seq2seq token_accuracy and perplexity. distinct_1, distinct_2 and repetition are
     of sampled answers; rouge1, rouge2, rougeL, bleu, chrf and exact_match are of text that a
     seq2seq model writes for every row."""
+
+
+class EarlyStoppingSpec(SpecModel):
+    """When training ends before its last step, because the model no longer improves."""
+
+    metric: Annotated[str, _MetricsOfAll(LOSS.name)] | None = None
+    """A metric of `train.eval.metrics`, or `loss` on the evaluation rows; left out, the first
+    metric. Whether more or less is better follows from the metric."""
+    patience: Annotated[int, Field(ge=1, le=10_000)] = 3
+    """Training ends after this many evaluations in a row that are not better than the best one. The
+    weights of the best evaluation are published."""
 
 
 class CheckpointSpec(SpecModel):
@@ -115,6 +164,9 @@ class TrainSpec(SpecModel):
     """How the learning rate changes over the run."""
     eval: EvalSpec = EvalSpec()
     """When the model is evaluated, and with which metrics."""
+    early_stopping: EarlyStoppingSpec | None = None
+    """When training ends early; the model is then that of the best evaluation, and not of the last.
+    Left out, training always runs to its end."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When training state is saved."""
     retry: RetrySpec | None = None

@@ -13,7 +13,7 @@ from pydantic import ByteSize
 
 from jobs.errors import CheckpointError
 from jobs.spec import task_registry
-from jobs.spec.task import Metric
+from jobs.spec.task import LOSS, Metric
 from jobs.spec.train import CheckpointSpec
 from jobs.storage import files, manifest
 from jobs.storage.local import LocalObjects
@@ -46,7 +46,7 @@ class CheckpointSaver:
 
     def __init__(self, session: Session, store: CheckpointStore) -> None:
         self._session = session
-        self._store = store
+        self.store = store
         self._writer = ThreadPoolExecutor(1)
         self._pending: Future[CheckpointRef] | None = None
 
@@ -56,24 +56,25 @@ class CheckpointSaver:
         metrics: dict[str, float],
         scores: list[Any] | None = None,
         quality: QualityReport | None = None,
+        scalars: Mapping[str, float] | None = None,
     ) -> list[Saved]:
         """Copies the state after `step` steps and writes it in the background.
 
         All workers must call this. It first waits for the checkpoint before, and returns it if it
         is now saved. `scores` are the scores of the sampled evaluation rows, which are saved with
         the last checkpoint's model; None for other checkpoints. `quality` is the report of the
-        last evaluation, which is saved beside them.
+        last evaluation, which is saved beside them. `scalars` are kept as they are.
 
         Raises:
             StorageError: if the checkpoint before could not be written.
             CheckpointError: if the checkpoint before exceeds `train.checkpoint.max_size`.
         """
         finished = self.finish()
-        place = str(self._store.folder / f"step-{step:08d}")
+        place = str(self.store.folder / _name(step))
         reference = CheckpointRef(place, step, metrics)
-        snapshot = state.take(self._session, reference, scores, quality)
+        snapshot = state.take(self._session, reference, scores, quality, scalars or {})
         if self._session.world.is_main:
-            self._pending = self._writer.submit(_write, snapshot, self._session, self._store)
+            self._pending = self._writer.submit(_write, snapshot, self._session, self.store)
         return finished
 
     def finish(self) -> list[Saved]:
@@ -89,7 +90,7 @@ class CheckpointSaver:
         try:
             reference = pending.result()
         except (OSError, safetensors.SafetensorError) as error:
-            raise files.failed(self._store.folder, "written", files.first_of(error)) from None
+            raise files.failed(self.store.folder, "written", files.first_of(error)) from None
         return [Saved(reference.step, reference.path)]
 
 
@@ -115,6 +116,24 @@ def latest(
                 details = manifest.read(path)
                 return CheckpointRef(str(path), details["step"], details["metrics"])
     return None
+
+
+def of_step(store: CheckpointStore, step: int) -> CheckpointRef | None:
+    """Returns the complete checkpoint of a step; None if there is none."""
+    name, bucket = _name(step), store.bucket
+    for objects in (LocalObjects(store.folder), bucket):
+        try:
+            path = objects.get_folder(name) if objects else None
+        except CheckpointError:
+            continue
+        if path:
+            details = manifest.read(path)
+            return CheckpointRef(str(path), details["step"], details["metrics"])
+    return None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def download(reference: CheckpointRef, store: CheckpointStore) -> CheckpointRef:
@@ -155,8 +174,12 @@ def _check_size(partial: Path, most: ByteSize | None) -> None:
 
 
 def selection_metric(config: TrainingConfig) -> Metric:
-    """Returns the metric by which the best checkpoint is selected: the job's first one."""
-    found = task_registry.find(config.model.task).metric(config.metrics[0])
+    """Returns the metric that selects the best checkpoint: early stopping's, else the first one."""
+    stopping = config.early_stopping
+    name = (stopping.metric if stopping else None) or config.metrics[0]
+    if name == LOSS.name:
+        return LOSS
+    found = task_registry.find(config.model.task).metric(name)
     assert found  # a rule of job files ensures that the task has the job's metrics
     return found
 
@@ -176,7 +199,8 @@ def _delete_old(objects: Objects, spec: CheckpointSpec, metric: Metric) -> None:
 
 
 def _best(scores: Mapping[str, float | None], *, is_lower_better: bool) -> str | None:
-    evaluated = {name: score for name, score in scores.items() if score is not None}
+    # the earliest of equal ones, as early stopping counts
+    evaluated = {name: score for name, score in sorted(scores.items()) if score is not None}
     choose = min if is_lower_better else max
     return choose(evaluated, key=lambda name: evaluated[name], default=None)
 

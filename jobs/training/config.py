@@ -11,6 +11,7 @@ from jobs.spec.data import TaskData
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import (
     CheckpointSpec,
+    EarlyStoppingSpec,
     EvalSpec,
     LrScheduleSpec,
     OptimizerSpec,
@@ -44,6 +45,7 @@ class TrainingConfig:
     checkpoint: CheckpointSpec
     seed: int
     device: Device
+    early_stopping: EarlyStoppingSpec | None = None
     strategy: Strategy = "ddp"
     cpu_offload: bool = False
     gradient_checkpointing: bool = False

@@ -18,6 +18,7 @@ from jobs.training.data.tokens import (
     IGNORED,
     INPUT_IDS,
     LOSS_MASK,
+    MASKED_IDS,
     TARGET_IDS,
     TOKEN_LABELS,
     TokenSet,
@@ -51,6 +52,8 @@ class SampleRow:
     """Index of each token's label, IGNORED for tokens without one; empty for other tasks."""
     targets: Sequence[int] = ()
     """Tokens that the decoder writes, which alone have a loss then; empty without a decoder."""
+    originals: Sequence[int] = ()
+    """Tokens to predict at their own places; empty for tasks that predict the next token."""
 
 
 def rows_of(
@@ -121,7 +124,8 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[Any], texts: Sequence[st
         found: list[int] = tokens.columns[name][part].tolist()
         return found
 
-    ids = column(INPUT_IDS)
+    is_masked = MASKED_IDS in tokens.columns
+    ids = column(MASKED_IDS if is_masked else INPUT_IDS)
     return SampleRow(
         ids=ids,
         types=column(TYPES) if TYPES in tokens.columns else [0] * len(ids),
@@ -131,6 +135,7 @@ def _row(tokens: TokenSet, index: int, scores: Sequence[Any], texts: Sequence[st
         trained=column(LOSS_MASK) if LOSS_MASK in tokens.columns else (),
         token_labels=column(TOKEN_LABELS) if TOKEN_LABELS in tokens.columns else (),
         targets=_targets(tokens, index),
+        originals=column(INPUT_IDS) if is_masked else (),
     )
 
 

@@ -72,6 +72,29 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class BestKept:
+    """Training ended, and its result has the weights of an earlier evaluation, the best one."""
+
+    step: int
+    """Step after which training ended."""
+    best_step: int
+    """Step of the weights."""
+    metric: str
+    evaluations: int
+    """Evaluations after the best one."""
+    is_early: bool
+    """Whether training ended because of them, before its last step."""
+
+    def __str__(self) -> str:
+        """Returns the event as a clause."""
+        kept = f"the model is that of step {self.best_step}, the best by {self.metric}"
+        if not self.is_early:
+            return kept
+        times = f"{self.evaluations} evaluation{'s' if self.evaluations > 1 else ''}"
+        return f"ended early after step {self.step}, {times} without a better one: {kept}"
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """Training was interrupted on request, and saved a checkpoint."""
 
@@ -243,6 +266,7 @@ Event = (
     | Stepped
     | Evaluated
     | Stopped
+    | BestKept
     | Saved
     | Proving
     | Proven

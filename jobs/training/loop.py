@@ -2,19 +2,18 @@
 
 import dataclasses
 import gc
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from jobs.errors import first_line
 from jobs.spec import task_registry
-from jobs.spec.quantities import Cadence
 from jobs.storage import manifest
 from jobs.training import checkpoint, publication, state
+from jobs.training.best import BestEvaluation, best_of, restore_best
+from jobs.training.cadence import CadenceTimer
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
@@ -42,38 +41,6 @@ from jobs.training.world import World, join
 
 Leave = Callable[[], bool]
 """Returns whether training must save and end; the main worker decides for all."""
-
-
-@dataclass(slots=True)
-class CadenceTimer:
-    """Decides when a repeated action is due; all workers get the same result."""
-
-    every: Cadence
-    steps_per_epoch: int
-    world: World
-    last_step: int
-    last_time: float
-
-    def next_step(self) -> float:
-        """Returns the step after which the action is due next; infinite for cadences in seconds."""
-        if self.every.unit == "second":
-            return math.inf
-        per = self.steps_per_epoch if self.every.unit == "epoch" else 1
-        interval = max(1.0, self.every.value * per)
-        return math.ceil((int(self.last_step / interval) + 1) * interval)
-
-    def check(self, step: int, now: float) -> bool:
-        """Returns whether the action is due after `step` steps at the monotonic time `now`.
-
-        If it is due, the next interval starts.
-        """
-        if self.every.unit == "second":
-            is_due = bool(self.world.broadcast(value=now - self.last_time >= self.every.value))
-        else:
-            is_due = step >= self.next_step()
-        if is_due:
-            self.last_step, self.last_time = step, now
-        return is_due
 
 
 def train(
@@ -139,11 +106,12 @@ def run(
     leave: Leave | None = None,
 ) -> CheckpointRef:
     """Runs the training loop over a session, as `train` does; all workers must call it."""
-    first = _resume(session, checkpoints, report)
+    best = best_of(session.config)
+    first = _resume(session, checkpoints, report, best)
     report(_started(session, first))
     saver = CheckpointSaver(session, checkpoints) if checkpoints else None
     with Meter(session) as meter:
-        metrics = _Loop(session, report, meter, saver, leave).run(first)
+        metrics = _Loop(session, report, meter, saver, leave, best).run(first)
         report(meter.measured())
     return _finish(session, saver, checkpoints, metrics, report)
 
@@ -158,9 +126,10 @@ class _Loop:
         meter: Meter,
         saver: CheckpointSaver | None,
         leave: Leave | None,
+        best: BestEvaluation | None,
     ) -> None:
         self._session, self._report, self._meter, self._saver = session, report, meter, saver
-        self._leave = leave
+        self._leave, self._best = leave, best
         self._quality: QualityReport | None = None
         self._origin = time.monotonic()
         self._final = final_precision(session.config, session.world)
@@ -175,7 +144,7 @@ class _Loop:
         now = time.monotonic()
         evaluation = CadenceTimer(config.eval.every, per_epoch, world, first, now)
         saving = CadenceTimer(config.checkpoint.every, per_epoch, world, first, now)
-        step, metrics, is_last = first, dict[str, float](), False
+        step, metrics, is_last = first, dict[str, float](), self._is_over()
         engine.seek(step)
         while step < total and not is_last:
             if step % per_epoch == 0:
@@ -192,9 +161,35 @@ class _Loop:
                 return metrics
             is_last = step == total or self._is_out_of_time(step, now)
             metrics = self._evaluate(step, is_due=evaluation.check(step, now), is_last=is_last)
-            if saving.check(step, now) or is_last:
+            is_best = bool(self._best and metrics and self._best.take(step, metrics))
+            if is_last or self._is_over():
+                is_last, metrics = True, self._return_to_best(step, metrics)
+            if saving.check(step, now) or is_last or is_best:
                 self._save(step, metrics, is_last=is_last)
         return metrics
+
+    def _is_over(self) -> bool:
+        """Returns whether early stopping ends training, or ended it before this process."""
+        return self._best is not None and self._best.is_over
+
+    def _return_to_best(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+        """Restores the best weights if they are not those of `step`; returns their metrics.
+
+        A trial saves no weights, and only needs their metrics.
+        """
+        best, session = self._best, self._session
+        if best is None or best.step == step:
+            return metrics
+        found = best.metrics
+        if self._saver:
+            for event in self._saver.finish():
+                self._report(event)
+            if not restore_best(session, self._saver.store, best, self._report):
+                return self._evaluate(step, is_due=True, is_last=True)
+            found, self._quality = evaluate_last(session, self._final)
+        self._report(best.kept_at(step))
+        self._report(Evaluated(best.step, found, time.monotonic() - self._origin))
+        return found
 
     def _is_out_of_time(self, step: int, now: float) -> bool:
         limit_s = self._session.config.stop_after_s
@@ -229,7 +224,8 @@ class _Loop:
         self._report_steps(self._session.engine.collect())  # raises if a loss is not finite
         if self._saver:
             scores = sample_scores(self._session, self._final) if is_last else None
-            for event in self._saver.save(step, metrics, scores, self._quality):
+            scalars = self._best.scalars() if self._best else {}
+            for event in self._saver.save(step, metrics, scores, self._quality, scalars):
                 self._report(event)
 
     def _report_steps(self, results: Sequence[Stepped]) -> None:
@@ -243,14 +239,22 @@ class _Loop:
             self._report(event)
 
 
-def _resume(session: Session, store: CheckpointStore | None, report: Report) -> int:
+def _resume(
+    session: Session, store: CheckpointStore | None, report: Report, best: BestEvaluation | None
+) -> int:
     found = None
     if store and session.world.is_main:
         found = checkpoint.latest(store, lambda text: report(CheckpointSkipped(text)))
     found = session.world.gather(found)[0]
     if store is None or found is None:
         return 0
-    state.restore(session, checkpoint.download(found, store))
+    scalars = state.restore(session, checkpoint.download(found, store))
+    if best:
+        best.resume(scalars)
+        if best.step < found.step and (
+            best.is_over or found.step == session.batch_plan.total_steps
+        ):
+            report(best.kept_at(found.step))
     return int(found.step)
 
 

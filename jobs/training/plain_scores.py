@@ -108,15 +108,19 @@ def losses(model: Any, tokenizer: Any, rows: Rows) -> Scores:
     """Returns the mean loss of each row's trained tokens."""
     padded = tokenizer.pad({"input_ids": [row["ids"] for row in rows]}, return_tensors="pt")
     ids, mask = padded["input_ids"].to(model.device), padded["attention_mask"].to(model.device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
+    is_masked = bool(rows[0].get("originals"))  # a token is predicted at its own place
+    settings = {} if is_masked else {"use_cache": False}
+    logits = model(input_ids=ids, attention_mask=mask, **settings).logits.float()
     labels = torch.full_like(ids, IGNORED)
     for row, target, real in zip(rows, labels, mask.bool(), strict=True):
         trained = torch.tensor(row["trained"], device=ids.device, dtype=torch.bool)
-        tokens = torch.tensor(row["ids"], device=ids.device)
+        tokens = torch.tensor(row["originals"] if is_masked else row["ids"], device=ids.device)
         target[real] = torch.where(trained, tokens, IGNORED)
     found = []
     for row_logits, target in zip(logits, labels, strict=True):
-        found.append([torch.nn.functional.cross_entropy(row_logits[:-1], target[1:]).item()])
+        if not is_masked:
+            row_logits, target = row_logits[:-1], target[1:]
+        found.append([torch.nn.functional.cross_entropy(row_logits, target).item()])
     return found
 
 
@@ -142,7 +146,7 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
             return vectors(model, tokenizer, part, folder)
         if activation in ACTIVATIONS:
             return activated(model, tokenizer, part, activation)
-        return (target_losses if part[0]["targets"] else losses)(model, tokenizer, part)
+        return (target_losses if part[0].get("targets") else losses)(model, tokenizer, part)
 
     retokenised = 0
     if has_texts:

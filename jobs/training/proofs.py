@@ -7,6 +7,7 @@ on earlier tokens of its own sample, whether the sample is alone in its row or p
 import dataclasses
 import inspect
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from jobs.training.data.tokens import (
     LOSS_MASK,
     POSITION_IDS,
     TARGET_IDS,
-    TOKEN_LABELS,
     TokenSet,
     TokenStore,
 )
@@ -65,7 +65,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
         ModelError: if rows are longer than the model's positions or hold unknown tokens, if padding
             changes scores on both sides, or if a token depends on later tokens.
     """
-    corpus = _with_accepted_columns(corpus, model)
+    corpus = _with_accepted_columns(corpus, model, training_of(config.model.task).columns)
     _check_tokens(corpus, model, config)
     model.eval()
     try:
@@ -104,9 +104,9 @@ class _CheckResult:
     pads_left: bool = False
 
 
-def _with_accepted_columns(corpus: Corpus, model: Any) -> Corpus:
-    """Removes token columns that the model does not accept, such as token types."""
-    taken = {*inspect.signature(unwrapped(model).forward).parameters, LOSS_MASK, TOKEN_LABELS}
+def _with_accepted_columns(corpus: Corpus, model: Any, own: Sequence[str]) -> Corpus:
+    """Removes token columns that neither the model accepts nor the task owns, as token types."""
+    taken = {*inspect.signature(unwrapped(model).forward).parameters, LOSS_MASK, *own}
     tokenizer = corpus.tokenizer
     names = [name for name in tokenizer.model_input_names if name in taken]
     settle(tokenizer, model_input_names=names)

@@ -16,7 +16,7 @@ from jobs.training.engine.device_loader import DeviceLoader
 from jobs.training.engine.engine import Engine
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
-from jobs.training.model import adapter, base, low_precision, parallel, precision
+from jobs.training.model import adapter, base, low_precision, parallel, parts, precision
 from jobs.training.model.library import as_model_error
 from jobs.training.proofs import proven
 from jobs.training.task import TaskTraining, training_of
@@ -69,7 +69,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model, head_remark = _model(config, corpus, world)
+    model, loaded = _model(config, corpus, world)
     training = training_of(config.model.task).for_run(
         config.data, corpus.train.labels, corpus.label_names, model
     )
@@ -80,6 +80,8 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         wrapped, weights = parallel.shard(model, config, world, called)
     else:
         wrapped, weights = parallel.replicate(model, config)
+    heads = (*loaded.fresh, *training_of(config.model.task).heads)
+    weights = parts.with_rates(weights, model, heads, config.optimizer, config.model)
     layers = parallel.repeated_layers(wrapped)
     if config.compile and world.device.type == "cuda":
         for layer in layers:  # `forward` and not the call, because hooks differ between layers
@@ -111,7 +113,7 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
         training=training,
-        remarks=tuple(filter(None, (head_remark, rows_remark))),
+        remarks=tuple(filter(None, (loaded.remark, rows_remark, update.remark))),
     )
 
 
@@ -126,8 +128,8 @@ def _check_metrics(config: TrainingConfig) -> None:
             )
 
 
-def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, str]:
-    """Returns the model on its device, with its adapter, and a remark on the base's head."""
+def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
+    """Returns the model on its device, with its adapter, and what was loaded of its base."""
     loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
     settle_generation(loaded.model, config, corpus)
     model = adapter.add_adapter(loaded, config.model)
@@ -138,7 +140,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, s
             model.enable_input_require_grads()  # frozen embeddings would end the backward pass
     if not parallel.is_sharded(config, world):
         low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
-    return model.to(world.device).train(), loaded.remark
+    return model.to(world.device).train(), loaded
 
 
 def settle_generation(model: Any, config: TrainingConfig, corpus: Corpus) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import safetensors.torch
@@ -32,10 +33,9 @@ TRAINED_FILE = "trained.safetensors"
 """Weights that are trained in another form than the model folder has them, to resume from."""
 ROWS, LEARNING = "rows", "learning"
 """Keys of the digests of the rows, and of the settings that decide learning, in SCALARS_FILE."""
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""The state of AdamW for each weight."""
 
 Tensors = dict[str, torch.Tensor]
+EMPTY: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,11 @@ def take(
     reference: CheckpointRef,
     scores: list[Any] | None = None,
     quality: QualityReport | None = None,
+    others: Mapping[str, float] = EMPTY,
 ) -> Snapshot:
     """Copies the state of a session to the host; every worker must call this.
 
-    Only the main worker's snapshot holds the tensors.
+    Only the main worker's snapshot holds the tensors. `others` are numbers that are kept besides.
     """
     update, keeps = session.update, session.world.is_main
     update.synchronize()
@@ -76,11 +77,10 @@ def take(
     }
     optimizer = {}
     for weight in update.weights:
-        state = update.state(weight)
-        for name in MOMENTS:
-            value = state[name] if name == "step" else _whole(weight, state[name], session)
-            optimizer[f"{weight.name}.{name}"] = _to_host(value, keeps=keeps)
-    scalars = {"loss_scale": float(update.loss_scale), "good_steps": float(update.good_steps)}
+        for name, value in update.state(weight).items():
+            whole = _whole(weight, value, session) if value.dim() else value
+            optimizer[f"{weight.name}.{name}"] = _to_host(whole, keeps=keeps)
+    scale = {"loss_scale": float(update.loss_scale), "good_steps": float(update.good_steps)}
     random = {
         f"{kind}.{rank}": state
         for rank, states in enumerate(
@@ -90,7 +90,7 @@ def take(
     }
     if session.world.device.type == "cuda":
         torch.cuda.synchronize()
-    return Snapshot(reference, weights, optimizer, random, scalars, scores, quality)
+    return Snapshot(reference, weights, optimizer, random, {**scale, **others}, scores, quality)
 
 
 def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
@@ -102,8 +102,10 @@ def write(snapshot: Snapshot, session: Session, folder: Path) -> None:
     (folder / SCALARS_FILE).write_text(json.dumps(scalars), encoding="utf-8")
 
 
-def restore(session: Session, reference: CheckpointRef) -> None:
+def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
     """Restores weights, optimizer, loss scale and random states from verified files.
+
+    Returns the numbers of the checkpoint, among them those that `take` got.
 
     Raises:
         TrainingError: if the checkpoint was trained on other rows or with other settings, and the
@@ -115,22 +117,21 @@ def restore(session: Session, reference: CheckpointRef) -> None:
     if not session.config.accepts_changes:
         _check_unchanged(scalars, session, reference.step)
     _load_weights(session, folder / manifest.MODEL_DIR)
-    moments = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
+    saved = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update = session.update
-    lacking = [w.name for w in update.weights if f"{w.name}.{MOMENTS[0]}" not in moments]
-    if lacking:
-        raise CheckpointError(
-            f"the checkpoint of step {reference.step} does not hold {lacking[0]}, which is trained"
-            " now; start a new run"
-        )
     for weight in update.weights:
-        state = update.state(weight)
-        for name in MOMENTS:
-            found = moments[f"{weight.name}.{name}"]
-            state[name].copy_(found if name == "step" else _own_part(weight, found, session))
+        for name, value in update.state(weight).items():
+            found = saved.get(f"{weight.name}.{name}")
+            if found is None:
+                raise CheckpointError(
+                    f"the checkpoint of step {reference.step} does not hold the {name} of"
+                    f" {weight.name}, which is trained now; start a new run"
+                )
+            value.copy_(_own_part(weight, found, session) if value.dim() else found)
     update.loss_scale.fill_(scalars["loss_scale"])
     update.good_steps.fill_(scalars["good_steps"])
     _restore_random(session, reference.step, safetensors.torch.load_file(folder / RANDOM_FILE))
+    return {name: value for name, value in scalars.items() if name not in (ROWS, LEARNING)}
 
 
 def _digests(session: Session) -> dict[str, str]:

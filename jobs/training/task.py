@@ -47,6 +47,8 @@ class TaskTraining(abc.ABC):
     """Whether a base's head for the same labels has the outputs that are trained here."""
     has_quality: ClassVar[bool] = False
     """Whether the last evaluation gathers the scores of all rows for `quality`."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Token columns that the task uses itself, besides those that the model takes."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
     writes_rows: ClassVar[bool] = False

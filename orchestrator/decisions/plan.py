@@ -290,6 +290,7 @@ def _memory(
             adapter=spec.model.adapter is not None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
             cpu_offload=spec.train.cpu_offload,
+            optimizer=spec.train.optimizer,
         ),
     )
     return needed, needed.verdict(placement.memory_gib)

@@ -121,6 +121,7 @@ def training_config(spec: JobSpec, execution: Execution, params: Params) -> Trai
         lr_schedule=chosen.train.lr_schedule,
         eval=chosen.train.eval,
         metrics=chosen.metrics,
+        early_stopping=chosen.train.early_stopping,
         checkpoint=chosen.train.checkpoint,
         seed=chosen.seed,
         device=execution.device,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cluster.memory_estimate import MemoryEstimate
 from cluster.placement import Placement
-from jobs.training.events import CheckpointRef, Metered, Proven
+from jobs.training.events import BestKept, CheckpointRef, Metered, Proven
 from jobs.training.quality import QualityReport
 from orchestrator.decisions.measurement import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
@@ -39,6 +39,8 @@ class FitResult:
     """Speed of its steps; None if no step was left."""
     stopped_at: int | None = None
     """Step at which the budget was used up; None if it trained to the end."""
+    best: BestKept | None = None
+    """The earlier evaluation whose weights the model has; None if it has the last ones."""
     projections: tuple[Projection, ...] = ()
     """Projected total times during the fit."""
     proof: Proven | None = None
@@ -47,6 +49,11 @@ class FitResult:
     """Id of the run that trained it."""
     quality: QualityReport | None = None
     """What the last evaluation found; None for tasks without such a report, and older releases."""
+
+    @property
+    def last_step(self) -> int:
+        """Step after which training ended."""
+        return self.stopped_at or (self.best.step if self.best else self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class Receipt:
     projections: tuple[Projection, ...] = ()
     stopped_at: int | None = None
     """Step at which the budget was used up."""
+    best: BestKept | None = None
+    """The earlier evaluation whose weights the model has; None if it has the last ones."""
     sweep_cost_usd: float | None = None
     """Cost of probes, starts and trials; None where no price is known."""
     proof: Proven | None = None
@@ -90,7 +99,8 @@ class Receipt:
     @property
     def is_comparable(self) -> bool:
         """Whether predicted and actual time cover the same work."""
-        is_whole = not self.resumed and self.stopped_at is None
+        is_early = self.stopped_at is not None or bool(self.best and self.best.is_early)
+        is_whole = not self.resumed and not is_early
         return is_whole and self.predicted_time_s is not None
 
     @property
@@ -142,6 +152,7 @@ def write_receipt(
         probed_memory_gib=prediction.peak_memory_gib if prediction else None,
         projections=fit.projections,
         stopped_at=fit.stopped_at,
+        best=fit.best,
         sweep_cost_usd=sweep_cost_usd,
         proof=fit.proof,
         disturbances=disturbances(fit.speed),

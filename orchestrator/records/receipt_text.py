@@ -23,6 +23,8 @@ def receipt_text(receipt: Receipt) -> str:
         lines.append(f"{'':10}training was resumed: the actual time covers only its last part")
     if receipt.stopped_at is not None:
         lines.append(f"{'':10}the budget was used up after step {receipt.stopped_at}")
+    if receipt.best is not None:
+        lines.append(f"training  {receipt.best}")
     if receipt.time_error is not None:
         inside = "inside" if receipt.is_within_interval else "outside"
         lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
+from jobs.spec.model import REGISTRY_SCHEME
 from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
@@ -67,8 +68,9 @@ def publish(
     partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
     try:
         shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
+        base = reference_of(spec.model.base, storage)
         thresholds = _thresholds(partial, labels)
-        card = _card(spec, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
+        card = _card(spec, base, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
         (partial / "README.md").write_text(card, encoding="utf-8")
         version = ModelVersion(
             name=spec.name,
@@ -85,6 +87,7 @@ def publish(
         details = {
             "version": asdict(version),
             "job": job,
+            "base": base,
             "run": run_id,
             "step": checkpoint.step,
             "published": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -113,6 +116,15 @@ def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersi
         raise RunError(f"{name} has no version {chosen!r} in {storage}")
     folder = storage.objects.get_folder(key)
     return _version(storage, key, folder, manifest.read(folder))
+
+
+def reference_of(base: str, storage: Storage) -> str:
+    """Returns the name of a base in `storage`, such as registry://reviews@0a1b; else the base."""
+    for models in (f"{storage.url}/models/", f"{storage.folder}/models/"):
+        name, _, identity = base.removeprefix(models).partition("/")
+        if base.startswith(models) and identity and "/" not in identity:
+            return f"{REGISTRY_SCHEME}{name}@{identity}"
+    return base
 
 
 def note_deployed(storage: Storage, version: ModelVersion) -> None:
@@ -168,6 +180,7 @@ def _thresholds(folder: Path, labels: tuple[str, ...]) -> tuple[float, ...]:
 
 def _card(
     spec: JobSpec,
+    base: str,
     checkpoint: CheckpointRef,
     labels: tuple[str, ...],
     run_id: str,
@@ -198,7 +211,7 @@ def _card(
             f'model = {loader}.from_pretrained("this/folder"{settings})'
         )
     return CARD.format(
-        base=spec.model.base,
+        base=base,
         library="peft" if is_adapter else task.library,
         pipeline=task.pipeline,
         usage=usage,

@@ -63,7 +63,8 @@ class Store:
         rows = [self._identity(source) for source in (config.data.train, config.data.eval)]
         if None in rows:
             return None
-        work = TRAINING_CONFIG.dump_json(replace(config, stop_after_s=None, accepts_changes=False))
+        of_speed = replace(config, stop_after_s=None, accepts_changes=False, early_stopping=None)
+        work = TRAINING_CONFIG.dump_json(of_speed)
         parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
         return f"measurements/{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"
 

@@ -17,6 +17,7 @@ from jobs.training import checkpoint, quality
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.events import (
+    BestKept,
     Evaluated,
     Event,
     Interrupted,
@@ -73,6 +74,7 @@ class _Progress:
     started: Started | None = None
     speed: Metered | None = None
     stopped_at: int | None = None
+    best: BestKept | None = None
     proof: Proven | None = None
     waited_s: float = 0.0
     """Time of waiting for busy devices, which is neither paid nor training time."""
@@ -92,12 +94,18 @@ class _Progress:
                 self.evaluations[event.step] = event.metrics[metric]
             case Metered():
                 self.speed = event
-            case Stopped():
-                self.stopped_at = event.step
+            case Stopped() | BestKept():
+                self._end(event)
             case Proven():
                 self.proof = event
             case Interrupted():
                 self.has_left = True
+
+    def _end(self, event: Stopped | BestKept) -> None:
+        if isinstance(event, Stopped):
+            self.stopped_at = event.step
+        else:
+            self.best = event
 
 
 def fit(
@@ -198,7 +206,9 @@ def _result(
     progress: _Progress, config: TrainingConfig, checkpoints: CheckpointStore, duration_s: float
 ) -> FitResult:
     started, reference = progress.started, checkpoint.latest(checkpoints)
-    last = progress.stopped_at or (started.total_steps if started else 0)
+    best = progress.best
+    ended = best.step if best and best.is_early else None
+    last = progress.stopped_at or ended or (started.total_steps if started else 0)
     if started is None or reference is None or reference.step < last:
         raise TrainingError("training ended without its last checkpoint; run again with --resume")
     return FitResult(
@@ -206,6 +216,7 @@ def _result(
         labels=started.labels,
         steps=started.total_steps,
         stopped_at=progress.stopped_at,
+        best=best,
         duration_s=duration_s - (progress.proof.seconds if progress.proof else 0.0),
         proof=progress.proof,
         resumed_from=started.first_step,

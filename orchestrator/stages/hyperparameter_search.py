@@ -162,7 +162,9 @@ class _Recorder:
         """Record one evaluation."""
         if "failure" in report:
             return
-        self._histories.setdefault(trial, []).append((report["step"], report[self.metric.name]))
+        history = self._histories.setdefault(trial, [])
+        if not history or report["step"] > history[-1][0]:  # the best one is reported again at last
+            history.append((report["step"], report[self.metric.name]))
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
         """Record the end of a trial that finished, was stopped, or reported a failure."""
@@ -178,13 +180,15 @@ class _Recorder:
             self._on_trial(failed)
             return
         self.ended += 1
+        history = tuple(self._histories.get(trial, ()))
+        reached = max((step for step, _ in history), default=last["step"])
         result = TrialResult(
             id=trial,
             candidate=self._candidate.id,
             params=params,
             metrics={name: last[name] for name in last["metric_names"]},
-            history=tuple(self._histories.get(trial, ())),
-            stopped_early=last["step"] < self._budget.steps,
+            history=history,
+            stopped_early=reached < self._budget.steps,
             duration_s=last["time_total_s"],
         )
         self._on_trial(result)

@@ -138,7 +138,7 @@ def is_prediction(handler: Handler, path: str, scope: Scope) -> TypeGuard[Predic
 
 def label_of(path: str, handler: Handler) -> str:
     """Returns the path by which the metrics count a request."""
-    if path == handler.path:
+    if path == handler.path or path in handler.other_paths:
         return path
     return INFER if path.endswith(INFER) else OTHER
 

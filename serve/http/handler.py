@@ -56,6 +56,8 @@ class Handler(abc.ABC):
 
     path: ClassVar[str]
     """Path for the POST of predictions, below the endpoint's route."""
+    other_paths: ClassVar[tuple[str, ...]] = ()
+    """Further paths of POSTs that the model answers; the metrics count each by itself."""
 
     def __init__(self, config: ReplicaConfig, metrics: Metrics) -> None:
         """Sets up tokens and tracing.

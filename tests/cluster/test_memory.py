@@ -3,7 +3,7 @@
 import pytest
 
 from cluster import memory_estimate
-from jobs.spec.train import Precision, Strategy
+from jobs.spec.train import OptimizerSpec, Precision, Strategy
 from jobs.training.model.counting import shape_of
 from jobs.training.model.shape import KNOWN_SHAPES, ModelShape
 from tests.builders import BERT_BASE, MINILM
@@ -130,3 +130,25 @@ def test_an_adapter_shards_and_checkpointing_each_take_less() -> None:
     assert expected(workers=4, strategy="zero3") < expected(workers=4, strategy="zero2") < whole
     assert expected(workers=2, strategy="zero3") > expected(workers=4, strategy="zero3")
     assert expected(gradient_checkpointing=True) < whole
+
+
+def test_each_optimizer_takes_what_it_keeps_of_a_weight() -> None:
+    """Of two moments of 4 bytes: one, the moments of the embeddings besides, or none."""
+
+    def expected(name: str, **fields: float) -> float:
+        found = memory_estimate.estimate(
+            BERT_BASE,
+            micro_batch_size=1,
+            tokens=16,
+            precision="fp32",
+            device="cuda",
+            sharding=memory_estimate.StateSharding(optimizer=OptimizerSpec(name=name, **fields)),
+        )
+        return found.expected_gib * 2**30
+
+    adamw, weights = expected("adamw"), BERT_BASE.parameters
+    assert adamw - expected("sgd") == pytest.approx(4 * weights)
+    assert adamw - expected("sgd", momentum=0.0) == pytest.approx(8 * weights)
+    assert adamw - expected("adafactor") == pytest.approx(8 * weights)
+    layers = weights - BERT_BASE.embedding_parameters
+    assert adamw - expected("muon") == pytest.approx(4 * layers)

@@ -13,7 +13,8 @@ class LanguageChecks(RowChecks):
     def columns(self, data: DataSpec) -> tuple[tuple[str, str], ...]:
         """The columns that are named."""
         assert isinstance(data, LanguageData)
-        named = (("prompt", data.prompt), ("response", data.response), ("messages", data.messages))
+        fields = ("prompt", "response", "messages", "text")
+        named = ((field, getattr(data, field)) for field in fields)
         return tuple((field, name) for field, name in named if name is not None)
 
     def check_column(self, field: str, name: str, source: SourceSpec, rows: Table) -> None:

@@ -93,7 +93,7 @@ def prompts(source: SourceSpec, data: LanguageData, tokenizer: Any, count: int) 
     rows = min(count, len(table))
     if data.messages is None:
         assert data.prompt is not None
-        return [_prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
+        return [prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
     conversations = table.values(data.messages, 0, rows)
     texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
     return [tokenise(tokenizer, text, add_special_tokens=False)[INPUT_IDS] for text in texts]
@@ -122,13 +122,14 @@ def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> lis
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []
     for prompt, response in zip(asked, responses, strict=True):
-        head = _prompt_ids(prompt, tokenizer)
+        head = prompt_ids(prompt, tokenizer)
         tail = [*response, *end]
         rows.append((head + tail, [0] * len(head) + [1] * len(tail)))
     return rows
 
 
-def _prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
+def prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
+    """Returns the tokens of a text that goes on: without an end token."""
     ids: list[int] = tokenise(tokenizer, prompt)[INPUT_IDS]
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from jobs.spec.data import Column, DataSpec
 from jobs.spec.task import Metric, Task
 
+NEEDS = (
+    "causal-lm needs the columns prompt and response, or the column messages, or the column text"
+)
+
 
 class LanguageData(DataSpec):
-    """Rows with a prompt and a response, or with a conversation."""
+    """Rows with a prompt and a response, with a conversation, or with a plain document."""
 
     prompt: Column | None = None
     """Column with the prompt."""
@@ -17,6 +21,9 @@ class LanguageData(DataSpec):
     messages: Column | None = None
     """Column with a conversation, a list of `{role, content}`, instead of prompt and response; what
     the assistant says is learnt."""
+    text: Column | None = None
+    """Column with plain documents, instead of prompts or conversations: they are joined end to end,
+    with the end token behind each, and cut into rows of max_length, all of which is learnt."""
     packing: bool = True
     """Put several short samples into one row of max_length, without attention between them; a batch
     counts rows."""
@@ -24,14 +31,15 @@ class LanguageData(DataSpec):
     @property
     def is_packed(self) -> bool:
         """Whether several samples may share a row."""
-        return self.packing
+        return self.packing and self.text is None  # documents fill their rows already
 
     def violations(self) -> Iterator[tuple[str, str]]:
-        """Either prompt and response are named, or messages."""
+        """One of three is named: prompt and response, messages, or text."""
         has_pair = self.prompt is not None and self.response is not None
         has_part = self.prompt is not None or self.response is not None
-        if has_part == (self.messages is not None) or has_part != has_pair:
-            yield "", "causal-lm needs the columns prompt and response, or the column messages"
+        chosen = (has_part, self.messages is not None, self.text is not None)
+        if sum(chosen) != 1 or has_part != has_pair:
+            yield "", NEEDS
 
 
 TASK = Task(

@@ -7,7 +7,7 @@ import pyarrow as pa
 import torch
 
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.tasks.causal_lm import metrics, rows
+from jobs.tasks.causal_lm import documents, metrics, rows
 from jobs.tasks.causal_lm.task import LanguageData
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import LOSS_MASK
@@ -31,7 +31,8 @@ class LanguageTraining(TokenTraining):
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns."""
         own = _own(data)
-        return {"prompt": own.prompt, "response": own.response, "messages": own.messages}
+        columns = {"prompt": own.prompt, "response": own.response, "messages": own.messages}
+        return {**columns, "text": own.text} if own.text is not None else columns
 
     def encode(
         self,
@@ -41,8 +42,13 @@ class LanguageTraining(TokenTraining):
         label_names: Sequence[str],
         progress: Progress | None,
     ) -> pa.Table:
-        """Token ids and loss mask of every row with a response. Raises DataError."""
-        return rows.encode(source, _own(data), tokenizer, progress)
+        """Token ids and loss mask of every row with a response, or of documents in rows.
+
+        Raises DataError.
+        """
+        own = _own(data)
+        read = rows.encode if own.text is None else documents.encode
+        return read(source, own, tokenizer, progress)
 
     def end_tokens(self, table: pa.Table) -> tuple[int, ...]:
         """Tokens that end an answer in the training rows."""
@@ -69,7 +75,9 @@ class LanguageTraining(TokenTraining):
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
     ) -> dict[str, float]:
         """How varied sampled answers to the first evaluation prompts are."""
-        prompts = rows.prompts(data.eval, _own(data), tokenizer, ANSWERS)
+        own = _own(data)
+        begin = rows.prompts if own.text is None else documents.beginnings
+        prompts = begin(data.eval, own, tokenizer, ANSWERS)
         return metrics.diversity(generator.sample(prompts, ANSWER_TOKENS))
 
 

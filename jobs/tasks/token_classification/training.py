@@ -24,6 +24,8 @@ TOTALS = 3
 class TokenTraining(ClassificationTraining):
     """One label of several for the first token of each word."""
 
+    columns = (TOKEN_LABELS,)
+
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns and the numbers of the labels."""
         own = _own(data)

@@ -21,6 +21,9 @@ IGNORED = -100
 cross-entropy in torch ignores it."""
 FILLERS = {TOKEN_LABELS: IGNORED}
 """Padding of token columns other than `input_ids`; 0 for columns that are not named here."""
+MASKED_IDS = "masked_ids"
+"""Tokens that an evaluation shows the model, for tasks that predict hidden tokens: those that
+`loss_mask` names, at their own places."""
 POSITION_IDS = "position_ids"
 """Place of each token within its sample, for packed rows: where it does not grow by one, another
 sample begins."""

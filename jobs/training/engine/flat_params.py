@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from jobs.spec.train import OptimizerSpec
 from jobs.training.engine import kernels
-from jobs.training.engine.adamw import BETA_1, BETA_2, EPSILON, State, decay_of
+from jobs.training.engine.fused import BETA_1, BETA_2, EPSILON
+from jobs.training.engine.optimizer import State, decay_of
 from jobs.training.model.weight import Weight, copy_gradients
 from jobs.training.world import World
 
@@ -134,9 +135,9 @@ class FlatGroup:
         self.copies: torch.Tensor | None = None
         if weights[0].is_copied:
             self.copies = torch.zeros(total, dtype=low, device=device)
-        decays = [decay_of(weight, spec) for weight in weights]
         blocks = torch.tensor([size // block for size in sizes])
-        self.decay = torch.tensor(decays).repeat_interleave(blocks).to(device)
+        options = torch.tensor([(decay_of(weight, spec), weight.rate) for weight in weights])
+        self.decays, self.rates = options.T.repeat_interleave(blocks, dim=1).to(device)
         self._gradient_views = [self.part(self.gradients, n) for n in range(len(weights))]
         for number, weight in enumerate(weights):
             _move(weight.target, self.part(self.flat, number))
@@ -168,6 +169,7 @@ class FlatGroup:
             self._update(bucket.own, self.received_of(bucket), numbers)
 
     def _update(self, place: slice, gradients: torch.Tensor, numbers: torch.Tensor) -> None:
+        blocks = slice(place.start // kernels.BLOCK, place.stop // kernels.BLOCK)
         kernels.adamw(
             self.flat[place],
             self.first[place],
@@ -175,7 +177,8 @@ class FlatGroup:
             gradients,
             None if self.copies is None else self.copies[place],
             numbers,
-            self.decay[place.start // kernels.BLOCK : place.stop // kernels.BLOCK],
+            self.decays[blocks],
+            self.rates[blocks],
             betas=(BETA_1, BETA_2),
             epsilon=EPSILON,
         )

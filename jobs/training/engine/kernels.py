@@ -29,6 +29,7 @@ if available:
         copies,
         numbers,
         decays,
+        rates,
         beta_1,
         beta_2,
         epsilon,
@@ -37,7 +38,7 @@ if available:
     ):
         refused = tl.load(numbers + 2)
         if refused == 0:
-            lr = tl.load(numbers)
+            lr = tl.load(numbers) * tl.load(rates + tl.program_id(0))
             divisor = tl.load(numbers + 1)
             correction_1 = tl.load(numbers + 3)
             correction_2 = tl.load(numbers + 4)
@@ -85,6 +86,7 @@ def adamw(  # noqa: PLR0913 - one tensor for each thing that AdamW keeps
     copies: torch.Tensor | None,
     numbers: torch.Tensor,
     decays: torch.Tensor,
+    rates: torch.Tensor,
     *,
     betas: tuple[float, float],
     epsilon: float,
@@ -93,8 +95,8 @@ def adamw(  # noqa: PLR0913 - one tensor for each thing that AdamW keeps
 
     `weights`, `first` and `second` moments are fp32; `gradients` and the `copies` of the weights
     may be 16-bit. `numbers`, (5,), holds the learning rate, the divisor of gradients, 1 to skip the
-    update, and the bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t). `decays`, (blocks,), holds
-    the weight decay of each block.
+    update, and the bias corrections 1 - beta_1^t and sqrt(1 - beta_2^t). `decays` and `rates`,
+    (blocks,), hold the weight decay of each block and the factor of its learning rate.
 
     Source: Loshchilov and Hutter, 2019, "Decoupled weight decay regularization".
     """
@@ -106,6 +108,7 @@ def adamw(  # noqa: PLR0913 - one tensor for each thing that AdamW keeps
         weights if copies is None else copies,
         numbers,
         decays,
+        rates,
         betas[0],
         betas[1],
         epsilon,

@@ -2,7 +2,10 @@
 
 import math
 
-from jobs.spec.train import LrScheduleSpec
+from jobs.spec.train import DEFAULT_POWER, LrScheduleSpec
+
+STEPS_OF_SQUARE_ROOT = 10_000
+"""Steps after which an inverse square root without warm-up has fallen by a factor of sqrt(2)."""
 
 
 def rate_at(step: int, total_steps: int, peak: float, schedule: LrScheduleSpec) -> float:
@@ -15,7 +18,14 @@ def rate_at(step: int, total_steps: int, peak: float, schedule: LrScheduleSpec) 
         return peak * (step + 1) / warmup
     if schedule.type == "constant":
         return peak
-    done = (step - warmup) / max(1, total_steps - warmup)
+    if schedule.type == "inverse_sqrt":
+        scale = warmup or STEPS_OF_SQUARE_ROOT
+        return peak * math.sqrt(scale / (step - warmup + scale))
+    left = 1 - (step - warmup) / max(1, total_steps - warmup)
     if schedule.type == "cosine":
-        return peak * (1 + math.cos(math.pi * done)) / 2
-    return peak * (1 - done)
+        shape = (1 + math.cos(math.pi * (1 - left))) / 2
+    elif schedule.type == "polynomial":
+        shape = left ** (DEFAULT_POWER if schedule.power is None else schedule.power)
+    else:
+        shape = left
+    return peak * (schedule.floor + (1 - schedule.floor) * shape)

@@ -1,16 +1,19 @@
-"""Turns gradients into new weights without waiting for the device: clip, scale, guard, AdamW."""
+"""Turns gradients into new weights without waiting for the device: clip, scale, guard, update."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from jobs.spec.train import OptimizerSpec, Precision
+from jobs.spec.train import OptimizerName, OptimizerSpec, Precision
 from jobs.training.engine import kernels
-from jobs.training.engine.adamw import AdamW, State, TorchAdamW
+from jobs.training.engine.adafactor import Adafactor
 from jobs.training.engine.flat_params import FlatAdamW
+from jobs.training.engine.fused import TorchAdamW, TorchSgd
 from jobs.training.engine.gradient_exchange import GradientExchange, WeightGather
+from jobs.training.engine.muon import Muon
+from jobs.training.engine.optimizer import Optimizer, State
 from jobs.training.model.precision import AUTOCAST
 from jobs.training.model.weight import Weight
 from jobs.training.world import World
@@ -23,7 +26,7 @@ NORM_EPSILON = 1e-6
 
 
 class Update:
-    """AdamW with gradient clipping, loss scaling and a guard, all computed on the device.
+    """An optimizer with gradient clipping, loss scaling and a guard, all computed on the device.
 
     The guard skips an update with gradients that are not finite. In fp16 the loss scale is then
     halved and training continues. In other precisions every later update is skipped too (`halted`),
@@ -42,7 +45,7 @@ class Update:
         self.device = self.weights[0].target.device
         self._world = world
         self._is_sharded = any(isinstance(w.source, DTensor) for w in self.weights)
-        self._max_norm = spec.max_grad_norm
+        self._name, self._max_norm = spec.name, spec.max_grad_norm
         self._scales_loss = precision == "fp16"
 
         def scalar(value: float) -> torch.Tensor:
@@ -54,14 +57,24 @@ class Update:
         self.halted = scalar(0.0)
         self._exchange: GradientExchange | None = None
         self._gather: WeightGather | None = None
-        if uses_flat_weights(self.weights):
+        if spec.name == "adamw" and uses_flat_weights(self.weights):
             flat = FlatAdamW(self.weights, spec, steps, world)
-            self._adamw: AdamW = flat
+            self._optimizer: Optimizer = flat
             if world.size > 1:
                 is_narrow = precision in AUTOCAST
                 self._exchange = GradientExchange(flat, self.weights, in_16_bits=is_narrow)
         else:
-            self._adamw = TorchAdamW(self.weights, spec, self.lr)
+            self._optimizer = _separate(self.weights, spec, self.lr)
+
+    @property
+    def remark(self) -> str:
+        """What the optimizer gives up on this device; empty if nothing."""
+        if isinstance(self._optimizer, FlatAdamW) or not uses_flat_weights(self.weights):
+            return ""
+        return (
+            f"{self._name} updates each weight by itself, and PyTorch's DDP exchanges gradients:"
+            " the kernel over flat weights is AdamW's alone"
+        )
 
     @property
     def exchanges(self) -> bool:
@@ -76,9 +89,9 @@ class Update:
         `layers` are the repeated layers; before each of them the device waits for its weights.
         `passes` is the number of passes of a step.
         """
-        if self._exchange and isinstance(self._adamw, FlatAdamW):
+        if self._exchange and isinstance(self._optimizer, FlatAdamW):
             self._exchange.attach(model, passes)
-            self._gather = WeightGather(self._adamw, self.weights, model, layers)
+            self._gather = WeightGather(self._optimizer, self.weights, model, layers)
 
     def clear(self) -> None:
         """Drops all gradients, so that autograd stores new ones instead of adding to them."""
@@ -103,7 +116,7 @@ class Update:
 
         `with_moments`: False if only the weights are read, which are a third of the bytes.
         """
-        self._adamw.synchronize(with_moments=with_moments)
+        self._optimizer.synchronize(with_moments=with_moments)
 
     def enable_exchange(self) -> None:
         """Lets the next backward pass, which is the last of the step, exchange its gradients."""
@@ -116,7 +129,7 @@ class Update:
         if self._exchange and exchanged:
             self._exchange.finish()
         else:
-            self._adamw.take_gradients()
+            self._optimizer.take_gradients()
         norm = self._norm()
         factor = self._max_norm / (norm / self.loss_scale + NORM_EPSILON)
         divisor = self.loss_scale / factor.clamp(max=1.0)
@@ -125,19 +138,19 @@ class Update:
             self._adapt_scale(overflow)
         else:
             self.halted.copy_(torch.maximum(self.halted, overflow))
-        self._adamw.step(self.lr, divisor, torch.maximum(self.halted, overflow))
+        self._optimizer.step(self.lr, divisor, torch.maximum(self.halted, overflow))
 
     def state(self, weight: Weight) -> State:
-        """Returns moments and step count of a weight, to save or to overwrite."""
-        return self._adamw.state(weight)
+        """Returns the optimizer's tensors of a weight by name, to save or to overwrite."""
+        return self._optimizer.state(weight)
 
     @torch.no_grad()
     def refresh_copies(self) -> None:
         """Copies loaded weights into their 16-bit copies."""
-        self._adamw.refresh_copies()
+        self._optimizer.refresh_copies()
 
     def _norm(self) -> torch.Tensor:
-        norm = self._adamw.norm()
+        norm = self._optimizer.norm()
         if not self._is_sharded:
             return norm
         square = norm**2
@@ -152,6 +165,13 @@ class Update:
         is_active = self.halted == 0  # steps of warm-up must not change the scale
         self.loss_scale.copy_(torch.where(is_active, self.loss_scale * factor, self.loss_scale))
         self.good_steps.copy_(torch.where(is_active, good * (1 - grown), self.good_steps))
+
+
+def _separate(weights: Sequence[Weight], spec: OptimizerSpec, lr: torch.Tensor) -> Optimizer:
+    """Returns the optimizer of a job for weights that are tensors of their own."""
+    kinds: dict[OptimizerName, Callable[..., Optimizer]]
+    kinds = {"adamw": TorchAdamW, "adafactor": Adafactor, "sgd": TorchSgd, "muon": Muon}
+    return kinds[spec.name](weights, spec, lr)
 
 
 def uses_flat_weights(weights: Sequence[Weight]) -> bool:

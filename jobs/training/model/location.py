@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import ModelError, StorageError, first_line, shown
+from jobs.spec.model import REGISTRY_SCHEME
 from jobs.storage import cache, files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.objects import Entry
@@ -36,6 +37,8 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
     """
     if base.startswith(PACKAGE_SCHEME):
         return _in_package(base)
+    if base.startswith(REGISTRY_SCHEME):
+        raise ModelError(f"{base} is known to the storage of a job alone; name its folder here")
     if base.startswith(S3_SCHEME):
         return _in_bucket(base, has_weights=has_weights)
     path = files.expanded(base)

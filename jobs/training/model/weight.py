@@ -17,6 +17,10 @@ class Weight:
     copy, or this worker's shard."""
     source: torch.nn.Parameter
     """The parameter of the forward pass, on which autograd accumulates the gradient."""
+    rate: float = 1.0
+    """Its learning rate as a multiple of the schedule's."""
+    is_in_layer: bool = False
+    """Whether it belongs to one of the repeated layers, and is no embedding."""
 
     @property
     def is_copied(self) -> bool:

@@ -177,3 +177,10 @@ class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[m
         is_done = self._is_stopped or (bool(self.ids) and self.ids[-1] in self._ends)
         finish: Finish = "stop" if is_done else "length"
         self._job.on_piece(Piece(self._text[self._sent :], len(self.ids), finish))
+
+
+async def whole(pieces: AsyncGenerator[Piece]) -> tuple[str, Piece]:
+    """Returns the text of an answer, and its last piece."""
+    async with contextlib.aclosing(pieces):
+        known = [piece async for piece in pieces]
+    return "".join(piece.text for piece in known), known[-1]

@@ -11,14 +11,22 @@ import prometheus_client
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
 from serve.tasks.causal_lm.generator import Generator, Piece, Settings
-from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, Message
+from serve.tasks.causal_lm.schemas import (
+    COMPLETIONS_PATH,
+    PATH,
+    ChatInfo,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+)
 from serve.tasks.generating.handler import GenerationHandler
 
 
 class ChatHandler(GenerationHandler[Generator]):
     """Answers conversations with a language model."""
 
-    path = PATH
+    path, other_paths = PATH, (COMPLETIONS_PATH,)
 
     def __init__(self, config: ReplicaConfig) -> None:
         """Reads the model and starts its generator; raises CheckpointError or DeployError."""
@@ -60,8 +68,7 @@ class ChatHandler(GenerationHandler[Generator]):
             raise HttpError(422, "invalid_request", message)
         tokenizer, messages = self.generator.tokenizer, request.messages
         if tokenizer.chat_template is None:
-            ids = tokenizer(_only_text(messages))["input_ids"]
-            ids = ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+            ids = self._raw(_only_text(messages))
         else:
             try:
                 text = tokenizer.apply_chat_template(
@@ -73,14 +80,31 @@ class ChatHandler(GenerationHandler[Generator]):
                 message = f"the model's chat template refuses the conversation: {error}"
                 raise HttpError(422, "invalid_request", message) from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._within_limit(ids, "conversation")
+
+    def beginning(self, request: CompletionRequest) -> list[int]:
+        """Returns the tokens of a text to continue.
+
+        Raises:
+            HttpError: 422 if it has no tokens, or more than the model's limit.
+        """
+        return self._within_limit(self._raw(request.prompt), "prompt")
+
+    def _raw(self, text: str) -> list[int]:
+        """Returns the tokens of a text as training saw it, without an end token."""
+        tokenizer = self.generator.tokenizer
+        ids: list[int] = tokenizer(text)["input_ids"]
+        return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+    def _within_limit(self, ids: Sequence[int], what: str) -> list[int]:
         longest = self.config.version.max_length
         if not 0 < len(ids) < longest:
-            message = f"the conversation has {len(ids)} tokens; the limit is 1 to {longest - 1}"
+            message = f"the {what} has {len(ids)} tokens; the limit is 1 to {longest - 1}"
             raise HttpError(422, "too_long", message)
         return list(ids)
 
     async def write(
-        self, ids: Sequence[int], request: ChatRequest, timeout_s: float
+        self, ids: Sequence[int], request: GenerationRequest, timeout_s: float
     ) -> AsyncGenerator[Piece]:
         """Yields the answer in pieces while it is generated.
 

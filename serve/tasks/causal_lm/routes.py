@@ -12,7 +12,8 @@ import fastapi.responses
 from serve.http import app
 from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody, HttpError
-from serve.tasks.causal_lm.generator import Piece
+from serve.tasks.causal_lm import completions
+from serve.tasks.causal_lm.generator import Piece, whole
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.schemas import (
     PATH,
@@ -30,12 +31,16 @@ from serve.tasks.causal_lm.schemas import (
 )
 from serve.tasks.generating.schemas import Finish
 
-DESCRIPTION = "A language model served by Winnow. POST conversations to `v1/chat/completions`."
+DESCRIPTION = (
+    "A language model served by Winnow. POST conversations to `v1/chat/completions`, and texts to"
+    " continue to `v1/completions`."
+)
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream."""
 CLIENT_DISCONNECTED = 499
 
 api = app.create_application(DESCRIPTION)
+api.include_router(completions.router)
 
 
 def ready() -> ChatHandler:
@@ -79,7 +84,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
         if body.stream:  # the first piece, to raise an error while another status can be sent
             first = await cancel_on_disconnect(anext(pieces), request.receive)
         else:
-            text, last = await cancel_on_disconnect(_whole(pieces), request.receive)
+            text, last = await cancel_on_disconnect(whole(pieces), request.receive)
     except ConnectionError:
         return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
     if body.stream:
@@ -97,13 +102,6 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
         usage=_usage(len(ids), last.tokens),
     )
     return fastapi.responses.JSONResponse(answer.model_dump(), headers=_headers(handler))
-
-
-async def _whole(pieces: AsyncGenerator[Piece]) -> tuple[str, Piece]:
-    """Returns the text of an answer, and its last piece."""
-    async with contextlib.aclosing(pieces):
-        known = [piece async for piece in pieces]
-    return "".join(piece.text for piece in known), known[-1]
 
 
 async def _events(

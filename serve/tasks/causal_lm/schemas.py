@@ -32,22 +32,17 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+COMPLETIONS_PATH = "/v1/completions"
+"""Path of completions of a plain text, below the endpoint's route."""
+
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-class ChatRequest(BaseModel):
-    """A conversation to answer; unknown fields are ignored."""
+class GenerationRequest(BaseModel):
+    """How a text is written."""
 
-    model_config = ConfigDict(
-        extra="ignore",
-        use_attribute_docstrings=True,
-        json_schema_extra={
-            "examples": [{"messages": [{"role": "user", "content": "What is a film?"}]}]
-        },
-    )
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    """The messages so far; the last one must not be the assistant's."""
     model: Annotated[str, Field(max_length=256)] | None = None
     """Name of the model; the default is the model of this endpoint."""
     max_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWER_TOKENS)] | None = None
@@ -68,6 +63,7 @@ class ChatRequest(BaseModel):
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
     n: Literal[1] = 1
+    """Number of answers."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -79,6 +75,30 @@ class ChatRequest(BaseModel):
     def answer_tokens(self) -> int:
         """Most tokens of the answer."""
         return self.max_completion_tokens or self.max_tokens or DEFAULT_ANSWER_TOKENS
+
+
+class ChatRequest(GenerationRequest):
+    """A conversation to answer; unknown fields are ignored."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"messages": [{"role": "user", "content": "What is a film?"}]}]
+        },
+    )
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    """The messages so far; the last one must not be the assistant's."""
+
+
+class CompletionRequest(GenerationRequest):
+    """A text to continue, without any chat template; unknown fields are ignored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A superb film"}]})
+
+    prompt: Annotated[str, Field(max_length=MAX_CHARACTERS)]
+    """The text to continue."""
+    echo: Literal[False] = False
+    """Whether the answer begins with the prompt, which is not supported."""
 
 
 class Usage(BaseModel):
@@ -106,6 +126,26 @@ class ChatResponse(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage
+
+
+class CompletionChoice(BaseModel):
+    """The continuation of a text, or a part of it."""
+
+    index: int = 0
+    text: str
+    finish_reason: Finish | None = None
+    logprobs: None = None
+
+
+class CompletionResponse(BaseModel):
+    """A complete continuation, or one event of a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
 
 
 class Delta(BaseModel):

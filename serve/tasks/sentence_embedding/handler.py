@@ -22,7 +22,9 @@ from serve.http.metrics import Metrics
 from serve.http.open_inference import InferHandler, Tensor, TensorInfo
 from serve.tasks.sentence_embedding import schemas
 from serve.tasks.sentence_embedding.schemas import (
+    OPENAI_PATH,
     PATH,
+    SIMILARITY_PATH,
     EmbeddingInfo,
     EmbeddingRequest,
     SimilarityRequest,
@@ -36,7 +38,7 @@ SMALLEST_NORM = 1e-12
 class EmbeddingHandler(InferHandler[EmbeddingRequest]):
     """Answers requests with the vector of each text."""
 
-    path = PATH
+    path, other_paths = PATH, (OPENAI_PATH, SIMILARITY_PATH)
 
     def __init__(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics

@@ -33,7 +33,6 @@ async def generate(body: GenerateRequest, request: fastapi.Request) -> Any:
         response = await asgi.cancel_on_disconnect(work, request.receive)
     except ConnectionError:
         return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
-    handler.metrics.count(PATH, 200)
     return app.fastapi_response(response)
 
 

@@ -104,6 +104,45 @@ FIELDS = [
     ("train: {checkpoint: {every: 10}}", "train.checkpoint.every: 10 is no interval"),
     ("train: {optimizer: {lr: fast}}", "train.optimizer.lr: 'fast' is not a number"),
     ("train: {optimizer: {lr: 0.0}}", "train.optimizer.lr: 0.0 must be greater than 0"),
+    (
+        "train: {optimizer: {momentum: 0.9}}",
+        "train.optimizer.momentum: adamw takes no momentum; remove it (it is for sgd and muon)",
+    ),
+    ("train: {optimizer: {name: muon, nesterov: true}}", "muon takes no nesterov; remove it"),
+    (
+        "train: {optimizer: {name: sgd, momentum: 0.0, nesterov: true}}",
+        "train.optimizer.nesterov: Nesterov's momentum needs a momentum above 0",
+    ),
+    (
+        "train: {optimizer: {name: muon}, strategy: zero2}",
+        "train.optimizer.name: muon needs whole matrices, which zero2 divides",
+    ),
+    ("train: {optimizer: {name: adam}}", "train.optimizer.name: 'adam' is not one of"),
+    (
+        "train: {lr_schedule: {power: 2.0}}",
+        "train.lr_schedule.power: a linear schedule has no power; write type: polynomial",
+    ),
+    (
+        "train: {lr_schedule: {type: constant, floor: 0.1}}",
+        "train.lr_schedule.floor: a constant schedule has no floor; use linear, cosine",
+    ),
+    (
+        "train: {early_stopping: {metric: perplexity}}",
+        "train.early_stopping.metric: 'perplexity' is not among accuracy, f1, loss; add it to",
+    ),
+    (
+        "train: {early_stopping: {patience: 0}}",
+        "train.early_stopping.patience: 0 must be at least 1",
+    ),
+    ("train: {optim: adafactor}", "train.optim: unknown key; write train.optimizer.name"),
+    (
+        "train: {lr_scheduler_type: cosine}",
+        "train.lr_scheduler_type: unknown key; write train.lr_schedule.type",
+    ),
+    (
+        "train: {early_stopping_patience: 3}",
+        "unknown key; write train.early_stopping.patience",
+    ),
     ("train: {cpu_offload: yes}", "train.cpu_offload: 'yes' is not true or false"),
     ("train: {cpu_offload: true}", "cpu_offload needs strategy zero2 or zero3"),
     ("resources: {any_of: []}", "resources: needs one of any_of (the sweep finds the best) and"),
@@ -344,14 +383,27 @@ PROMPTS = MINIMAL.replace("text: text", "prompt: question\n  response: answer").
 )
 
 
+MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (MINIMAL.replace("  text: text\n", ""), "data.text: is missing; name the column"),
         (MINIMAL + "  prompt: p\n", "data.prompt: is for causal-lm; the task is text-class"),
-        (PROMPTS + "  text: text\n", "data.text: is for text-classification"),
+        (PROMPTS + "  label: text\n", "data.label: is for text-classification"),
         (PROMPTS.replace("  response: answer\n", ""), "needs the columns prompt and response"),
+        (PROMPTS + "  text: story\n", "or the column messages, or the column text"),
         (PROMPTS + "  messages: turns\n", "data: causal-lm needs the columns prompt and response"),
+        (MASKED + "  prompt: p\n", "data.prompt: is for causal-lm; the task is masked-lm"),
+        (MASKED.replace("  text: text\n", ""), "data.text: is required"),
+        (MASKED + "  mask_share: 0.9\n", "data.mask_share: 0.9 must be at most 0.5"),
+        (MASKED + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of masked-lm"),
+        (MASKED + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
+        (
+            MASKED.replace("masked-lm}", "masked-lm, adapter: {type: lora}}"),
+            "model.adapter: peft loads no adapter of masked-lm; set model.adapter.merge to true",
+        ),
         (PROMPTS + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of causal-lm"),
         (MINIMAL + "train: {eval: {metrics: [perplexity]}}\n", "'perplexity' is not a metric of"),
         (

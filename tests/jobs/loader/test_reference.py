@@ -60,6 +60,7 @@ def test_sections_stand_in_the_order_of_the_file() -> None:
         "train.optimizer",
         "train.lr_schedule",
         "train.eval",
+        "train.early_stopping",
         "train.checkpoint",
         "train.retry",
     ]

@@ -27,6 +27,7 @@ def adamw(  # noqa: PLR0913 - as the kernel
     copies: torch.Tensor | None,
     numbers: torch.Tensor,
     decays: torch.Tensor,
+    rates: torch.Tensor,
     *,
     betas: tuple[float, float],
     epsilon: float,
@@ -35,6 +36,7 @@ def adamw(  # noqa: PLR0913 - as the kernel
     lr, divisor, refused, correction_1, correction_2 = numbers
     if refused:
         return
+    lr = lr * rates.repeat_interleave(kernels.BLOCK)
     gradient: Any = gradients.float() / divisor
     first.lerp_(gradient, 1 - betas[0])
     second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])

@@ -64,6 +64,33 @@ def test_captured_steps_are_the_eager_ones(
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "muon"])
+def test_every_optimizer_is_captured(name: str, precision: str, reviews: Path) -> None:
+    """Also with learning rates that differ between weights."""
+    optimizer = OptimizerSpec(name=name, lr=2e-5, layerwise_lr_decay=0.8, head_lr=1e-4)
+    fields = {"precision": precision, "optimizer": optimizer, "epochs": 8.0}
+    captured = session(reviews, **fields)
+    assert captured.engine.eager_reason == ""
+    eager = session(reviews, **fields, capture=False)
+    tolerance = 1e-5 if precision == "fp32" else 2e-2
+    assert losses(captured) == pytest.approx(losses(eager), abs=tolerance)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_flat_weights_have_the_rates_of_pytorch_s_groups(
+    reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = OptimizerSpec(lr=2e-5, layerwise_lr_decay=0.8, head_lr=1e-4)
+    fields = {"precision": "fp32", "optimizer": optimizer, "epochs": 8.0}
+    flat = losses(session(reviews, **fields))
+    monkeypatch.setattr(kernels, "available", False)
+    assert losses(session(reviews, **fields)) == pytest.approx(flat, abs=1e-4)
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_flat_weights_learn_what_pytorch_s_optimizer_learns(
     reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.training import quality
-from jobs.training.events import CheckpointRef
+from jobs.training.events import BestKept, CheckpointRef
 from jobs.training.quality import Curve, Point, QualityReport, Table
 from orchestrator.decisions import select
 from orchestrator.records import receipt, receipt_text, report
@@ -59,6 +59,20 @@ def test_a_resumed_run_is_not_compared() -> None:
 def test_a_run_that_its_budget_stopped_is_not_compared() -> None:
     stopped = dataclasses.replace(fit(50.0), stopped_at=10)
     assert receipt.write_receipt("run", WINNER, stopped, 30).time_error is None
+
+
+@pytest.mark.parametrize(
+    ("is_early", "text"),
+    [
+        (True, "ended early after step 15, 3 evaluations without a better one: the model is that"),
+        (False, "training  the model is that of step 12, the best by f1"),
+    ],
+)
+def test_a_receipt_says_whose_weights_the_model_has(*, is_early: bool, text: str) -> None:
+    best = BestKept(15, 12, "f1", 3, is_early=is_early)
+    found = receipt.write_receipt("run", WINNER, dataclasses.replace(fit(50.0), best=best), 30)
+    assert (found.time_error is None) == is_early
+    assert text in receipt_text.receipt_text(found)
 
 
 def test_a_receipt_tells_what_disturbed_the_fit() -> None:

@@ -1,0 +1,1 @@
+"""Continued pre-training of encoders: predicting hidden tokens of plain documents."""

@@ -1,0 +1,1 @@
+"""Endpoints of masked language models: fill the hidden words of a text."""
