@@ -175,7 +175,7 @@ def test_perplexity_is_that_of_transformers_on_the_saved_rows(
     total = count = 0.0
     for line in (folder / "gate.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        labels = [t if m else -100 for t, m in zip(row["targets"], row["trained"], strict=True)]
+        labels = [t if m else -100 for t, m in zip(row["originals"], row["trained"], strict=True)]
         with torch.no_grad():
             given = {"input_ids": torch.tensor([row["ids"]]), "labels": torch.tensor([labels])}
             total += float(model(**given).loss) * sum(row["trained"])

@@ -24,7 +24,7 @@ TOTALS = 3
 class TokenTraining(ClassificationTraining):
     """One label of several for the first token of each word."""
 
-    columns = (TOKEN_LABELS,)
+    columns, has_quality = (TOKEN_LABELS,), False
 
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns and the numbers of the labels."""

@@ -52,6 +52,7 @@ class ModelShape:
         return self.hidden + (self.vocabulary * self.hidden if self.has_own_head else 0)
 
 
+_SMOLLM2_360M = ModelShape(32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3)
 KNOWN_SHAPES = {
     "bert-base-uncased": ModelShape(12, 768, 3072, 30522, 512),
     "bert-base-cased": ModelShape(12, 768, 3072, 28996, 512),
@@ -63,8 +64,7 @@ KNOWN_SHAPES = {
     "t5-small": ModelShape(12, 512, 2048, 32128, 0, decoder_layers=6, counted=60_506_624),
     "t5-base": ModelShape(24, 768, 3072, 32128, 0, decoder_layers=12, counted=222_903_552),
     "bart-base": ModelShape(12, 768, 3072, 50265, 1026, decoder_layers=6, counted=139_420_416),
-    "SmolLM2-360M-Instruct": ModelShape(
-        32, 960, 2560, 49152, 0, is_gated=True, key_value_share=1 / 3
-    ),
+    "SmolLM2-360M": _SMOLLM2_360M,
+    "SmolLM2-360M-Instruct": _SMOLLM2_360M,
 }
 """Shapes of configurations on the hub, so that planning these models works offline."""
