@@ -9,16 +9,14 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from jobs.errors import CheckpointError, TrainingError
 from jobs.storage import manifest
 from jobs.training import eval_sample, quality, random_states
 from jobs.training.config import learning_digest
 from jobs.training.events import CheckpointRef
-from jobs.training.model import adapter, base
-from jobs.training.model.parallel import full
-from jobs.training.model.weight import Weight
+from jobs.training.model import adapter, base, parallel
 from jobs.training.quality import QualityReport
 from jobs.training.session import Session, reseed, settle_generation
 
@@ -72,23 +70,21 @@ def take(
     update, keeps = session.update, session.world.is_main
     update.synchronize()
     weights = {
-        name: _to_host(full(tensor), keeps=keeps)
+        name: _to_host(parallel.full(tensor), keeps=keeps)
         for name, tensor in _saved_weights(session).items()
     }
-    optimizer = {}
+    optimizer, device = {}, session.world.device
     for weight in update.weights:
         for name, value in update.state(weight).items():
-            whole = _whole(weight, value, session) if value.dim() else value
+            whole = parallel.whole_of(weight.source, value, device) if value.dim() else value
             optimizer[f"{weight.name}.{name}"] = _to_host(whole, keeps=keeps)
     scale = {"loss_scale": float(update.loss_scale), "good_steps": float(update.good_steps)}
     random = {
         f"{kind}.{rank}": state
-        for rank, states in enumerate(
-            session.world.gather(random_states.read(session.world.device))
-        )
+        for rank, states in enumerate(session.world.gather(random_states.read(device)))
         for kind, state in states.items()
     }
-    if session.world.device.type == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize()
     return Snapshot(reference, weights, optimizer, random, {**scale, **others}, scores, quality)
 
@@ -118,7 +114,7 @@ def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
         _check_unchanged(scalars, session, reference.step)
     _load_weights(session, folder / manifest.MODEL_DIR)
     saved = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
-    update = session.update
+    update, device = session.update, session.world.device
     for weight in update.weights:
         for name, value in update.state(weight).items():
             found = saved.get(f"{weight.name}.{name}")
@@ -127,7 +123,7 @@ def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
                     f"the checkpoint of step {reference.step} does not hold the {name} of"
                     f" {weight.name}, which is trained now; start a new run"
                 )
-            value.copy_(_own_part(weight, found, session) if value.dim() else found)
+            value.copy_(parallel.own_part(weight.source, found, device) if value.dim() else found)
     update.loss_scale.fill_(scalars["loss_scale"])
     update.good_steps.fill_(scalars["good_steps"])
     _restore_random(session, reference.step, safetensors.torch.load_file(folder / RANDOM_FILE))
@@ -238,39 +234,8 @@ def _load_weights(session: Session, folder: Path) -> None:
         own = model.state_dict()
         with torch.no_grad():
             for name, tensor in saved.items():
-                _copy_into(own[name], tensor, session)
+                parallel.copy_into(own[name], tensor, session.world.device)
     session.update.refresh_copies()
-
-
-def _copy_into(own: torch.Tensor, saved: torch.Tensor, session: Session) -> None:
-    if isinstance(own, DTensor):
-        whole = saved.to(session.world.device)
-        part = distribute_tensor(whole, own.device_mesh, own.placements).to_local()
-        own.to_local().copy_(part)
-    else:
-        own.copy_(saved)
-
-
-def _whole(weight: Weight, part: torch.Tensor, session: Session) -> torch.Tensor:
-    source = weight.source
-    if not isinstance(source, DTensor):
-        return part
-    found = DTensor.from_local(
-        part.to(session.world.device),
-        source.device_mesh,
-        source.placements,
-        shape=source.shape,
-        stride=source.stride(),
-    )
-    return found.full_tensor()
-
-
-def _own_part(weight: Weight, whole: torch.Tensor, session: Session) -> torch.Tensor:
-    source = weight.source
-    if not isinstance(source, DTensor):
-        return whole
-    placed = whole.to(session.world.device)
-    return distribute_tensor(placed, source.device_mesh, source.placements).to_local()
 
 
 def _to_host(tensor: torch.Tensor, *, keeps: bool) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -136,6 +136,36 @@ def gradient_sync(wrapped: Any, *, enabled: bool) -> Any:
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor gathered from all shards; every worker must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_of(weight: torch.Tensor, part: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a tensor gathered from this worker's part, which is sharded as a weight is.
+
+    Every worker must call this.
+    """
+    if not isinstance(weight, DTensor):
+        return part
+    found = DTensor.from_local(
+        part.to(device),
+        weight.device_mesh,
+        weight.placements,
+        shape=weight.shape,
+        stride=weight.stride(),
+    )
+    return found.full_tensor()
+
+
+def own_part(weight: torch.Tensor, whole: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns this worker's part of a tensor, sharded as a weight is."""
+    if not isinstance(weight, DTensor):
+        return whole
+    return distribute_tensor(whole.to(device), weight.device_mesh, weight.placements).to_local()
+
+
+def copy_into(own: torch.Tensor, saved: torch.Tensor, device: torch.device) -> None:
+    """Copies a whole tensor into a weight, or into this worker's part of it."""
+    part = own_part(own, saved, device)
+    (own.to_local() if isinstance(own, DTensor) else own).copy_(part)
 
 
 def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
