@@ -42,13 +42,16 @@ OTHER_TRAINERS = {
         ("early_stopping_patience", "early_stop_patience"), "train.early_stopping.patience"
     ),
     **dict.fromkeys(
-        ("metric_for_best_model", "load_best_model_at_end", "early_stopping_metric"),
+        ("metric_for_best_model", "load_best_model_at_end", "greater_is_better"),
         "train.early_stopping.metric",
     ),
     **dict.fromkeys(("layer_decay", "llrd"), "train.optimizer.layerwise_lr_decay"),
     **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "min_lr"), "train.lr_schedule.floor"),
     **dict.fromkeys(("warmup_ratio", "warmup_steps"), "train.lr_schedule.warmup_ratio"),
     "sample_packing": "data.packing",
+    "mlm_probability": "data.mask_share",
+    "label_smoothing_factor": "data.label_smoothing",
+    "problem_type": "data.problem",
     "max_source_length": "data.max_length",
     "val_max_target_length": "data.max_target_length",
     "source_prefix": "data.prefix",
@@ -58,6 +61,21 @@ OTHER_TRAINERS = {
     "output_dir": "storage",
 }
 """Fields of the Trainer, Axolotl, LLaMA-Factory and SkyPilot with the field of the same meaning."""
+
+OTHER_TASKS = {
+    **dict.fromkeys(("ner", "token_cls"), "token-classification"),
+    **dict.fromkeys(
+        ("classification", "sequence-classification", "regression", "multi-label"),
+        "text-classification",
+    ),
+    **dict.fromkeys(("clm", "sft", "text-generation"), "causal-lm"),
+    **dict.fromkeys(("mlm", "fill-mask"), "masked-lm"),
+    **dict.fromkeys(("summarization", "translation", "text2text-generation"), "seq2seq"),
+    **dict.fromkeys(
+        ("embedding", "sentence-similarity", "feature-extraction"), "sentence-embedding"
+    ),
+}
+"""Names of tasks in other libraries with ours."""
 
 
 def field_of(word: str) -> str:
@@ -87,6 +105,10 @@ def path_meant(path: str, known: Iterable[str]) -> str:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns a `; did you mean` clause for a similar word; empty if there is none."""
+    known = tuple(known)
+    other = OTHER_TASKS.get(word.lower().replace("_", "-"))
+    if other in known:
+        return f"; write {other!r}"
     match = most_similar(word.lower(), known)
     return f"; did you mean {match!r}?" if match else ""
 

@@ -92,12 +92,9 @@ def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
 
 def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
     """Each metric can be computed for the task."""
-    task = spec.task
     for name in spec.train.eval.metrics or ():
-        if task.metric(name) is None:
-            known = task.metric_names
-            message = f"{shown(name)} is not a metric of {task.name}; it has {', '.join(known)}"
-            yield Violation(("train", "eval", "metrics"), message)
+        if spec.task.metric(name) is None:
+            yield Violation(("train", "eval", "metrics"), spec.task.no_metric(name))
 
 
 def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
@@ -177,7 +174,9 @@ def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
 def _metric_has_goal(spec: JobSpec, field: str, name: str) -> Iterator[Violation]:
     """The metric is computed, and better in the direction of the objective."""
     path, metric = ("sweep", "objective", field), spec.task.metric(name)
-    if name not in spec.metrics:
+    if metric is None and field == "maximize":
+        yield Violation(path, spec.task.no_metric(name))
+    elif name not in spec.metrics:
         known = ", ".join(spec.metrics)
         also = "cost, time or a metric of" if field == "minimize" else "among"
         yield Violation(path, f"{shown(name)} is not {also} train.eval.metrics ({known})")
@@ -193,7 +192,8 @@ def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
         path: Path = ("sweep", "objective", "subject_to", name)
         if name not in ("cost", "time", *metrics):
             known = ", ".join(("cost", "time", *metrics))
-            yield Violation(path, f"is not among {known}; add it to train.eval.metrics")
+            message = f"is not among {known}; add it to train.eval.metrics"
+            yield Violation(path, message if spec.task.metric(name) else spec.task.no_metric(name))
         elif (name == "time") != bound.is_duration:
             example = "'<=30m'" if name == "time" else "'<=2.50'" if name == "cost" else "'>=0.9'"
             yield Violation(
@@ -216,8 +216,8 @@ def rollout_steps_rise(spec: JobSpec) -> Iterator[Violation]:
     """Traffic only grows during a rollout, and ends with all of it."""
     steps = spec.serve.rollout.steps if spec.serve and spec.serve.rollout else (100,)
     if list(steps) != sorted(set(steps)) or steps[-1] != 100:
-        message = f"steps {list(steps)} must rise and end at 100"
-        yield Violation(("serve", "rollout", "steps"), message)
+        path: Path = ("serve", "rollout", "steps")
+        yield Violation(path, f"steps {list(steps)} must rise and end at 100")
 
 
 def gate_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
@@ -226,8 +226,9 @@ def gate_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
     if rollout is None or "gate" not in rollout.model_fields_set:
         return
     for number, rule in enumerate(rollout.gate):
-        if rule.name not in (*RULES_OF_ALL, *spec.task.gate_rules):
-            message = f"'{rule}' cannot be judged for {spec.model.task}; remove it"
+        known = (*RULES_OF_ALL, *spec.task.gate_rules)
+        if rule.name not in known:
+            message = f"{rule.name} is not judged for {spec.task.name}; it has {', '.join(known)}"
             yield Violation(("serve", "rollout", "gate", number), message)
 
 

@@ -139,6 +139,7 @@ class RolloutSpec(SpecModel):
     gate: Items[Gate] = (
         GateRule("slo"),
         GateRule("accuracy", Bound(">=", -0.01)),
+        GateRule("f1", Bound(">=", -0.01)),
         GateRule("f1_micro", Bound(">=", -0.01)),
         GateRule("rmse", Bound("<=", 1.05)),
         GateRule("mrr", Bound(">=", -0.01)),
@@ -147,10 +148,12 @@ class RolloutSpec(SpecModel):
         GateRule("latency", Bound("<=", 1.5)),
     )
     """Rules that must hold before the first step and after each; otherwise the old version stays.
-    accuracy, f1_micro and agreement compare classifiers on the old version's evaluation rows, and
-    rmse compares regressions as a multiple of the old version's; mrr, spearman and agreement (mean
-    cosine of old and new vectors) compare embeddings there; perplexity compares language models by
-    the values from their training. A rule that is for other tasks is not applied."""
+    accuracy, f1 (entities), f1_micro (several labels) and agreement compare both versions on the
+    old version's evaluation rows, and rmse as a multiple of the old one's; mrr, spearman and
+    agreement (mean cosine of old and new vectors) compare embeddings there; agreement of seq2seq is
+    the share of equal texts. rougeL, bleu, chrf and exact_match (change) and perplexity (multiple)
+    are compared by the values from training. Rules of the default that are for other tasks are
+    passed over; in a gate that a job writes, they are refused."""
 
 
 class AuthSpec(SpecModel):
@@ -173,7 +176,8 @@ class ServeSpec(SpecModel):
     """An autoscaled HTTP endpoint on Ray Serve."""
 
     route: Annotated[str, Field(pattern=r"^/[a-z0-9][a-z0-9/_-]{0,62}$")]
-    """Path prefix; predictions are at `<route>/predict`."""
+    """Path prefix. Below it are `/predict` (classifiers, entities, masks), `/embeddings`,
+    `/generate` (seq2seq) and `/v1/chat/completions` (causal-lm)."""
     accelerators: Accelerators = AcceleratorRequest("cpu", 1)
     """Devices of one replica, which may differ from the training hardware."""
     fallback: Items[Accelerators] = ()

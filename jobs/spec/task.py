@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from jobs.errors import shown
 from jobs.spec.base import SpecModel
 
 Goal = Literal["max", "min"]
@@ -137,6 +138,11 @@ class Task:
         features = "AutoPeftModelForFeatureExtraction"
         is_bare = self.auto_class == "AutoModel"
         return features if is_bare else self.auto_class.replace("Auto", "AutoPeft", 1)
+
+    def no_metric(self, name: str) -> str:
+        """Returns a sentence that refuses a name that is none of the task's metrics."""
+        known = ", ".join(self.metric_names)
+        return f"{shown(name)} is not a metric of {self.name}; it has {known}"
 
     @property
     def metric_names(self) -> tuple[str, ...]:

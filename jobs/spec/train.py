@@ -96,11 +96,13 @@ class EvalSpec(SpecModel):
     every: Every = Cadence(1.0, "epoch")
     """How often; the end of training is always judged."""
     metrics: Annotated[Items[MetricName], Field(min_length=1)] | None = None
-    """Computed over all evaluation rows; by default accuracy and F1 (of class 1 for two classes,
-    else macro), for several labels a row f1_micro and f1_macro, for a regression rmse and r2, for
-    causal-lm and seq2seq token_accuracy and perplexity. distinct_1, distinct_2 and repetition are
-    of sampled answers; rouge1, rouge2, rougeL, bleu, chrf and exact_match are of text that a
-    seq2seq model writes for every row."""
+    """Computed over all evaluation rows. By default accuracy and f1 for one label a row (f1 of
+    `data.positive`, which is the second of two labels; with more, the mean over all), f1_micro and
+    f1_macro for several labels, rmse and r2 for numbers; f1, precision and recall for
+    token-classification; mrr, recall_at_1 and recall_at_10 for sentence-embedding, with scores
+    spearman and pearson; token_accuracy and perplexity for causal-lm, seq2seq and masked-lm.
+    distinct_1, distinct_2 and repetition are of sampled answers; rouge1, rouge2, rougeL, bleu, chrf
+    and exact_match are of text that a seq2seq model writes for every row."""
 
 
 class EarlyStoppingSpec(SpecModel):

@@ -28,7 +28,10 @@ def optimizer_has_its_options(spec: JobSpec) -> Iterator[Violation]:
         names = " and ".join(DEFAULT_MOMENTUM)
         message = f"{optimizer.name} takes no momentum; remove it (it is for {names})"
         yield Violation((*path, "momentum"), message)
-    if optimizer.nesterov and optimizer.name != "sgd":
+    if optimizer.nesterov and optimizer.name == "muon":
+        message = "muon always uses Nesterov's momentum; remove nesterov"
+        yield Violation((*path, "nesterov"), message)
+    elif optimizer.nesterov and optimizer.name != "sgd":
         message = f"{optimizer.name} takes no nesterov; remove it (it is for sgd)"
         yield Violation((*path, "nesterov"), message)
     elif optimizer.nesterov and not optimizer.momentum_or_default:
@@ -65,6 +68,8 @@ def early_stopping_has_its_metric(spec: JobSpec) -> Iterator[Violation]:
             f"{shown(stopping.metric)} is not among {', '.join(known)}; add it to"
             " train.eval.metrics"
         )
+        if spec.task.metric(stopping.metric) is None:
+            message = spec.task.no_metric(stopping.metric)
         yield Violation(("train", "early_stopping", "metric"), message)
 
 

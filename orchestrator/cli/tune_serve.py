@@ -8,7 +8,7 @@ import typer
 
 from cluster import catalogue, prices, session
 from cluster.inventory import Inventory, Node
-from jobs.errors import InfeasibleError
+from jobs.errors import DeployError, InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.spec.serve import ServeSpec
@@ -54,6 +54,8 @@ def tune_serve(
 ) -> None:
     """Measure every engine on every kind of device; print the cheapest options within the SLO."""
     spec, serving = load_served(job, settings, "tune")
+    if "engine" not in spec.task.serve_fields:
+        raise DeployError(f"{spec.task.name} has one engine, so there is none to choose")
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
     with results_only(), session.connect(address=address, insecure_local=insecure_local):

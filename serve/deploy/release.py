@@ -52,7 +52,7 @@ def roll_out(
     compared = (
         quality.summary
         if quality
-        else "not compared on evaluation rows: there are none, or labels differ"
+        else "not compared on evaluation rows: there are none, or task or labels differ"
     )
     _check_gate(spec, rollout, (old, new), quality, texts, headers, min(ROUND_S, hold_s))
     log(f"{new.version.id} passes the gate against {old.version.id}, {compared}")
@@ -153,7 +153,12 @@ def _send_load(
 def _compare(
     old: DeployedVersion, new: DeployedVersion, headers: dict[str, str]
 ) -> tuple[Comparison | None, Sequence[str]]:
-    """Returns the task's comparison of both versions on evaluation rows, and the rows' texts."""
+    """Returns the task's comparison of both versions on evaluation rows, and the rows' texts.
+
+    Versions of different tasks are not compared.
+    """
+    if old.version.task != new.version.task:
+        return None, ()
     endpoint, urls = endpoint_of(old.version.task), {v.version.id: v.url for v in (old, new)}
 
     def send(version: ModelVersion, body: Any) -> Any:

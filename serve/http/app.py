@@ -2,7 +2,7 @@
 
 import importlib.resources
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import fastapi
@@ -10,7 +10,7 @@ import fastapi.exceptions
 import fastapi.responses
 import starlette.exceptions
 
-from serve.http.asgi import Receive, Scope, Send
+from serve.http.asgi import Receive, Scope, Send, cancel_on_disconnect
 from serve.http.errors import INTERNAL_ERROR, ErrorBody, HttpError, validation_error
 from serve.http.guard import REQUEST_ID, RequestGuard, error_response, timeout_of
 from serve.http.handler import Handler, HttpResponse, tune_garbage_collector
@@ -22,6 +22,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 STARTED = int(time.time())
+CLIENT_DISCONNECTED = 499
+"""Status by which requests are counted whose client did not wait for the answer."""
 
 _current: list[Handler] = []
 """The handler of this process; empty until the model is ready."""
@@ -140,6 +142,19 @@ async def is_ready() -> dict[str, bool]:
 def timeout(request: fastapi.Request) -> float:
     """Returns the timeout in the request's header, in seconds; infinite if there is none."""
     return timeout_of(dict(request.scope["headers"]))
+
+
+async def answered(work: Coroutine[Any, Any, HttpResponse], request: fastapi.Request) -> Any:
+    """Returns the response of a handler, whose work ends once the client has disconnected."""
+    try:
+        return fastapi_response(await cancel_on_disconnect(work, request.receive))
+    except ConnectionError:
+        return gone()
+
+
+def gone() -> fastapi.Response:
+    """Returns the response for a client that has disconnected, which reaches nobody."""
+    return fastapi.Response(status_code=CLIENT_DISCONNECTED)
 
 
 def fastapi_response(response: HttpResponse) -> fastapi.Response:

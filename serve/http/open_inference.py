@@ -4,7 +4,7 @@ Handlers that implement `InferHandler` get its routes over HTTP and its calls ov
 """
 
 import abc
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import fastapi
 from pydantic import BaseModel, ConfigDict, Field
@@ -121,7 +121,9 @@ def server_metadata() -> dict[str, Any]:
 
 def named(name: str, version: str = "") -> InferHandler[Any]:
     """The handler of this process, if it has the model and version that a request names."""
-    handler = cast("InferHandler[Any]", app.require_handler())
+    handler = app.require_handler()
+    if not isinstance(handler, InferHandler):
+        raise HttpError(404, "not_found", "this endpoint does not answer the protocol for models")
     if name != handler.config.version.name:
         raise HttpError(404, "not_found", f"this endpoint serves {handler.config.version.name}")
     if version not in ("", handler.config.version.id):

@@ -20,11 +20,13 @@ def reference_text() -> str:
     """Returns every path, and every field of every message, as Markdown."""
     tasks = [kind for task in task_registry.ours() for kind in task.kinds]
     endpoints = [endpoint_of(task.name) for task in tasks]
-    kinds = [(endpoint.title, endpoint.application().openapi()) for endpoint in endpoints]
+    kinds = {endpoint.title: endpoint.application().openapi() for endpoint in endpoints}
     parts, messages = [HEAD], dict[str, Any]()
-    for title, document in kinds:
+    for title, document in kinds.items():
         parts += [f"## {title}\n", *_operations(document)]
-        messages |= document["components"]["schemas"]
+        for name, schema in document["components"]["schemas"].items():
+            if messages.setdefault(name, schema) != schema:
+                raise ValueError(f"two messages of different endpoints are called {name}")
     parts.append("## Messages\n")
     parts += [_message(name, messages[name]) for name in sorted(messages)]
     return "\n".join(parts)

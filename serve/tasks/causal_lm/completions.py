@@ -25,7 +25,6 @@ from serve.tasks.generating.schemas import Finish
 
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream."""
-CLIENT_DISCONNECTED = 499
 
 router = fastapi.APIRouter()
 
@@ -51,7 +50,7 @@ async def continue_text(body: CompletionRequest, request: fastapi.Request) -> An
         else:
             text, last = await cancel_on_disconnect(whole(pieces), request.receive)
     except ConnectionError:
-        return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
+        return app.gone()
     if body.stream:
         has_usage = body.stream_options is not None and body.stream_options.include_usage
         events = _events(first, pieces, answer, has_usage=has_usage)

@@ -37,7 +37,6 @@ DESCRIPTION = (
 )
 DONE = b"data: [DONE]\n\n"
 """Last event of a stream."""
-CLIENT_DISCONNECTED = 499
 
 api = app.create_application(DESCRIPTION)
 api.include_router(completions.router)
@@ -86,7 +85,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
         else:
             text, last = await cancel_on_disconnect(whole(pieces), request.receive)
     except ConnectionError:
-        return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
+        return app.gone()
     if body.stream:
         events = _events(first, pieces, body, identity, name, len(ids))
         return fastapi.responses.StreamingResponse(

@@ -98,8 +98,7 @@ class FillMaskHandler(Handler):
         finally:
             job.cancel()
             del self._waiting[id(job)]
-            self.metrics.latency.observe(time.perf_counter() - begin)
-        self.metrics.texts.inc(len(rows))
+        self.metrics.count_answer(len(rows), time.perf_counter() - begin)
         return found if isinstance(request.inputs, list) else found[0]
 
     def _answer(self, rows: list[Row], top_k: int) -> list[Any]:

@@ -6,6 +6,7 @@ import fastapi
 import fastapi.responses
 
 from serve.http import app
+from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody
 from serve.tasks.masked_lm.handler import FillMaskHandler
 from serve.tasks.masked_lm.schemas import PATH, SENTENCES, Filling, FillRequest, MaskedInfo
@@ -31,7 +32,11 @@ async def predict(body: FillRequest, request: fastapi.Request) -> Any:
     mask, a list of them for each mask of a text with several, and a list of these for a list.
     """
     handler = ready()
-    found = await handler.fill(body, app.timeout(request))
+    work = handler.fill(body, app.timeout(request))
+    try:
+        found = await cancel_on_disconnect(work, request.receive)
+    except ConnectionError:
+        return app.gone()
     headers = {"x-model-version": handler.config.version.id}
     return fastapi.responses.JSONResponse(found, headers=headers)
 

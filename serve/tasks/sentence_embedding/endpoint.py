@@ -9,6 +9,7 @@ import fastapi
 import numpy as np
 import numpy.typing as npt
 
+from jobs.errors import RequestError
 from jobs.spec.task import Z95, fisher_noise
 from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
@@ -73,6 +74,8 @@ class EmbeddingEndpoint(TaskEndpoint):
 
     def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         """Lists of texts."""
+        if options.get("encoding_format", "float") != "float":
+            raise RequestError("predictions are numbers; leave encoding_format out")
         return [
             {"input": list(inputs[first : first + TEXTS_PER_REQUEST]), **options}
             for first in range(0, len(inputs), TEXTS_PER_REQUEST)

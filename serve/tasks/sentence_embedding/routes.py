@@ -7,6 +7,7 @@ import fastapi.responses
 
 from serve.http import app, open_inference
 from serve.http.errors import ErrorBody
+from serve.tasks.causal_lm.schemas import Model, Models
 from serve.tasks.sentence_embedding.handler import EmbeddingHandler
 from serve.tasks.sentence_embedding.schemas import (
     OPENAI_PATH,
@@ -16,8 +17,6 @@ from serve.tasks.sentence_embedding.schemas import (
     EmbeddingInfo,
     EmbeddingRequest,
     EmbeddingResponse,
-    Model,
-    Models,
     SimilarityRequest,
 )
 
@@ -39,15 +38,13 @@ async def embed(body: EmbeddingRequest, request: fastapi.Request) -> Any:
 
     The response's headers give the model version, the time in the queue, and the rows of the batch.
     """
-    answer = await ready().predict(await request.body(), app.timeout(request))
-    return app.fastapi_response(answer)
+    return await app.answered(ready().predict(await request.body(), app.timeout(request)), request)
 
 
 @api.post(SIMILARITY_PATH, response_model=list[float], responses=app.ERRORS)
 async def similarity(body: SimilarityRequest, request: fastapi.Request) -> Any:
     """Returns the cosine of a text with each of others, from -1 to 1."""
-    answer = await ready().compare(await request.body(), app.timeout(request))
-    return app.fastapi_response(answer)
+    return await app.answered(ready().compare(await request.body(), app.timeout(request)), request)
 
 
 @api.get("/v1/models")

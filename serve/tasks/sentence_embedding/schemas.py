@@ -55,7 +55,7 @@ class Embedding(BaseModel):
     embedding: list[float] | str
 
 
-class Usage(BaseModel):
+class EmbeddingUsage(BaseModel):
     """Tokens of all texts."""
 
     prompt_tokens: int
@@ -68,7 +68,7 @@ class EmbeddingResponse(BaseModel):
     object: Literal["list"] = "list"
     data: list[Embedding]
     model: str
-    usage: Usage
+    usage: EmbeddingUsage
 
 
 class Comparison(BaseModel):
@@ -110,22 +110,6 @@ class EmbeddingInfo(BaseModel):
     max_length: int
     dimensions: int
     """Numbers of a vector."""
-
-
-class Model(BaseModel):
-    """A model of this endpoint, as OpenAI's clients list it."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: Literal["winnow"] = "winnow"
-
-
-class Models(BaseModel):
-    """The models of this endpoint."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
 
 
 def parse(body: bytes, message: type[Message]) -> Message:

@@ -5,13 +5,12 @@ from typing import Any, cast
 import fastapi
 import fastapi.responses
 
-from serve.http import app, asgi
+from serve.http import app
 from serve.http.errors import ErrorBody
 from serve.tasks.seq2seq.handler import WriterHandler
 from serve.tasks.seq2seq.schemas import PATH, SENTENCES, GenerateRequest, WriterInfo, Written
 
 DESCRIPTION = "A model that writes text, served by Winnow. POST texts to `generate`."
-CLIENT_DISCONNECTED = 499
 
 api = app.create_application(DESCRIPTION, SENTENCES)
 
@@ -29,11 +28,7 @@ async def generate(body: GenerateRequest, request: fastapi.Request) -> Any:
     """
     handler = ready()
     work = handler.generate(body, app.timeout(request))
-    try:
-        response = await asgi.cancel_on_disconnect(work, request.receive)
-    except ConnectionError:
-        return fastapi.Response(status_code=CLIENT_DISCONNECTED)  # reaches nobody
-    return app.fastapi_response(response)
+    return await app.answered(work, request)
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})

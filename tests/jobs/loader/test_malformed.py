@@ -108,7 +108,10 @@ FIELDS = [
         "train: {optimizer: {momentum: 0.9}}",
         "train.optimizer.momentum: adamw takes no momentum; remove it (it is for sgd and muon)",
     ),
-    ("train: {optimizer: {name: muon, nesterov: true}}", "muon takes no nesterov; remove it"),
+    (
+        "train: {optimizer: {name: muon, nesterov: true}}",
+        "muon always uses Nesterov's momentum; remove nesterov",
+    ),
     (
         "train: {optimizer: {name: sgd, momentum: 0.0, nesterov: true}}",
         "train.optimizer.nesterov: Nesterov's momentum needs a momentum above 0",
@@ -128,7 +131,7 @@ FIELDS = [
     ),
     (
         "train: {early_stopping: {metric: perplexity}}",
-        "train.early_stopping.metric: 'perplexity' is not among accuracy, f1, loss; add it to",
+        "train.early_stopping.metric: 'perplexity' is not a metric of text-classification; it has",
     ),
     (
         "train: {early_stopping: {patience: 0}}",
@@ -238,7 +241,7 @@ FIELDS = [
     ),
     (
         "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {maximize: bleu}}",
-        "'bleu' is not among train.eval.metrics (accuracy, f1)",
+        "'bleu' is not a metric of text-classification; it has accuracy",
     ),
     (
         "sweep: {search_space: {train.optimizer.lr: [0.1]}, objective: {}}",
@@ -412,7 +415,7 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
         ),
         (
             PROMPTS + "serve: {route: /a, rollout: {gate: [slo, 'accuracy>=0']}}\n",
-            "serve.rollout.gate[1]: 'accuracy>=0' cannot be judged for causal-lm; remove it",
+            "serve.rollout.gate[1]: accuracy is not judged for causal-lm; it has",
         ),
         (PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
         (PROMPTS + "serve: {route: /a, grpc: true}\n", "serve.grpc: is not supported yet"),
