@@ -73,11 +73,15 @@ def _value_errors(spec: JobSpec, name: str, value: object) -> list[str]:
     values = spec.model_dump(mode="json")
     overrides.put(values, name, value)
     try:
-        JobSpec.model_validate(values)
+        changed = JobSpec.model_validate(values)
     except ValidationError as error:
         document = source.Document("", values)
         return [problem.message for problem in explain.explain(error.errors(), document)]
-    return []
+    kinds = {f"{name.rpartition('.')[0]}.{kind}" for kind in ("name", "type")}
+    if spec.sweep and kinds & spec.sweep.search_space.keys():
+        return []  # the value may suit another optimizer or schedule that is searched
+    broken = (violation for rule in training_rules.RULES for violation in rule(changed))
+    return [each.message for each in broken if ".".join(map(str, each.path)) == name]
 
 
 def _why_not_searched(name: str) -> str:

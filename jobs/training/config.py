@@ -81,6 +81,9 @@ def learning_digest(config: TrainingConfig) -> str:
         config.global_batch_size,
         config.precision,
         config.seed,
+        config.data.model_dump_json(exclude={"train", "eval"}),
+        config.model.dropout,
+        config.model.adapter and config.model.adapter.model_dump_json(exclude={"merge"}),
     )
     return hashlib.sha256(repr(settings).encode()).hexdigest()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from jobs.training.data.tokens import TARGET_IDS
+from jobs.training.data.tokens import INPUT_IDS, TARGET_IDS
 from jobs.training.model.adapter import unwrapped
 from jobs.training.session import Session
 
@@ -23,7 +23,7 @@ class Flops:
     """
 
     per_token: float
-    """Of linear layers, for each token of a row."""
+    """Of linear layers, for each token of a row; for as many texts as the row has."""
     per_pair: float
     """Of attention, for each token and each token of its row."""
     per_sample: float = 0.0
@@ -35,7 +35,10 @@ def flops_of(session: Session) -> Flops:
     model = unwrapped(session.model)
     targets = session.corpus.train.ragged.get(TARGET_IDS)
     if targets is None:
-        return Flops(_linear(model), ATTENTION * _size(model.config, "num_hidden_layers"))
+        ragged = session.corpus.train.ragged
+        texts = 1 + sum(ragged[name].is_sequence for name in ragged if name.endswith(INPUT_IDS))
+        pairs = texts * ATTENTION * _size(model.config, "num_hidden_layers")
+        return Flops(texts * _linear(model), pairs)
     encoder, config = model.get_encoder(), model.config
     written = float(targets.lengths.mean())
     layers = _size(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers")

@@ -160,6 +160,9 @@ def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:
             folder = folder.with_name(ADAPTER_DIR)
             folder.mkdir()
         model.peft_config["default"].save_pretrained(folder)
+        bare = adapter.unwrapped(model)
+        if bare.can_generate():
+            bare.generation_config.save_pretrained(folder)
         name = "adapter_model.safetensors"
     else:
         model.config.save_pretrained(folder)

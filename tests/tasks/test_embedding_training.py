@@ -14,12 +14,14 @@ from jobs.errors import JobFileError, ModelError
 from jobs.loader import load
 from jobs.loader.rows import rows_suit_the_job
 from jobs.tasks.sentence_embedding import metrics
+from jobs.training.corpus import load_corpus
 from jobs.training.data import longest_row
 from jobs.training.data.tokens import TokenSet
 from jobs.training.engine.batch_plan import BatchPlan
 from jobs.training.events import Evaluated, Event, Proven
 from jobs.training.loop import train
 from jobs.training.model import pooling
+from jobs.training.session import build_session
 from jobs.training.world import World
 from orchestrator.decisions import plan, resolve
 from serve.version import ModelVersion
@@ -307,6 +309,14 @@ def test_any_number_of_workers_learns_and_judges_alike(
         found[count] = [*workers.losses(events), *judged[-1].values()]
     assert found[2] == pytest.approx(found[1], abs=1e-4)
     assert found[3] == pytest.approx(found[1], abs=1e-4)
+
+
+def test_a_pooler_that_no_vector_depends_on_is_not_trained(rows: Path, tiny_model: str) -> None:
+    config = config_of(rows, tiny_model, data_of(rows, **PAIRS))
+    session = build_session(config, load_corpus(config), World(0, 1, torch.device("cpu")))
+    names = {name for name, _ in session.model.named_parameters() if "pooler" in name}
+    assert names
+    assert not names & {weight.name for weight in session.update.weights}
 
 
 def test_the_pooling_of_a_base_is_taken_over(tmp_path: Path, tiny_model: str) -> None:

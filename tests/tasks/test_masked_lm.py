@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -20,6 +21,7 @@ from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
 from jobs.storage.storage import open_storage
+from jobs.tasks.masked_lm import rows as masked_rows
 from jobs.tasks.masked_lm import training
 from jobs.tasks.masked_lm.task import MaskedData
 from jobs.training.config import TrainingConfig
@@ -102,6 +104,18 @@ def test_documents_are_joined_between_special_tokens(documents: Path, encoder: s
     between = tokenizer.eos_token_id
     expected = [t for text in texts for t in (*tokenizer(text)["input_ids"][1:-1], between)]
     assert stream == expected[:-1]
+
+
+def test_rows_without_a_token_to_predict_are_left_out(documents: Path, encoder: str) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
+    special = np.array([tokenizer.bos_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id])
+    word = int(max(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
+    data = config(documents, encoder).data
+    assert isinstance(data, MaskedData)
+    table = masked_rows._table([np.array([word, word]), special], data, tokenizer)
+    assert table.column("input_ids").to_pylist() == [[word, word]]
+    with pytest.raises(DataError, match="no row has a token to predict"):
+        masked_rows._table([special], data, tokenizer)
 
 
 def test_an_evaluation_predicts_the_same_tokens_each_time(documents: Path, encoder: str) -> None:

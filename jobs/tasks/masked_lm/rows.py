@@ -76,13 +76,17 @@ def _table(rows: list[Tokens], data: MaskedData, tokenizer: Any) -> pa.Table:
     masked: list[list[int]] = []
     for number, row in enumerate(rows):
         maskable = ~np.isin(row, special)
+        if not maskable.any():
+            continue  # there is nothing to predict
         draw = np.random.default_rng((SEED, number))
         chosen = _chosen(maskable, data.mask_share, draw)
         columns[INPUT_IDS].append(row.tolist())
         columns[LOSS_MASK].append(chosen.astype(int).tolist())
         columns[MASKABLE].append(maskable.astype(int).tolist())
         masked.append(_masked(row, chosen, tokenizer, draw).tolist())
-    labels = pa.array(np.full(len(rows), tokenizer.mask_token_id, np.int64))
+    if not masked:
+        raise DataError("no row has a token to predict: the tokenizer knows none of the words")
+    labels = pa.array(np.full(len(masked), tokenizer.mask_token_id, np.int64))
     made = lists(columns, labels=labels, label_names=())
     return made.append_column(MASKED_IDS, pa.array(masked, pa.large_list(pa.int32())))
 

@@ -49,6 +49,9 @@ class EmbeddingTraining(TaskTraining):
                 f"data.dimensions has {own.dimensions[0]}, and vectors of the base have {size}"
                 " numbers; name smaller ones"
             )
+        for name, parameter in model.named_parameters():
+            if "pooler" in name.split("."):  # it is no part of a vector, and gets no gradient
+                parameter.requires_grad = False
         base = str(model.config._name_or_path)
         mode = (pooling.of_base(base) or "mean") if own.pooling == "auto" else own.pooling
         return dataclasses.replace(

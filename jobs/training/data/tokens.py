@@ -126,9 +126,10 @@ class TokenSet:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of all columns."""
+        """Memory of all columns and labels."""
         others = sum(column.values.nbytes for column in self.ragged.values())
-        return sum(column.nbytes for column in self.columns.values()) + others
+        own = sum(column.nbytes for column in self.columns.values())
+        return own + others + self.labels.nbytes
 
 
 class TokenStore:

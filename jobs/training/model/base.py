@@ -118,7 +118,9 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
     if is_classifier and is_labelled:
         kind = task_registry.find(spec.task).auto_class.removeprefix("AutoModel")
         is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
-        kept = label_names if training.keeps_head else ()
+        # a regression's head is in the unit of its numbers
+        is_kept = training.keeps_head and own.problem_type != "regression"
+        kept = label_names if is_kept else ()
         kept_for = kept if is_same_kind else None
         remark = _settle_head(model, head, lacking, own, kept_for)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights

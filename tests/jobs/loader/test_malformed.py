@@ -202,6 +202,15 @@ FIELDS = [
     ),
     ("sweep: {}", "sweep.search_space: is required"),
     (
+        "sweep: {search_space: {train.optimizer.momentum: [0.8, 0.95]}}",
+        "search_space.train.optimizer.momentum[0]: adamw takes no momentum; remove it",
+    ),
+    (
+        "sweep: {search_space: {train.lr_schedule.floor: [0.1]},"
+        " objective: {minimize: cost}}\ntrain: {lr_schedule: {type: constant}}",
+        "search_space.train.lr_schedule.floor[0]: a constant schedule has no floor",
+    ),
+    (
         "sweep: {search_space: {train.lr: [1, 2]}}",
         "sweep.search_space.train.lr: is not a field of a job",
     ),
