@@ -2,11 +2,12 @@
 
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
-from serve.deploy import routing
+from serve.deploy import release, routing
 from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
 from serve.tasks.comparison import Comparison, compare_perplexities
@@ -105,3 +106,9 @@ def test_routes_become_maps_and_back() -> None:
     texts = [routing.text_of(table) for table in (stable, canary, weights, rates, models)]
     assert routing.parse(*texts) == routes
     assert routing.parse("", "", "", "", "") == {}
+
+
+def test_versions_of_different_tasks_are_not_compared() -> None:
+    old = Mock(version=Mock(task="text-classification"))
+    new = Mock(version=Mock(task="text-classification/multi-label"))
+    assert release._compare(old, new, {}) == (None, ())

@@ -108,7 +108,7 @@ def test_documents_are_joined_between_special_tokens(documents: Path, encoder: s
 
 def test_rows_without_a_token_to_predict_are_left_out(documents: Path, encoder: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(encoder)
-    special = np.array([tokenizer.bos_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id])
+    special = np.array([tokenizer.bos_token_id, tokenizer.eos_token_id])
     word = int(max(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
     data = config(documents, encoder).data
     assert isinstance(data, MaskedData)

@@ -18,7 +18,7 @@ from serve.http.metrics import Metrics
 from serve.tasks.answers import Vector
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
-from serve.tasks.sentence_embedding.schemas import PATH
+from serve.tasks.sentence_embedding.schemas import MAX_CHARACTERS, PATH
 from serve.version import ModelVersion
 
 if TYPE_CHECKING:
@@ -129,7 +129,10 @@ def evaluation(version: ModelVersion) -> EvaluationRows | None:
     if not rows or not rows[0].texts:
         return None
     return EvaluationRows(
-        texts=[list(role) for role in zip(*(row.texts for row in rows), strict=True)],
+        texts=[
+            [text[:MAX_CHARACTERS] for text in role]
+            for role in zip(*(row.texts for row in rows), strict=True)
+        ],
         labels=[row.label for row in rows],
     )
 

@@ -13,7 +13,7 @@ from serve.http.handler import Handler
 from serve.tasks.answers import Answer, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison, compare_perplexities
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
-from serve.tasks.seq2seq.schemas import PATH
+from serve.tasks.seq2seq.schemas import LONGEST_TEXT, PATH
 from serve.version import ModelVersion
 
 TEXTS_PER_REQUEST = 8
@@ -85,7 +85,8 @@ class WriterEndpoint(TaskEndpoint):
         folder = Path(version.path)
         rows = eval_sample.read(folder)
         prefix = prefix_of(folder) if rows else ""
-        return [text.removeprefix(prefix) for row in rows for text in row.texts]
+        texts = [text.removeprefix(prefix) for row in rows for text in row.texts]
+        return [text[:LONGEST_TEXT] for text in texts]  # more than a model reads of them
 
 
 ENDPOINT = WriterEndpoint()

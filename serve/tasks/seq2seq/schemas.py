@@ -16,7 +16,9 @@ MAX_NEW_TOKENS, MAX_BEAMS = 1024, 16
 SENTENCES = {"inputs": "inputs must be a string, or a list of strings that is not empty"}
 """Messages of validation errors of fields that accept several types."""
 
-TextField = Annotated[str, Field(max_length=4 * MAX_CHARACTERS)]
+LONGEST_TEXT = 4 * MAX_CHARACTERS
+"""Most characters of a text."""
+TextField = Annotated[str, Field(max_length=LONGEST_TEXT)]
 
 
 class GenerateRequest(BaseModel):

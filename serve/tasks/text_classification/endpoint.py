@@ -16,7 +16,7 @@ from serve.http.metrics import Metrics
 from serve.tasks.answers import Label, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
-from serve.tasks.text_classification.schemas import PATH
+from serve.tasks.text_classification.schemas import MAX_CHARACTERS, PATH
 from serve.version import ModelVersion
 
 if TYPE_CHECKING:
@@ -134,13 +134,16 @@ def evaluation(version: ModelVersion) -> tuple[list[str], list[str]]:
 
 
 def evaluation_rows(version: ModelVersion) -> tuple[Sequence["SampleRow"], list[str]]:
-    """Returns a version's evaluation rows and their texts; empty for a model of pairs."""
+    """Returns a version's evaluation rows and their texts; empty for a model of pairs.
+
+    Texts are cut to the longest that endpoints take, which is more than a model reads of them.
+    """
     from jobs.training import eval_sample  # imports torch
 
     rows = eval_sample.read(Path(version.path))
     if not rows or version.is_pair:
         return [], []
-    texts = [text for row in rows for text in row.texts]
+    texts = [text[:MAX_CHARACTERS] for row in rows for text in row.texts]
     if not texts:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         texts = tokenizer.texts([row.ids for row in rows])
