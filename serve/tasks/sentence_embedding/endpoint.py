@@ -15,10 +15,11 @@ from serve.batching.client import InferenceClient
 from serve.config import ReplicaConfig
 from serve.engines.engine import Choice
 from serve.http.metrics import Metrics
+from serve.http.open_inference import MAX_CHARACTERS
 from serve.tasks.answers import Vector
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
-from serve.tasks.sentence_embedding.schemas import MAX_CHARACTERS, PATH
+from serve.tasks.sentence_embedding.schemas import PATH
 from serve.version import ModelVersion
 
 if TYPE_CHECKING:
