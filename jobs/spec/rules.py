@@ -196,9 +196,8 @@ def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
             yield Violation(path, message if spec.task.metric(name) else spec.task.no_metric(name))
         elif (name == "time") != bound.is_duration:
             example = "'<=30m'" if name == "time" else "'<=2.50'" if name == "cost" else "'>=0.9'"
-            yield Violation(
-                path, f"'{bound}' has the wrong unit for {name}; write it like {example}"
-            )
+            message = f"'{bound}' has the wrong unit for {name}; write it like {example}"
+            yield Violation(path, message)
         elif (metric := spec.task.metric(name)) and bound.value > metric.highest:
             most = f"{name} is never above {metric.highest:g}"
             yield Violation(path, f"{most}, so '{bound}' cannot be judged; write a share or %")
