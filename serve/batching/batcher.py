@@ -87,7 +87,9 @@ class Batcher(InferenceClient):
         self._on_batch = on_batch
         self._ahead, self._in_flight, self._last_end = ahead, deque[_InFlight](), 0.0
         self._waiting = Waiting(saving)
-        self._queue = RequestQueue(tokenizer, self._waiting.arrived, self._deliver)
+        self._queue = RequestQueue(
+            tokenizer, lambda: self.limits.idle_wait_s, self._waiting.arrived, self._deliver
+        )
         self._undelivered: BatchResult | None = None
         """A finished batch, whose answers are delivered once the next batch is launched."""
         self._is_closed = False
@@ -148,7 +150,7 @@ class Batcher(InferenceClient):
         batches: deque[list[Item]] = deque()  # remaining batches of the current block
         while not self._is_closed:
             is_idle = not pending and not batches
-            pending += self._queue.take(may_wait=is_idle, idle_wait_s=self.limits.idle_wait_s)
+            pending += self._queue.take(may_wait=is_idle)
             if not batches:
                 pending = active(self._with_answered(pending))
                 formed = form_batches(lengths_of(pending), self.limits) if pending else []

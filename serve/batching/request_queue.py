@@ -26,6 +26,7 @@ class RequestQueue:
     def __init__(
         self,
         tokenizer: Tokenizer,
+        idle_wait_s: Callable[[], float],
         on_arrival: Callable[[int], None],
         on_idle: Callable[[], None],
     ) -> None:
@@ -33,10 +34,13 @@ class RequestQueue:
 
         Args:
             tokenizer: Tokenises texts on the engine's thread.
+            idle_wait_s: Returns how long to wait for further requests after the first one that an
+                idle engine takes; asked at each first one, because limits change.
             on_arrival: Called on an event loop with the inputs that its requests brought.
             on_idle: Called on the engine's thread before it blocks.
         """
-        self.tokenizer, self._on_arrival, self._on_idle = tokenizer, on_arrival, on_idle
+        self.tokenizer, self._idle_wait_s = tokenizer, idle_wait_s
+        self._on_arrival, self._on_idle = on_arrival, on_idle
         self.waiting_tokens, self.requests, self._lock = 0.0, 0, threading.Lock()
         self._arrived: queue.SimpleQueue[Sequence[Request] | None] = queue.SimpleQueue()
         """Requests for the engine's thread; each element has those of one turn of an event loop, so
@@ -87,18 +91,14 @@ class RequestQueue:
         """Wakes up an engine's thread that waits in `take`."""
         self._arrived.put(None)
 
-    def take(self, *, may_wait: bool, idle_wait_s: float = 0.0) -> list[Item]:
+    def take(self, *, may_wait: bool) -> list[Item]:
         """Returns tokenised rows of the arrived requests, up to PIECE_CHARACTERS.
 
-        Args:
-            may_wait: True to wait for the first request.
-            idle_wait_s: Time to wait for further requests after the first.
+        With `may_wait` it waits for the first request, if none has arrived.
         """
         taken: list[tuple[Request, int]] = []
         characters = 0.0
-        while characters < PIECE_CHARACTERS and (
-            request := self._next(idle_wait_s, may_wait=may_wait)
-        ):
+        while characters < PIECE_CHARACTERS and (request := self._next(may_wait=may_wait)):
             may_wait = False
             while characters < PIECE_CHARACTERS and request.tokenised < len(request.inputs):
                 taken.append((request, request.tokenised))
@@ -121,26 +121,27 @@ class RequestQueue:
         rows = iter(self.tokenizer.rows(texts)) if texts else iter(())
         return [item if isinstance(item, Row) else next(rows) for item in inputs]
 
-    def _next(self, idle_wait_s: float, *, may_wait: bool) -> Request | None:
+    def _next(self, *, may_wait: bool) -> Request | None:
         """Returns the first request that has not ended.
 
         Returns None if there is none; with `may_wait` only after `wake`.
         """
         while self._opened is None or self._opened.is_ended:
-            if not self._received and not self._receive(idle_wait_s, may_wait=may_wait):
+            if not self._received and not self._receive(may_wait=may_wait):
                 self._opened = None
                 return None
             self._opened = self._received.popleft()
         return self._opened
 
-    def _receive(self, idle_wait_s: float, *, may_wait: bool) -> bool:
+    def _receive(self, *, may_wait: bool) -> bool:
         """Takes arrived requests; returns False if there are none."""
         if self._arrived.empty():
             if not may_wait:
                 return False
             self._on_idle()
         self._received.extend(self._arrived.get() or ())
-        if may_wait and self._received and idle_wait_s:  # sleep(0) releases the GIL
+        idle_wait_s = self._idle_wait_s() if may_wait and self._received else 0.0
+        if idle_wait_s:  # sleep(0) releases the GIL
             self._on_idle()
             time.sleep(idle_wait_s)
         return bool(self._received)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
@@ -512,3 +513,20 @@ def test_the_oldest_waits_no_more_than_a_few_batches_under_load() -> None:
     older = clients // rows + 1
     beside = (Limits().block_batches * 2 * rows - long) // 2 // rows
     assert asyncio.run(ask()) <= older + beside
+
+
+def test_a_new_wait_of_an_idle_engine_holds_from_the_next_request_on() -> None:
+    async def ask() -> float:
+        asked = batcher(Summing())
+        await asked_once(asked)
+        await asyncio.sleep(0.05)  # the engine's thread waits already
+        asked.limits = replace(asked.limits, idle_wait_s=0.3)
+        begin = time.perf_counter()
+        await asked_once(asked)
+        asked.close()
+        return time.perf_counter() - begin
+
+    async def asked_once(asked: Batcher) -> None:
+        await score(asked, [("a b",)], 10)
+
+    assert asyncio.run(ask()) >= 0.3
