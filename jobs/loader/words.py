@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from jobs.loader.fields import all_field_paths
+from jobs.spec import task_registry
 
 LEAST_SIMILARITY = 0.75
 """Least similarity of a suggestion to the written word; 1 means equal."""
@@ -62,21 +63,6 @@ OTHER_TRAINERS = {
 }
 """Fields of the Trainer, Axolotl, LLaMA-Factory and SkyPilot with the field of the same meaning."""
 
-OTHER_TASKS = {
-    **dict.fromkeys(("ner", "token_cls"), "token-classification"),
-    **dict.fromkeys(
-        ("classification", "sequence-classification", "regression", "multi-label"),
-        "text-classification",
-    ),
-    **dict.fromkeys(("clm", "sft", "text-generation"), "causal-lm"),
-    **dict.fromkeys(("mlm", "fill-mask"), "masked-lm"),
-    **dict.fromkeys(("summarization", "translation", "text2text-generation"), "seq2seq"),
-    **dict.fromkeys(
-        ("embedding", "sentence-similarity", "feature-extraction"), "sentence-embedding"
-    ),
-}
-"""Names of tasks in other libraries with ours."""
-
 
 def field_of(word: str) -> str:
     """Returns a clause with the field for a key of another trainer or section; empty if unknown."""
@@ -106,7 +92,8 @@ def path_meant(path: str, known: Iterable[str]) -> str:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns a `; did you mean` clause for a similar word; empty if there is none."""
     known = tuple(known)
-    other = OTHER_TASKS.get(word.lower().replace("_", "-"))
+    key = word.lower().replace("_", "-")
+    other = next((task.name for task in task_registry.every() if key in task.other_names), "")
     if other in known:
         return f"; write {other!r}"
     match = most_similar(word.lower(), known)

@@ -94,6 +94,8 @@ class Task:
     """How it is served, `module:name` of a `serve.tasks.endpoint.TaskEndpoint`."""
     activation: Activation
     """What the kept scores of its models are."""
+    other_names: tuple[str, ...] = ()
+    """What other libraries call it, for a hint where a job writes that."""
     library: str = "transformers"
     """The library that the model card names for loading a published folder."""
     usage: str = ""

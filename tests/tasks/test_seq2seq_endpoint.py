@@ -209,11 +209,12 @@ def test_a_full_queue_and_a_deadline_are_told(handler: WriterHandler) -> None:
 def test_a_text_that_takes_too_long_ends_at_its_time(handler: WriterHandler) -> None:
     own = handler.generator._model.generation_config
     kept, own.eos_token_id = own.eos_token_id, None
+    ends, handler.generator._ends = handler.generator._ends, type(handler.generator._ends)()
     begin = time.monotonic()
     try:
         (text,) = asyncio.run(handler.generator.write([[1, 5, 2]], Settings(120, 1), 0.02))
     finally:
-        own.eos_token_id = kept
+        own.eos_token_id, handler.generator._ends = kept, ends
     assert (text.finish, time.monotonic() - begin < 5) == ("length", True)
     assert text.tokens < 120
 

@@ -52,6 +52,7 @@ TASK = Task(
         Metric("distinct_2", is_generated=True),
         Metric("repetition", goal="min", is_generated=True),
     ),
+    other_names=("clm", "sft", "text-generation"),
     auto_class="AutoModelForCausalLM",
     adapter_type="CAUSAL_LM",
     pipeline="text-generation",

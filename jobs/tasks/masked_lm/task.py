@@ -26,6 +26,7 @@ TASK = Task(
         Metric("perplexity", goal="min", is_default=True, highest=math.inf),
         Metric("token_accuracy", is_default=True),
     ),
+    other_names=("mlm", "fill-mask"),
     auto_class="AutoModelForMaskedLM",
     adapter_type="",
     pipeline="fill-mask",

@@ -110,6 +110,7 @@ _RANKED = Task(
         Metric("recall_at_1", is_default=True, noise=binomial_noise, needs_scores=True),
         Metric("recall_at_10", is_default=True, noise=binomial_noise, needs_scores=True),
     ),
+    other_names=("embedding", "sentence-similarity", "feature-extraction"),
     auto_class="AutoModel",
     adapter_type="FEATURE_EXTRACTION",
     pipeline="sentence-similarity",

@@ -114,6 +114,7 @@ TASK = Task(
         ),
         Metric("exact_match", noise=binomial_noise, is_generated=True),
     ),
+    other_names=("summarization", "translation", "text2text-generation"),
     auto_class="AutoModelForSeq2SeqLM",
     adapter_type="SEQ_2_SEQ_LM",
     pipeline="text2text-generation",

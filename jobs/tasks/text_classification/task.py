@@ -140,6 +140,7 @@ _SINGLE = Task(
         Metric("roc_auc", noise=binomial_noise, needs_scores=True),
         Metric("ece", goal="min"),
     ),
+    other_names=("classification", "sequence-classification", "regression", "multi-label"),
     auto_class="AutoModelForSequenceClassification",
     adapter_type="SEQ_CLS",
     pipeline="text-classification",

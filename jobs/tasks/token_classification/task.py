@@ -52,6 +52,7 @@ TASK = Task(
         Metric("f1_macro", noise=binomial_noise),
         Metric("accuracy", noise=binomial_noise),
     ),
+    other_names=("ner", "token-cls"),
     auto_class="AutoModelForTokenClassification",
     adapter_type="TOKEN_CLS",
     pipeline="token-classification",

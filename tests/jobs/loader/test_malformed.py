@@ -201,6 +201,7 @@ FIELDS = [
         "no replica runs on it; use one of accelerators and fallback: L40S",
     ),
     ("sweep: {}", "sweep.search_space: is required"),
+    ("model: {base: bert-base-uncased, task: ner}", "; write 'token-classification'"),
     (
         "sweep: {search_space: {train.optimizer.momentum: [0.8, 0.95]}}",
         "search_space.train.optimizer.momentum[0]: adamw takes no momentum; remove it",
