@@ -35,7 +35,7 @@ LIMIT_S = 60
 
 
 def main() -> int:
-    """Prepares every architecture in a process of its own and prints the modes."""
+    """Builds each architecture in its own process, and prints whether its steps are captured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=sorted(architectures.NAMES[TASK]))
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")

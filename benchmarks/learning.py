@@ -89,7 +89,7 @@ class Subject:
         return int(row["label"])
 
     def scores(self, logits: torch.Tensor, rows: Sequence[Row], *, is_ours: bool) -> Scores:
-        """Judges a classifier's outputs of all rows, (rows, outputs)."""
+        """Returns the metrics of a classifier from its logits of all rows, (rows, outputs)."""
         labels = torch.tensor([int(row["label"]) for row in rows])
         loss = torch.nn.functional.cross_entropy(logits, labels)
         return {
@@ -99,7 +99,7 @@ class Subject:
 
 
 def main() -> int:
-    """Train everything, print the table, and exit with 1 where a difference is no chance."""
+    """Trains all subjects on both sides; returns 1 if a difference of means is significant."""
     return compare_all(__doc__, {"sst2": sst2, "mrpc": mrpc, "prompts": prompts})
 
 

@@ -121,7 +121,7 @@ def location_of_base() -> Path:
 
 
 def ours(subject: Subject, seed: int, folder: Path) -> Path:
-    """Train as a job does; the saved model."""
+    """Trains with Winnow, and returns the folder of the saved model."""
     reference = train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
     return Path(reference.path) / "model"
 

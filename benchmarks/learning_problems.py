@@ -1,4 +1,4 @@
-"""Whether several labels and numbers are learnt as well as by Hugging Face's Trainer.
+"""Compares multi-label classification and regression with Hugging Face's Trainer.
 
     python benchmarks/learning_problems.py DATA [--only goemotions ratings goemotions-tiny
         ratings-tiny] [--seeds 3] [--out FILE]
@@ -81,7 +81,7 @@ class SeveralLabels(Subject):
 
 @dataclasses.dataclass(frozen=True)
 class Ratings(Subject):
-    """A number for each row."""
+    """Regression of one number for each row."""
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ def goemotions(data: Path, _: Path) -> Subject:
 
 
 def ratings(data: Path, _: Path) -> Subject:
-    """Sentences of films with their mean rating, drawn once."""
+    """Returns sentences of film reviews with their mean rating; the sample is always the same."""
     place = data / "vader/movieReviewSnippets_GroundTruth.txt"
     with place.open(encoding="utf-8", errors="replace", newline="") as handle:
         reader = csv.reader(handle, delimiter="\t", quoting=csv.QUOTE_NONE)

@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def e2e(data: Path, folder: Path, count: int) -> Subject:
-    """The first training rows, and a T5 of two layers each with random weights."""
+    """Returns the first rows of E2E, and a T5 of two encoder and two decoder layers, untrained."""
     splits = [
         [
             {"source": row["mr"], "target": row["ref"]}
@@ -137,7 +137,7 @@ def tokenizer_of(texts: list[str]) -> Any:
 
 
 def ours(subject: Subject, seed: int, folder: Path) -> Path:
-    """Train as a job does; the saved model."""
+    """Trains with Winnow, and returns the folder of the saved model."""
     reference = train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
     return Path(reference.path) / "model"
 

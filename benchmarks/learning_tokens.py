@@ -1,4 +1,4 @@
-"""Whether token classification learns as well as Hugging Face's Trainer, on WNUT-17.
+"""Compares token classification with Hugging Face's Trainer on WNUT-17.
 
     python benchmarks/learning_tokens.py DATA [--seeds 3] [--rows 1000] [--epochs 2] [--out FILE]
     python benchmarks/learning_tokens.py DATA --seeds 0
@@ -146,7 +146,7 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
 
 
 def ours(subject: Subject, seed: int, folder: Path) -> Path:
-    """Train as a job does; the saved model."""
+    """Trains with Winnow, and returns the folder of the saved model."""
     reference = train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
     return Path(reference.path) / "model"
 

@@ -46,7 +46,7 @@ from jobs.training.loop import train  # noqa: E402
 from jobs.training.model import location  # noqa: E402
 
 ROWS, EPOCHS = 32, 4.0
-"""Rows of a step, and passes of ours over them."""
+"""Rows of an optimizer step, and epochs that Winnow trains."""
 TRAINERS_EPOCHS = 1000
 WORKERS = 4
 Work = Callable[[Path], Any]
@@ -137,7 +137,7 @@ def base(folder: Path, config: Any) -> str:
 
 @contextlib.contextmanager
 def changed(module: Any, **values: Any) -> Iterator[None]:
-    """Other constants of a script."""
+    """Replaces constants of a module until the context ends."""
     with contextlib.ExitStack() as stack:
         for name, value in values.items():
             stack.enter_context(unittest.mock.patch.object(module, name, value))
