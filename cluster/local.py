@@ -63,14 +63,15 @@ class LocalCluster:
 
 LOOPBACK_SWITCH = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Binds Ray to loopback only; Ray offers this under the name of its Windows and macOS support."""
+READ_ON_IMPORT = {"RAY_AUTH_MODE": "token", **LOOPBACK_SWITCH}
+"""What Ray reads once, when it is imported."""
 
 
 def environment() -> dict[str, str]:
     """Returns the variables to set before importing ray, to start or join the local cluster."""
     return {
-        "RAY_AUTH_MODE": "token",
+        **READ_ON_IMPORT,
         "RAY_AUTH_TOKEN_PATH": str(_file("token")),
-        **LOOPBACK_SWITCH,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",  # Ray's 15 slows replicas too; training lowers its own priority
         # an idle worker uses 1 % of a core, so all are ended

@@ -95,7 +95,7 @@ def _job_config(address: str) -> dict[str, Any]:
 
 def _check_ray_is_not_loaded() -> None:
     """Raise ClusterError if ray was imported too early; Ray would otherwise hang for minutes."""
-    is_set = all(os.environ.get(name) == value for name, value in local.LOOPBACK_SWITCH.items())
+    is_set = all(os.environ.get(name) == value for name, value in local.READ_ON_IMPORT.items())
     if "ray" in sys.modules and not is_set:
         raise ClusterError(
             "ray was imported before the local cluster was joined; import it, and Winnow's modules"

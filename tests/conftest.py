@@ -5,18 +5,16 @@ import json
 import os
 import random
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster import local
-
-os.environ.update(local.LOOPBACK_SWITCH)  # read when ray is imported, which some test modules do
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: cores are shared
 
-from cluster import ingress, session
+from cluster import ingress, local, session
 from jobs.spec.quantities import parse_accelerators
 from jobs.spec.serve import ServeSpec
 from jobs.training.model import location as model_location
@@ -44,6 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("ray"):
             for warning in RAY_WARNINGS:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse test modules that import Ray, which reads how to reach a cluster when imported."""
+    if "ray" in sys.modules and any(item.get_closest_marker("ray") for item in session.items):
+        raise pytest.UsageError(
+            "a test module imports ray, itself or with a module of ours, so that no test can join"
+            " a cluster; import it inside the tests that use it"
+        )
 
 
 @pytest.fixture(scope="session")

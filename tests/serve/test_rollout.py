@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from jobs.spec.serve import RolloutSpec, SloSpec
-from serve.deploy import release, routing
+from serve.deploy import routing
 from serve.deploy.rollout import Traffic, grown, reasons_against
 from serve.deploy.routing import Route
 from serve.tasks.comparison import Comparison, compare_perplexities
@@ -109,6 +109,8 @@ def test_routes_become_maps_and_back() -> None:
 
 
 def test_versions_of_different_tasks_are_not_compared() -> None:
+    from serve.deploy import release  # imports Ray
+
     old = Mock(version=Mock(task="text-classification"))
     new = Mock(version=Mock(task="text-classification/multi-label"))
     assert release._compare(old, new, {}) == (None, ())
