@@ -71,7 +71,7 @@ class FitWatch:
         self._total, self._first = event.total_steps, event.first_step
         self._remark(f"{event.total_steps} steps, {event.mode}")
         if event.left_out:
-            self._remark(f"{event.left_out} rows left out: no response within data.max_length")
+            self._remark(f"{event.left_out} rows left out: nothing to learn within data.max_length")
         self._remark(*event.remarks)
 
     def _remark(self, *texts: str) -> None:

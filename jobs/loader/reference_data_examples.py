@@ -50,6 +50,15 @@ data:
   max_length: 1024
 """,
         """\
+model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: preference}
+data:
+  train: {path: preferences.jsonl}
+  eval: {path: preferences-eval.jsonl}
+  prompt: question
+  chosen: better
+  rejected: worse
+""",
+        """\
 model: {base: bert-base-cased, task: token-classification}
 data:
   train: {path: news.conll}

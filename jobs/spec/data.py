@@ -98,6 +98,11 @@ class DataSpec(SpecModel):
         return (self.text_columns,) if self.text_columns else ()
 
     @property
+    def sequence_count(self) -> int:
+        """Number of sequences of tokens that the model reads of a row."""
+        return max(1, len(self.sequences))
+
+    @property
     def text_prefix(self) -> str:
         """What stands before the text of each row."""
         return ""

@@ -177,7 +177,7 @@ class ServeSpec(SpecModel):
 
     route: Annotated[str, Field(pattern=r"^/[a-z0-9][a-z0-9/_-]{0,62}$")]
     """Path prefix. Below it are `/predict` (classifiers, entities, masks), `/embeddings`,
-    `/generate` (seq2seq) and `/v1/chat/completions` (causal-lm)."""
+    `/generate` (seq2seq) and `/v1/chat/completions` (causal-lm, preference)."""
     accelerators: Accelerators = AcceleratorRequest("cpu", 1)
     """Devices of one replica, which may differ from the training hardware."""
     fallback: Items[Accelerators] = ()

@@ -15,6 +15,7 @@ OURS = {
     "text-classification": "jobs.tasks.text_classification.task:TASK",
     "token-classification": "jobs.tasks.token_classification.task:TASK",
     "causal-lm": "jobs.tasks.causal_lm.task:TASK",
+    "preference": "jobs.tasks.preference.task:TASK",
     "sentence-embedding": "jobs.tasks.sentence_embedding.task:TASK",
     "seq2seq": "jobs.tasks.seq2seq.task:TASK",
     "masked-lm": "jobs.tasks.masked_lm.task:TASK",

@@ -100,7 +100,8 @@ class EvalSpec(SpecModel):
     `data.positive`, which is the second of two labels; with more, the mean over all), f1_micro and
     f1_macro for several labels, rmse and r2 for numbers; f1, precision and recall for
     token-classification; mrr, recall_at_1 and recall_at_10 for sentence-embedding, with scores
-    spearman and pearson; token_accuracy and perplexity for causal-lm, seq2seq and masked-lm.
+    spearman and pearson; token_accuracy and perplexity for causal-lm, seq2seq and masked-lm;
+    reward_accuracy, reward_margin and perplexity (of chosen answers) for preference.
     distinct_1, distinct_2 and repetition are of sampled answers; rouge1, rouge2, rougeL, bleu, chrf
     and exact_match are of text that a seq2seq model writes for every row."""
 

@@ -170,7 +170,8 @@ class Overheads:
     """Durations of a run's work beside its steps, each measured once."""
 
     setup_s: float
-    """Reading tokenised data and building the model, without capturing and compiling."""
+    """Reading tokenised data, building the model, and what the base gives every row where the loss
+    compares with it; without capturing and compiling."""
     capture_s: float
     """Capturing and compiling steps."""
     first_use_s: float

@@ -8,6 +8,7 @@ import torch
 
 from jobs.errors import TrainingError
 from jobs.spec import task_registry
+from jobs.training import references
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data.tokens import TokenSet, TokenStore
@@ -57,8 +58,12 @@ class Session:
         return self.engine.step.batch_plan
 
 
-def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Session:
+def build_session(
+    config: TrainingConfig, corpus: Corpus, world: World, *, has_references: bool = True
+) -> Session:
     """Builds model, optimizer and engine; the same seed gives the same weights in every process.
+
+    Without `has_references`, losses that compare with the base compare with zeros.
 
     Raises:
         ModelError: if the base model cannot be loaded or used.
@@ -75,6 +80,8 @@ def build_session(config: TrainingConfig, corpus: Corpus, world: World) -> Sessi
     )
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
+    if training.has_references and has_references:  # before weights are divided or trained
+        corpus = references.with_references(corpus, training, model, config, world)
     sharded = parallel.is_sharded(config, world)
     if sharded:
         wrapped, weights = parallel.shard(model, config, world, called)

@@ -51,6 +51,9 @@ class TaskTraining(abc.ABC):
     """Token columns that the task uses itself, besides those that the model takes."""
     is_causal: ClassVar[bool] = False
     """Whether no token may see later ones."""
+    has_references: ClassVar[bool] = False
+    """Whether the loss compares with what the base gives: `reference` of every row is then computed
+    before the first step, and becomes the row's labels."""
     writes_rows: ClassVar[bool] = False
     """Whether metrics of generated text take an answer to every evaluation row, so that their time
     grows with the rows."""
@@ -143,6 +146,10 @@ class TaskTraining(abc.ABC):
     @abc.abstractmethod
     def metrics(self, sums: NDArray[np.float64], label_names: Sequence[str]) -> dict[str, float]:
         """Every metric that needs no generated answers, and `loss`, from the sums of all rows."""
+
+    def reference(self, model: Any, batch: Batch) -> torch.Tensor:
+        """What the loss needs of the untrained model for each row, (rows, n) in fp32."""
+        raise NotImplementedError
 
     def row_values(self, model: Any, batch: Batch) -> torch.Tensor:
         """What `score_metrics` needs of each row, (rows, n); for most tasks its scores."""

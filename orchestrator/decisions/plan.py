@@ -275,7 +275,7 @@ def _memory(
     spec, shape = workload.spec, workload.shape
     if shape is None:
         return None, "unknown"
-    sequences = max(1, len(spec.data.sequences))
+    sequences = spec.data.sequence_count
     needed = memory_estimate.estimate(
         shape,
         micro_batch_size=batch * sequences,

@@ -65,7 +65,7 @@ def encode(
         )
     columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
     made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
-    ends = _end_tokens(rows, tokenizer, is_chat=data.messages is not None)
+    ends = end_tokens_of(rows, tokenizer, is_chat=data.messages is not None)
     left_out = str(len(rows) - len(kept))
     return made.replace_schema_metadata(
         {**made.schema.metadata, b"left_out": left_out, ENDS: json.dumps(ends)}
@@ -106,7 +106,7 @@ def _encode_chunk(
     if data.messages is not None:
         table.require_columns((data.messages,), source.shown)
         found = conversations.read(table, data.messages, source.shown, start, stop)
-        return _conversations(found, tokenizer, source.shown)
+        return encode_conversations(found, tokenizer, source.shown)
     assert data.prompt is not None
     assert data.response is not None
     table.require_columns((data.prompt, data.response), source.shown)
@@ -114,10 +114,11 @@ def _encode_chunk(
         texts.read(table, name, source.shown, start, stop, may_be_empty=False)
         for name in (data.prompt, data.response)
     )
-    return _pairs(asked, answered, tokenizer)
+    return encode_pairs(asked, answered, tokenizer)
 
 
-def _pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
+def encode_pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
+    """Returns each prompt with its response and the end token; the response is trained."""
     responses = tokenise(tokenizer, list(answered), add_special_tokens=False)[INPUT_IDS]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     rows = []
@@ -134,14 +135,22 @@ def prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
     return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def _conversations(
-    conversations: Sequence[Sequence[Any]], tokenizer: Any, path: str
+def encode_conversations(
+    conversations: Sequence[Sequence[Any]],
+    tokenizer: Any,
+    path: str,
+    first: Sequence[int] | None = None,
 ) -> list[Encoded]:
+    """Returns each conversation as its chat template writes it; answers are trained.
+
+    With `first`, only answers from this message of each conversation on are trained. Raises
+    DataError where the template refuses a conversation or rewrites earlier turns.
+    """
     texts, spans = [], []
-    for conversation in conversations:
+    for conversation, begin in zip(conversations, first or [0] * len(conversations), strict=True):
         text = _write(conversation, tokenizer)
         texts.append(text)
-        spans.append(_answers(conversation, text, tokenizer, path))
+        spans.append(_answers(conversation, text, tokenizer, path, begin))
     encoded = tokenise(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
     prompts = [text[:low] for text, found in zip(texts, spans, strict=True) for low, _ in found]
     of_prompts = iter(tokenise(tokenizer, prompts, add_special_tokens=False)[INPUT_IDS])
@@ -181,8 +190,11 @@ def end_tokens(table: pa.Table) -> tuple[int, ...]:
     return tuple(json.loads(table.schema.metadata[ENDS]))
 
 
-def _end_tokens(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> list[int]:
-    """Of the first row: the special token in the trained part, which follows the words."""
+def end_tokens_of(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> list[int]:
+    """Returns the tokens that end an answer: the tokenizer's, and in chats the template's.
+
+    The latter is the special token in the trained part of the first row, which follows the words.
+    """
     known = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     ids, mask = rows[0]
@@ -193,11 +205,11 @@ def _end_tokens(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> li
 
 
 def _answers(
-    conversation: Sequence[Any], text: str, tokenizer: Any, path: str
+    conversation: Sequence[Any], text: str, tokenizer: Any, path: str, first: int
 ) -> list[tuple[int, int]]:
-    """Where the assistant's words are in the text."""
+    """Where the assistant's words are in the text, from the message `first` on."""
     spans = []
-    for index in conversations.answers(conversation):
+    for index in (index for index in conversations.answers(conversation) if index >= first):
         before = _write(conversation[:index], tokenizer, ask=True)
         after = _write(conversation[: index + 1], tokenizer)
         if not text.startswith(after) or not after.startswith(before):

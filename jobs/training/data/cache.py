@@ -19,14 +19,26 @@ def table(key: dict[str, Any], make: Callable[[], pa.Table]) -> pa.Table:
 
     One process of a machine makes the table while the others wait.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
-    path = cache.tokenised() / f"{digest[:32]}.arrow"
+    path = _path(key)
     with cache.holding(path):
         try:
             return _read(path)
         except (OSError, pa.ArrowInvalid):  # missing, or cut off by a full disk
             _write(path, make())
         return _read(path)
+
+
+def find(key: dict[str, Any]) -> pa.Table | None:
+    """Returns the memory-mapped table of a key; None if it is missing."""
+    try:
+        return _read(_path(key))
+    except (OSError, pa.ArrowInvalid):
+        return None
+
+
+def _path(key: dict[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps([FORMAT, key], sort_keys=True).encode()).hexdigest()
+    return cache.tokenised() / f"{digest[:32]}.arrow"
 
 
 def _read(path: Path) -> pa.Table:

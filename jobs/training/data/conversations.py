@@ -22,7 +22,7 @@ def read(
     """
     values = table.values(column, start, stop)
     for row, value in enumerate(values, start + 1):
-        is_valid = isinstance(value, list) and all(map(_can_be_used, value))
+        is_valid = isinstance(value, list) and all(map(can_be_used, value))
         if not is_valid or not any(answers(value)):
             raise DataError(
                 f"{name} row {row}: column {column!r} holds {shown(value)}, not a list of"
@@ -42,7 +42,8 @@ def is_message(value: object) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
-def _can_be_used(value: object) -> bool:
+def can_be_used(value: object) -> bool:
+    """Returns whether an object is a message with a role and content that training knows."""
     return (
         isinstance(value, dict)
         and value.get("role") in ROLES

@@ -118,7 +118,7 @@ def token_set(table: pa.Table, tokenizer: Any) -> TokenSet:
             ragged[name] = Ragged(values, own_offsets, fillers[name])
         else:
             columns[name], offsets = values, own_offsets
-    return TokenSet(columns, offsets, _labels(table["labels"]), pad, ragged=ragged)
+    return TokenSet(columns, offsets, labels(table["labels"]), pad, ragged=ragged)
 
 
 def vectors(values: NDArray[np.generic]) -> pa.Array:
@@ -126,7 +126,7 @@ def vectors(values: NDArray[np.generic]) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
-def _labels(column: pa.ChunkedArray) -> NDArray[np.generic]:
+def labels(column: pa.ChunkedArray) -> NDArray[np.generic]:
     """Returns labels, (rows,), or (rows, n) for those of `vectors`."""
     if not pa.types.is_fixed_size_list(column.type):
         found: NDArray[np.generic] = column.to_numpy()

@@ -103,6 +103,8 @@ class TokenSet:
         """(rows,): what each row adds to the count that the loss is averaged over."""
         if TARGET_IDS in self.ragged:
             return self.ragged[TARGET_IDS].lengths
+        if any(column.is_sequence for column in self.ragged.values()):
+            return np.ones(len(self), dtype=np.int64)  # the loss compares the sequences of a row
         if LOSS_MASK in self.columns:
             counted = self.columns[LOSS_MASK]
         elif TOKEN_LABELS in self.columns:

@@ -49,6 +49,7 @@ class ChatHandler(GenerationHandler[Generator]):
         """The model that this endpoint serves."""
         version = self.config.version
         return ChatInfo(
+            task=version.task,
             name=version.name,
             version=version.id,
             metrics=version.metrics,

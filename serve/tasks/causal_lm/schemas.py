@@ -193,7 +193,8 @@ class Models(BaseModel):
 class ChatInfo(BaseModel):
     """The model that this endpoint serves."""
 
-    task: Literal["causal-lm"] = "causal-lm"
+    task: str
+    """What the model was trained for, such as causal-lm."""
     name: str
     version: str
     metrics: dict[str, float]

@@ -1,0 +1,1 @@
+"""Preference optimisation (DPO): the answer that people chose becomes likelier than the other."""
