@@ -87,11 +87,11 @@ def e2e(data: Path, folder: Path, rows: int) -> Subject:
     subject = learning.prompts(data, folder)
     first = dataclasses.replace(subject, train=subject.train[:FIRST_ROWS], epochs=1.0)
     base, _ = learning.ours(first, 0, folder / "first")
-    splits = [
+    train_rows, eval_rows = (
         pairs(table(data / f"e2e/{split}.csv", ","), count)
         for split, count in (("train", rows), ("test", JUDGED))
-    ]
-    return Subject(*splits, str(base))
+    )
+    return Subject(train_rows, eval_rows, str(base))
 
 
 def pairs(rows: Sequence[Row], count: int) -> list[Row]:
@@ -116,7 +116,7 @@ def ours(subject: Subject, seed: int, folder: Path) -> Path:
         path = folder / f"{split}.jsonl"
         path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         sources[split] = SourceSpec(path=str(path))
-    names = {name: name for name in ("prompt", *ANSWERS)}
+    names: dict[str, Any] = {name: name for name in ("prompt", *ANSWERS)}
     config = TrainingConfig(
         model=ModelSpec(base=subject.base, task="preference"),
         data=PreferenceData(**sources, **names, beta=BETA, max_length=LENGTH),
@@ -159,7 +159,7 @@ def plain(subject: Subject, seed: int, folder: Path) -> Path:
                 before = margins(base, batch)
             loss = -torch.nn.functional.logsigmoid(BETA * (margins(model, batch) - before)).mean()
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), OptimizerSpec().max_grad_norm)
             optimizer.step()
             schedule.step()
@@ -196,7 +196,8 @@ def margins(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         logits[:, :-1].flatten(0, 1).float(), labels.flatten(), reduction="none"
     ).view_as(labels)
     chosen, rejected = -losses.sum(dim=1).view(2, -1)
-    return chosen - rejected
+    difference: torch.Tensor = chosen - rejected
+    return difference
 
 
 @torch.no_grad()
