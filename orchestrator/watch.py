@@ -70,9 +70,14 @@ class FitWatch:
     def _start(self, event: Started) -> None:
         self._total, self._first = event.total_steps, event.first_step
         self._remark(f"{event.total_steps} steps, {event.mode}")
-        if event.left_out:
-            self._remark(f"{event.left_out} rows left out: nothing to learn within data.max_length")
+        self._count(event.left_out, "left out: nothing to learn within data.max_length")
+        self._count(event.cut, "cut off at data.max_length")
         self._remark(*event.remarks)
+
+    def _count(self, rows: tuple[int, int], what: str) -> None:
+        """Say of how many training and evaluation rows something holds, if of any."""
+        if any(rows):
+            self._remark(f"{rows[0]} training and {rows[1]} evaluation rows are {what}")
 
     def _remark(self, *texts: str) -> None:
         for text in texts:

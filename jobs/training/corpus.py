@@ -31,8 +31,10 @@ class Corpus:
     """Texts of the sampled evaluation rows; empty for tasks that keep only their tokens."""
     digest: str = ""
     """SHA-256 of source, settings and tokenizer of both splits; it changes with the rows."""
-    left_out: int = 0
-    """Training rows without a response within the longest length."""
+    left_out: tuple[int, int] = (0, 0)
+    """Rows of training and evaluation with nothing to learn within the longest length."""
+    cut: tuple[int, int] = (0, 0)
+    """Rows of both that are cut off at the longest length, where the task counts them."""
 
 
 _Key = dict[str, Any]
@@ -79,7 +81,8 @@ def load_corpus(config: TrainingConfig, progress: SplitProgress | None = None) -
         end_tokens=training.end_tokens(train),
         sample_texts=training.sample_texts(eval_rows),
         digest=_digest(train_key, eval_key),
-        left_out=training.left_out(train),
+        left_out=(training.left_out(train), training.left_out(eval_rows)),
+        cut=(training.cut(train), training.cut(eval_rows)),
     )
 
 

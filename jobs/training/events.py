@@ -19,8 +19,10 @@ class Started:
     labels: tuple[str, ...]
     mode: str = ""
     """`captured`, or `eager: ` with the reason."""
-    left_out: int = 0
-    """Training rows that are skipped, because no response token is within max_length."""
+    left_out: tuple[int, int] = (0, 0)
+    """Training and evaluation rows that are skipped, with nothing to learn within max_length."""
+    cut: tuple[int, int] = (0, 0)
+    """Training and evaluation rows that are cut off at max_length, where the task counts them."""
     remarks: tuple[str, ...] = ()
     """Deviations from the job or from its base model, with reasons."""
 

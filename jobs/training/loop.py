@@ -268,6 +268,7 @@ def _started(session: Session, first: int) -> Started:
         labels=corpus.label_names,
         mode=engine.mode,
         left_out=corpus.left_out,
+        cut=corpus.cut,
         remarks=session.remarks,
     )
 

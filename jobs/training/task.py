@@ -94,7 +94,11 @@ class TaskTraining(abc.ABC):
         return ()
 
     def left_out(self, table: pa.Table) -> int:
-        """Training rows that are not trained on."""
+        """Rows of a split that are not used."""
+        return 0
+
+    def cut(self, table: pa.Table) -> int:
+        """Rows of a split of which tokens that count are cut off, where the task counts them."""
         return 0
 
     def configure(self, config: Any, label_names: Sequence[str]) -> None:  # noqa: B027

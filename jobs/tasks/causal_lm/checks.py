@@ -13,7 +13,7 @@ class LanguageChecks(RowChecks):
     def columns(self, data: DataSpec) -> tuple[tuple[str, str], ...]:
         """The columns that are named."""
         assert isinstance(data, LanguageData)
-        fields = ("prompt", "response", "messages", "text")
+        fields = ("prompt", "response", "messages", "tools", "text")
         named = ((field, getattr(data, field)) for field in fields)
         return tuple((field, name) for field, name in named if name is not None)
 
@@ -21,6 +21,8 @@ class LanguageChecks(RowChecks):
         """Raise DataError for values that are no texts or conversations."""
         if field == "messages":
             conversations.read(rows, name, source.shown)
+        elif field == "tools":
+            conversations.tools(rows, name, source.shown)
         else:
             texts.read(rows, name, source.shown, may_be_empty=False)
 

@@ -6,14 +6,14 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 import pyarrow as pa
 
-from jobs.errors import DataError, first_line
+from jobs.errors import DataError
 from jobs.spec.data import SourceSpec
 from jobs.tasks.causal_lm.task import LanguageData
-from jobs.training.data import conversations, sources, texts
+from jobs.training.data import chat_template, conversations, sources, texts
+from jobs.training.data.conversations import Conversation
 from jobs.training.data.encoding import (
     Progress,
     in_chunks,
@@ -24,21 +24,7 @@ from jobs.training.data.encoding import (
 from jobs.training.data.table import Table
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
 
-PLAIN_TEMPLATE = (
-    "{{ bos_token or '' }}{% for message in messages %}"
-    "{{ message['role'] }}: {{ message['content'] }}"
-    "{{ eos_token if message['role'] == 'assistant' else '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-)
-"""How a conversation is written for a tokenizer that brings no chat template of its own. A prompt
-ends before the space, which belongs to the first word of the answer."""
-
-REFUSALS = (
-    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
-    *(RuntimeError, TypeError, ValueError),
-)
-"""What a chat template raises, by itself or in what it calls."""
-ENDS = b"end_tokens"
+ENDS, LEFT_OUT, CUT = b"end_tokens", b"left_out", b"cut"
 Encoded = tuple[list[int], list[int]]
 """Token ids, and 1 for those that are trained."""
 
@@ -66,21 +52,27 @@ def encode(
     columns = {INPUT_IDS: [ids for ids, _ in kept], LOSS_MASK: [mask for _, mask in kept]}
     made = lists(columns, labels=pa.array(np.zeros(len(kept), np.int64)), label_names=())
     ends = end_tokens_of(rows, tokenizer, is_chat=data.messages is not None)
-    left_out = str(len(rows) - len(kept))
-    return made.replace_schema_metadata(
-        {**made.schema.metadata, b"left_out": left_out, ENDS: json.dumps(ends)}
-    )
+    counts = {
+        LEFT_OUT: str(len(rows) - len(kept)),
+        CUT: str(sum(len(ids) > length and any(mask[1:length]) for ids, mask in rows)),
+    }
+    return made.replace_schema_metadata({**made.schema.metadata, **counts, ENDS: json.dumps(ends)})
 
 
 def prepare(tokenizer: Any, data: LanguageData) -> None:
     """Give a tokenizer without a chat template the plain one, to be saved with the model."""
     if data.messages is not None and tokenizer.chat_template is None:
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        tokenizer.chat_template = chat_template.PLAIN_TEMPLATE
 
 
 def left_out(table: pa.Table) -> int:
-    """Rows whose response lies beyond max_length, which are not trained on."""
-    return int(table.schema.metadata.get(b"left_out", b"0"))
+    """Returns the rows whose response lies beyond max_length, which are left out."""
+    return int(table.schema.metadata.get(LEFT_OUT, b"0"))
+
+
+def cut(table: pa.Table) -> int:
+    """Returns the rows of which what lies beyond max_length is cut off."""
+    return int(table.schema.metadata.get(CUT, b"0"))
 
 
 @functools.lru_cache(maxsize=1)
@@ -94,8 +86,13 @@ def prompts(source: SourceSpec, data: LanguageData, tokenizer: Any, count: int) 
     if data.messages is None:
         assert data.prompt is not None
         return [prompt_ids(str(text), tokenizer) for text in table.values(data.prompt, 0, rows)]
-    conversations = table.values(data.messages, 0, rows)
-    texts = [_before_answer(conversation, tokenizer) for conversation in conversations]
+    found = conversations.read(table, data.messages, source.shown, 0, rows)
+    tools = _tools(table, source, data, 0, rows)
+    texts = [
+        chat_template.write(conversation[:last], tokenizer, ask=True, tools=usable)
+        for conversation, usable in zip(found, tools, strict=True)
+        for *_, last in [conversations.answers(conversation)]
+    ]
     return [tokenise(tokenizer, text, add_special_tokens=False)[INPUT_IDS] for text in texts]
 
 
@@ -106,7 +103,12 @@ def _encode_chunk(
     if data.messages is not None:
         table.require_columns((data.messages,), source.shown)
         found = conversations.read(table, data.messages, source.shown, start, stop)
-        return encode_conversations(found, tokenizer, source.shown)
+        tools = _tools(table, source, data, start, stop)
+        try:
+            rows = encode_conversations(found, tokenizer, tools=tools)
+        except DataError as error:
+            raise DataError(f"{source.shown}: {error}") from None
+        return [row for several in rows for row in several]
     assert data.prompt is not None
     assert data.response is not None
     table.require_columns((data.prompt, data.response), source.shown)
@@ -115,6 +117,15 @@ def _encode_chunk(
         for name in (data.prompt, data.response)
     )
     return encode_pairs(asked, answered, tokenizer)
+
+
+def _tools(
+    table: Table, source: SourceSpec, data: LanguageData, start: int, stop: int
+) -> list[list[Any] | None]:
+    if data.tools is None:
+        return [None] * (stop - start)
+    table.require_columns((data.tools,), source.shown)
+    return conversations.tools(table, data.tools, source.shown, start, stop)
 
 
 def encode_pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) -> list[Encoded]:
@@ -130,33 +141,45 @@ def encode_pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) 
 
 
 def prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
-    """Returns the tokens of a text that goes on: without an end token."""
+    """Returns the tokens of a text that goes on: without an end token, and begun but once."""
     ids: list[int] = tokenise(tokenizer, prompt)[INPUT_IDS]
-    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+    if ids and ids[-1] == tokenizer.eos_token_id:
+        ids = ids[:-1]
+    begins_twice = ids[:2] == [tokenizer.bos_token_id] * 2  # the text has the begin token too
+    return ids[1:] if begins_twice else ids
 
 
 def encode_conversations(
-    conversations: Sequence[Sequence[Any]],
+    found: Sequence[Conversation],
     tokenizer: Any,
-    path: str,
     first: Sequence[int] | None = None,
-) -> list[Encoded]:
-    """Returns each conversation as its chat template writes it; answers are trained.
+    tools: Sequence[list[Any] | None] | None = None,
+) -> list[list[Encoded]]:
+    """Returns the rows of each conversation, as `chat_template.answers` writes it.
 
-    With `first`, only answers from this message of each conversation on are trained. Raises
-    DataError where the template refuses a conversation or rewrites earlier turns.
+    Answers are trained; with `first`, only those from this message of each conversation on.
+    `tools` are those of each conversation. Raises DataError.
     """
-    texts, spans = [], []
-    for conversation, begin in zip(conversations, first or [0] * len(conversations), strict=True):
-        text = _write(conversation, tokenizer)
-        texts.append(text)
-        spans.append(_answers(conversation, text, tokenizer, path, begin))
+    none = [None] * len(found)
+    written = [
+        chat_template.answers(each, tokenizer, first=begin, tools=usable)
+        for each, begin, usable in zip(found, first or [0] * len(found), tools or none, strict=True)
+    ]
+    rows = iter(_encode_texts([text for texts in written for text in texts], tokenizer))
+    return [list(itertools.islice(rows, len(texts))) for texts in written]
+
+
+def _encode_texts(
+    written: Sequence[tuple[str, list[chat_template.Span]]], tokenizer: Any
+) -> list[Encoded]:
+    """Returns the tokens of texts, and which of them belong to answers."""
+    texts = [text for text, _ in written]
     encoded = tokenise(tokenizer, texts, add_special_tokens=False, return_offsets_mapping=True)
-    prompts = [text[:low] for text, found in zip(texts, spans, strict=True) for low, _ in found]
+    prompts = [text[:low] for text, found in written for low, _ in found]
     of_prompts = iter(tokenise(tokenizer, prompts, add_special_tokens=False)[INPUT_IDS])
     rows = []
-    for text, ids, places, answers in zip(
-        texts, encoded[INPUT_IDS], encoded["offset_mapping"], spans, strict=True
+    for (text, answers), ids, places in zip(
+        written, encoded[INPUT_IDS], encoded["offset_mapping"], strict=True
     ):
         # if a prompt alone has other tokens than within the conversation, as at an endpoint, the
         # text is tokenised in pieces
@@ -202,36 +225,3 @@ def end_tokens_of(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> 
         trained = [token for token, is_trained in zip(ids, mask, strict=True) if is_trained]
         known += [token for token in trained if token in special][:1]
     return list(dict.fromkeys(known))
-
-
-def _answers(
-    conversation: Sequence[Any], text: str, tokenizer: Any, path: str, first: int
-) -> list[tuple[int, int]]:
-    """Where the assistant's words are in the text, from the message `first` on."""
-    spans = []
-    for index in (index for index in conversations.answers(conversation) if index >= first):
-        before = _write(conversation[:index], tokenizer, ask=True)
-        after = _write(conversation[: index + 1], tokenizer)
-        if not text.startswith(after) or not after.startswith(before):
-            raise DataError(
-                f"{path}: the tokenizer's chat template rewrites earlier turns, so that answers"
-                " cannot be told from prompts; use prompt and response columns"
-            )
-        spans.append((len(before), len(after)))
-    return spans
-
-
-def _before_answer(conversation: Sequence[Any], tokenizer: Any) -> str:
-    *_, last = conversations.answers(conversation)
-    return _write(conversation[:last], tokenizer, ask=True)
-
-
-def _write(conversation: Sequence[Any], tokenizer: Any, *, ask: bool = False) -> str:
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                list(conversation), tokenize=False, add_generation_prompt=ask
-            )
-        )
-    except REFUSALS as error:
-        raise DataError(f"the chat template refuses a conversation: {first_line(error)}") from None

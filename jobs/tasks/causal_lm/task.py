@@ -20,7 +20,11 @@ class LanguageData(DataSpec):
     """Column with the response, which alone is learnt; joined to the prompt as it is."""
     messages: Column | None = None
     """Column with a conversation, a list of `{role, content}`, instead of prompt and response; what
-    the assistant says is learnt."""
+    the assistant says is learnt. Roles are system, developer, user, assistant and tool; further
+    fields, such as `tool_calls`, go to the chat template."""
+    tools: Column | None = None
+    """Column with the tools that a conversation may call, a list of JSON schemas, for `messages`;
+    the chat template writes them."""
     text: Column | None = None
     """Column with plain documents, instead of prompts or conversations: they are joined end to end,
     with the end token behind each, and cut into rows of max_length, all of which is learnt."""
@@ -40,6 +44,8 @@ class LanguageData(DataSpec):
         chosen = (has_part, self.messages is not None, self.text is not None)
         if sum(chosen) != 1 or has_part != has_pair:
             yield "", NEEDS
+        if self.tools is not None and self.messages is None:
+            yield "tools", "is for conversations; name their column in messages, or remove it"
 
 
 TASK = Task(

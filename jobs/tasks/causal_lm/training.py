@@ -32,7 +32,8 @@ class LanguageTraining(TokenTraining):
         """The columns."""
         own = _own(data)
         columns = {"prompt": own.prompt, "response": own.response, "messages": own.messages}
-        return {**columns, "text": own.text} if own.text is not None else columns
+        others = {"tools": own.tools, "text": own.text}
+        return columns | {name: column for name, column in others.items() if column is not None}
 
     def encode(
         self,
@@ -57,6 +58,10 @@ class LanguageTraining(TokenTraining):
     def left_out(self, table: pa.Table) -> int:
         """Training rows whose response lies beyond max_length."""
         return rows.left_out(table)
+
+    def cut(self, table: pa.Table) -> int:
+        """Rows of which what lies beyond max_length is cut off."""
+        return rows.cut(table)
 
     def logits(self, model: Any, batch: Batch) -> torch.Tensor:
         """(rows, tokens, vocabulary) in fp32."""

@@ -26,14 +26,17 @@ def read(
     Raises:
         DataError: for other values, and for texts unless `may_be_text`.
     """
-    values = table.values(column, start, stop)
-    wanted = "a list of messages with a role (system, user or assistant) and content"
-    for row, value in enumerate(values, start + 1):
-        is_list = isinstance(value, list) and value and all(map(conversations.can_be_used, value))
-        if not is_list and not (may_be_text and isinstance(value, str) and value):
+    wanted = f"a list of messages with a role ({', '.join(conversations.ROLES)}) and content"
+    found = []
+    for row, value in enumerate(table.values(column, start, stop), start + 1):
+        messages = conversations.messages_of(value)
+        if may_be_text and isinstance(value, str) and value:
+            messages = [_said(value)]
+        if messages is None:
             reason = f"neither a text nor {wanted}" if may_be_text else f"not {wanted}"
             raise DataError(f"{name} row {row}: column {column!r} holds {shown(value)}, {reason}")
-    return [value if isinstance(value, list) else [_said(value)] for value in values]
+        found.append(messages)
+    return found
 
 
 def pairs(

@@ -10,7 +10,9 @@ import pyarrow as pa
 from jobs.errors import DataError
 from jobs.spec.data import SourceSpec
 from jobs.tasks.causal_lm.rows import (
+    CUT,
     ENDS,
+    LEFT_OUT,
     Encoded,
     encode_conversations,
     encode_pairs,
@@ -64,7 +66,12 @@ def encode(
     )
     is_chat = data.prompt is None
     ends = end_tokens_of([chosen for chosen, _ in rows], tokenizer, is_chat=is_chat)
-    known = {b"left_out": str(len(rows) - len(kept)), ENDS: json.dumps(ends)}
+    is_cut = [any(len(ids) > data.max_length for ids, _ in pair) for pair in rows]
+    known = {
+        LEFT_OUT: str(len(rows) - len(kept)),
+        CUT: str(sum(is_cut)),
+        ENDS: json.dumps(ends),
+    }
     return made.replace_schema_metadata({**made.schema.metadata, **known})
 
 
@@ -86,11 +93,13 @@ def _encode_chunk(
     start, stop = chunk[0], chunk[-1] + 1
     if data.prompt is None:
         chosen, rejected, first = answers.pairs(table, source, data, start, stop)
-        both = (
-            encode_conversations(each, tokenizer, source.shown, first)
-            for each in (chosen, rejected)
-        )
-        return list(zip(*both, strict=True))
+        both = [encode_conversations(each, tokenizer, first) for each in (chosen, rejected)]
+        if any(len(rows) > 1 for rows in (*both[0], *both[1])):
+            raise DataError(
+                f"{source.shown}: the tokenizer's chat template rewrites earlier answers, so that"
+                " conversations must end with the answer in which they part"
+            )
+        return [(one[0], other[0]) for one, other in zip(*both, strict=True)]
     asked, *answered = (
         texts.read(table, str(name), source.shown, start, stop, may_be_empty=False)
         for name in (data.prompt, data.chosen, data.rejected)

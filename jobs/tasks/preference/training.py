@@ -16,6 +16,7 @@ from jobs.tasks.causal_lm.training import predict_tokens
 from jobs.tasks.preference import losses, rows
 from jobs.tasks.preference.rows import REJECTED
 from jobs.tasks.preference.task import Loss, PreferenceData
+from jobs.training.data import chat_template
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
 from jobs.training.task import Batch, TaskTraining
@@ -55,7 +56,7 @@ class PreferenceTraining(TaskTraining):
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:
         """Give a tokenizer without a chat template the plain one."""
         if _own(data).prompt is None and tokenizer.chat_template is None:
-            tokenizer.chat_template = causal_rows.PLAIN_TEMPLATE
+            tokenizer.chat_template = chat_template.PLAIN_TEMPLATE
 
     def key(self, data: DataSpec, label_names: Sequence[str]) -> dict[str, Any]:
         """The columns."""
@@ -80,6 +81,10 @@ class PreferenceTraining(TaskTraining):
     def left_out(self, table: pa.Table) -> int:
         """Training rows with equal answers, or with one beyond max_length."""
         return causal_rows.left_out(table)
+
+    def cut(self, table: pa.Table) -> int:
+        """Rows of which what lies beyond max_length is cut off."""
+        return causal_rows.cut(table)
 
     def reference(self, model: Any, batch: Batch) -> torch.Tensor:
         """Log-probabilities of the chosen and the rejected answer, (rows, 2)."""

@@ -1,17 +1,20 @@
 """Conversations in rows: lists of messages with a role and content."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jobs.errors import DataError, shown
 from jobs.training.data.table import Table
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+Conversation = Sequence[Any]
+"""Messages as `message` returns them."""
 
 
 def read(
     table: Table, column: str, name: str, start: int = 0, stop: int | None = None
-) -> list[Sequence[Any]]:
+) -> list[Conversation]:
     """Returns the conversation of each row from `start` to `stop`.
 
     `name` stands for the table in errors. A first message of the assistant has no question before
@@ -20,19 +23,56 @@ def read(
     Raises:
         DataError: if a value is not a list of valid messages with an answer.
     """
-    values = table.values(column, start, stop)
-    for row, value in enumerate(values, start + 1):
-        is_valid = isinstance(value, list) and all(map(can_be_used, value))
-        if not is_valid or not any(answers(value)):
+    found: list[Conversation] = []
+    for row, value in enumerate(table.values(column, start, stop), start + 1):
+        messages = messages_of(value)
+        if messages is None or not any(answers(messages)):
             raise DataError(
                 f"{name} row {row}: column {column!r} holds {shown(value)}, not a list of"
-                " messages with a role (system, user or assistant) and content, at least one of"
-                " them the assistant's answer to an earlier message"
+                f" messages with a role ({', '.join(ROLES[:-1])} or {ROLES[-1]}) and content, at"
+                " least one of them the assistant's answer to an earlier message"
             )
-    return values
+        found.append(messages)
+    return found
 
 
-def answers(conversation: Sequence[Any]) -> Iterator[int]:
+def tools(
+    table: Table, column: str, name: str, start: int = 0, stop: int | None = None
+) -> list[list[Any] | None]:
+    """Returns the tools of each row, a list of JSON schemas or such a list as JSON; None for none.
+
+    Raises:
+        DataError: for other values.
+    """
+    found: list[list[Any] | None] = []
+    for row, value in enumerate(table.values(column, start, stop), start + 1):
+        try:
+            read = json.loads(value) if isinstance(value, str) and value else value or None
+        except ValueError:
+            read = value
+        is_list = isinstance(read, list) and all(isinstance(each, dict) for each in read)
+        if read is not None and not is_list:
+            raise DataError(
+                f"{name} row {row}: column {column!r} holds {shown(value)}, not a list of tools as"
+                " JSON schemas"
+            )
+        found.append(read or None)
+    return found
+
+
+def messages_of(value: object) -> list[dict[str, Any]] | None:
+    """Returns the messages of a value as chat templates take them; None if it is no list of any.
+
+    Content in parts of text is joined, fields without a value are left out, and the arguments of
+    tool calls are read where they are JSON.
+    """
+    if not isinstance(value, list) or not value:
+        return None
+    found = [_message(each) for each in value]
+    return None if None in found else [each for each in found if each is not None]
+
+
+def answers(conversation: Conversation) -> Iterator[int]:
     """Yields the indices of the assistant's messages after the first message; these are trained."""
     return (n for n, message in enumerate(conversation) if n and message["role"] == "assistant")
 
@@ -42,10 +82,37 @@ def is_message(value: object) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
-def can_be_used(value: object) -> bool:
-    """Returns whether an object is a message with a role and content that training knows."""
-    return (
-        isinstance(value, dict)
-        and value.get("role") in ROLES
-        and isinstance(value.get("content"), str)
-    )
+def _message(value: object) -> dict[str, Any] | None:
+    if not isinstance(value, dict) or value.get("role") not in ROLES:
+        return None
+    calls = value.get("tool_calls")
+    content = _text(value.get("content"))
+    if content is None and not (value["role"] == "assistant" and calls):
+        return None
+    others = {key: each for key, each in value.items() if each is not None and key != "content"}
+    if calls:
+        others["tool_calls"] = [_call(each) for each in calls]
+    return {**others, "content": content or ""}
+
+
+def _text(content: object) -> str | None:
+    """Returns content as one text; None if it is neither a text nor a list of parts of text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+    texts = [part for part in parts if isinstance(part, str)]
+    return "".join(texts) if len(texts) == len(parts) else None
+
+
+def _call(call: Any) -> Any:
+    """Returns a tool call with its arguments as an object, which templates write as JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -5,9 +5,10 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-import jinja2
 import prometheus_client
 
+from jobs.errors import DataError
+from jobs.training.data import chat_template
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
 from serve.tasks.causal_lm.generator import Generator, Piece, Settings
@@ -72,14 +73,10 @@ class ChatHandler(GenerationHandler[Generator]):
             ids = self._raw(_only_text(messages))
         else:
             try:
-                text = tokenizer.apply_chat_template(
-                    [message.model_dump() for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                )
-            except (jinja2.TemplateError, TypeError, ValueError) as error:
-                message = f"the model's chat template refuses the conversation: {error}"
-                raise HttpError(422, "invalid_request", message) from None
+                found = [message.model_dump() for message in messages]
+                text = chat_template.write(found, tokenizer, ask=True)
+            except DataError as error:
+                raise HttpError(422, "invalid_request", str(error)) from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._within_limit(ids, "conversation")
 

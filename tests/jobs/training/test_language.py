@@ -170,7 +170,8 @@ def test_rows_whose_response_is_cut_off_are_left_out_and_counted(
     events: list[Event] = []
     train(language_config(questions, tiny_llama, data=data), events.append)
     started = next(event for event in events if isinstance(event, Started))
-    assert 0 < started.left_out < 96
+    assert 0 < started.left_out[0] < 96
+    assert 0 < started.left_out[1] < 24
 
 
 def test_nothing_left_within_the_longest_length_is_an_error(
