@@ -22,9 +22,9 @@ def files_exist(folder: Path) -> Rule:
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-            for path in source.paths:
+            for where, path in source.placed_paths:
                 if not has_variable(path) and (message := _why_not_data(path, source, folder)):
-                    yield Violation(("data", split, "path"), f"{path} {message}")
+                    yield Violation(("data", split, *where), f"{path} {message}")
         base = spec.model.base
         if base.startswith(S3_SCHEME) or has_variable(base):
             return  # models in S3 are checked when they are used; another rule refuses variables

@@ -11,8 +11,16 @@ from jobs.loader import explain, overrides, source
 from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
 from jobs.loader.words import path_meant
-from jobs.spec import rules, training_rules, unsupported
+from jobs.spec import metric_rules, rules, training_rules, unsupported
 from jobs.spec.job import JobSpec
+
+RULES: tuple[rules.Rule, ...] = (
+    rules.violations,
+    metric_rules.violations,
+    training_rules.violations,
+    unsupported.unsupported,
+)
+"""Rules across fields that need nothing but the job."""
 
 
 def load(
@@ -42,8 +50,7 @@ def loads(
 ) -> JobSpec:
     """Checks the text of a job file; `file` is its name in errors. See `load`."""
     document = overrides.apply(source.parse(text, file), settings)
-    own = (rules.violations, training_rules.violations, unsupported.unsupported)
-    checks = (*own, check_search_space, *extra_rules)
+    checks = (*RULES, check_search_space, *extra_rules)
     problems = [*explain.explain(_errors(document), document), *document.problems]
     draft = Draft(document)
     spec = draft.spec()

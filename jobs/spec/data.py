@@ -59,6 +59,13 @@ class SourceSpec(SpecModel):
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
+    def placed_paths(self) -> tuple[tuple[tuple[str | int, ...], str], ...]:
+        """Each path with its place in the section: `path`, or an item of the list there."""
+        if isinstance(self.path, str):
+            return ((("path",), self.path),)
+        return tuple((("path", index), path) for index, path in enumerate(self.path))
+
+    @property
     def shown(self) -> str:
         """The first paths in one line, for messages."""
         return ", ".join([*self.paths[:MOST_SHOWN], *(["…"] if self.paths[MOST_SHOWN:] else [])])
