@@ -10,6 +10,7 @@ from jobs.errors import JobFileError, Problem
 from jobs.loader import explain, overrides, source
 from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
+from jobs.loader.validation import validate
 from jobs.loader.words import path_meant
 from jobs.spec import metric_rules, rules, training_rules, unsupported
 from jobs.spec.job import JobSpec
@@ -100,7 +101,7 @@ def _why_not_searched(name: str) -> str:
 
 def _errors(document: source.Document) -> list[ErrorDetails]:
     try:
-        JobSpec.model_validate(document.values)
+        validate(document.values)
     except ValidationError as error:
         return error.errors()
     return []
