@@ -7,11 +7,12 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from jobs.errors import Problem, shown
-from jobs.loader.fields import field_names
+from jobs.loader.fields import field_names, values_of
+from jobs.loader.habits import SHORT_FORMS
 from jobs.loader.source import Document, Path, dotted
 from jobs.loader.syntax import key_meant
 from jobs.loader.validation import named_task
-from jobs.loader.words import did_you_mean, field_of
+from jobs.loader.words import did_you_mean, field_of, value_meant
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec
 from jobs.spec.task import Task
@@ -166,11 +167,27 @@ def _sentence(error: ErrorDetails) -> str:
 def _shape_meant(error: ErrorDetails) -> str:
     """Returns a clause for text without its colon, or for a list without its dashes."""
     written = error["input"]
+    if error["type"] == "model_type" and (section := _section_meant(error)):
+        return f"; write {section}"
     if error["type"] == "model_type" and isinstance(written, str):
         meant = key_meant(written)
         return f"; write `{meant}`" if meant and not meant.endswith(":") else ""
     is_dashless = error["type"] == "tuple_type" and isinstance(written, dict)
     return ", or - before each item" if is_dashless else ""
+
+
+def _section_meant(error: ErrorDetails) -> str:
+    """Returns the mapping that a single value in place of a section stands for; else empty."""
+    field = SHORT_FORMS.get(dotted(error["loc"]))
+    written = error["input"]
+    if field is None or not isinstance(written, str | int) or " " in str(written).strip():
+        return ""
+    if isinstance(written, bool):
+        return f"{{{field}: 3}}" if field == "patience" else ""
+    if field == "every":
+        return f"{{every: {written}steps}}" if isinstance(written, int) else f"{{every: {written}}}"
+    known = [str(name) for name in values_of(f"{dotted(error['loc'])}.{field}")]
+    return f"{{{field}: {value_meant(str(written), known)}}}"
 
 
 def _expected(error: ErrorDetails) -> list[str]:

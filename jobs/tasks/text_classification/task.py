@@ -120,6 +120,11 @@ OPTIONS: dict[str, tuple[Problem, ...]] = {
 """Problems that each option is for."""
 
 
+def _others(problem: Problem) -> tuple[str, ...]:
+    """Options that are for other problems."""
+    return tuple(field for field, problems in OPTIONS.items() if problem not in problems)
+
+
 def unknown_labels(data: ClassificationData, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Fields that name labels which no training row has, each with a sentence."""
     known = listed(names)
@@ -157,6 +162,7 @@ _SINGLE = Task(
     gate_rules=("accuracy", "agreement"),
     learns_from="labelled-texts",
     template=f"jobs.tasks.{_FOLDER}/job.yaml",
+    ignores=_others("single-label"),
 )
 
 MULTI_LABEL = dataclasses.replace(
@@ -178,6 +184,7 @@ MULTI_LABEL = dataclasses.replace(
     gate_rules=("f1_micro", "agreement"),
     learns_from=None,
     template="",
+    ignores=_others("multi-label"),
 )
 
 REGRESSION = dataclasses.replace(
@@ -196,6 +203,7 @@ REGRESSION = dataclasses.replace(
     endpoint=f"serve.tasks.{_FOLDER}.regression.endpoint:ENDPOINT",
     activation="identity",
     gate_rules=("rmse",),
+    ignores=_others("regression"),
 )
 
 TASK = dataclasses.replace(_SINGLE, variants=(MULTI_LABEL, REGRESSION))
