@@ -15,8 +15,13 @@ from orchestrator.decisions.plan import Plan, make_plan
 
 
 def plan_on(spec: JobSpec, nodes: Inventory) -> Plan:
-    """The plan of a job on some nodes. Raises InfeasibleError when nothing is left to try."""
-    shape = shape_of(spec.model.base, spec.task)
+    """The plan of a job on some nodes.
+
+    Raises JobFileError where the base cannot do the task, InfeasibleError when nothing is left to
+    try.
+    """
+    shape = shape_of(spec.model.base, spec.task)  # which fetches the configuration from the hub
+    preflight.check_ability(spec)
     return make_plan(spec, nodes, shape, longest_row(spec), read_book(), longest_target(spec))
 
 

@@ -22,7 +22,7 @@ from jobs.spec.serve import EngineName
 from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
-from jobs.training.model import location
+from jobs.training.model import abilities, location
 from serve.engines import optional_packages
 
 if TYPE_CHECKING:
@@ -94,6 +94,21 @@ def check_base(spec: JobSpec) -> None:
     place = location.locate(spec.model.base, has_weights=False)
     if isinstance(place, Path):
         base.check_base(spec.model, place)
+
+
+def check_ability(spec: JobSpec) -> None:
+    """Check that the type of the base model can do the task, if its configuration is here.
+
+    Raises:
+        JobFileError: if it cannot, with the tasks that it can do.
+    """
+    folder = abilities.folder_of(location.locate(spec.model.base, has_weights=False))
+    try:
+        if folder is not None:
+            abilities.check(spec.model.base, folder, spec.task)
+    except ModelError as error:
+        problem = Problem(f"job {spec.name}", 0, 0, "model.base", str(error))
+        raise JobFileError([problem]) from None
 
 
 def _packages(spec: JobSpec) -> Iterator[Violation]:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from jobs.loader import explain, source
 from jobs.loader.overrides import put
 from jobs.loader.source import Document, Path
+from jobs.loader.validation import named_task, validate
 from jobs.spec.job import JobSpec
 
 PLACEHOLDERS: dict[str, object] = {
@@ -41,6 +42,7 @@ class Draft:
 
     def __init__(self, document: Document) -> None:
         self._values: Any = copy.deepcopy(document.values)
+        self._lacks_task = named_task(document.values) is None
         self._repaired: list[Path] = []
         """Paths in the job file of values that were removed or replaced by a placeholder."""
 
@@ -49,7 +51,7 @@ class Draft:
         for _ in range(source.MAX_DEPTH):
             kept = _without_removed(self._values)
             try:
-                return JobSpec.model_validate(kept)
+                return validate(kept)
             except ValidationError as error:
                 errors, document = error.errors(), Document("", kept)
                 paths = [self.written(explain.written_path(e, document)) for e in errors]
@@ -75,8 +77,11 @@ class Draft:
     def may_follow_from_repair(self, path: Path) -> bool:
         """Returns whether the violation of a rule at `path` may result from a removed value.
 
-        That is the case if a value was removed at the same path, above it or directly below it.
+        That is the case if a value was removed at the same path, above it or directly below it, or
+        if the task is unknown, and the rule is about what it decides.
         """
+        if self._lacks_task and (path == ("data",) or explain.follows_from_task(path)):
+            return True
         return any(
             path[: len(repaired)] == repaired
             or path in (repaired[:-1], _without_index(repaired)[:-1])

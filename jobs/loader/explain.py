@@ -7,12 +7,31 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from jobs.errors import Problem, shown
-from jobs.loader.fields import field_names
+from jobs.loader.fields import field_names, values_of
+from jobs.loader.habits import SHORT_FORMS
 from jobs.loader.source import Document, Path, dotted
 from jobs.loader.syntax import key_meant
-from jobs.loader.words import did_you_mean, field_of
+from jobs.loader.validation import named_task
+from jobs.loader.words import did_you_mean, field_of, value_meant
 from jobs.spec import task_registry
+from jobs.spec.data import DataSpec
 from jobs.spec.task import Task
+
+OF_TASK: tuple[Path, ...] = (
+    ("data",),
+    ("model", "base"),
+    ("model", "adapter"),
+    ("serve", "engine"),
+    ("serve", "fronts"),
+    ("serve", "grpc"),
+    ("serve", "rollout", "gate"),
+    ("sweep", "objective"),
+    ("train", "early_stopping", "metric"),
+    ("train", "eval", "metrics"),
+)
+"""Fields whose rules differ from task to task."""
+SHARED = [("data", name) for name in DataSpec.model_fields]
+"""Fields of the data section that every task has."""
 
 MESSAGES = {
     "missing": "is required",
@@ -58,11 +77,20 @@ def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
         by_path.setdefault(written_path(error, document), []).append(error)
+    is_unknown = named_task(document.values) is None
     return [
         _problem(path, group, document)
         for path, group in by_path.items()
         if not any(other[: len(path)] == path and len(other) > len(path) for other in by_path)
+        and not (is_unknown and path[:1] == ("data",) and follows_from_task(path))
     ]
+
+
+def follows_from_task(path: Path) -> bool:
+    """Returns whether the error at `path` may result from an unknown task."""
+    if path == ("data",) or path[:2] in SHARED:
+        return False
+    return any(path[: len(each)] == each for each in OF_TASK)
 
 
 def written_path(error: ErrorDetails, document: Document) -> Path:
@@ -85,9 +113,9 @@ def written_path(error: ErrorDetails, document: Document) -> Path:
 def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Problem:
     first = errors[0]
     if first["type"] == "extra_forbidden":
-        task = _task(document)
-        if other := _task_with(path, task):
-            message = f"is for {other.name}; the task is {task.name if task else 'another'}"
+        task = named_task(document.values)
+        if others := _tasks_with(path, task):
+            message = f"is for {_either(others)}; the task is {task.name if task else 'another'}"
             return document.problem(path, message, key=True)
         known = field_names(path[:-1], task)
         return document.problem(path, f"unknown key{_key_meant(str(path[-1]), known)}", key=True)
@@ -99,19 +127,18 @@ def _problem(path: Path, errors: list[ErrorDetails], document: Document) -> Prob
     return document.problem(path, " or ".join(dict.fromkeys(_sentence(e) for e in errors)))
 
 
-def _task(document: Document) -> Task | None:
-    """Returns the task that a job file names, or the default task; None if it is unknown."""
-    model = document.values.get("model") if isinstance(document.values, dict) else None
-    name = model.get("task", task_registry.DEFAULT_TASK) if isinstance(model, dict) else None
-    return task_registry.find(name) if name in task_registry.names() else None
-
-
-def _task_with(path: Path, task: Task | None) -> Task | None:
-    """Returns another task whose data section has the field at `path`; None if there is none."""
+def _tasks_with(path: Path, task: Task | None) -> list[str]:
+    """Returns the names of other tasks whose data section has the field at `path`."""
     if path[:-1] != ("data",):
-        return None
-    others = [each for each in task_registry.every() if each is not task]
-    return next((each for each in others if path[-1] in each.data.model_fields), None)
+        return []
+    own = task.data if task else None
+    tasks = [each for each in task_registry.every() if each.data is not own]
+    return [each.name for each in tasks if path[-1] in each.data.model_fields]
+
+
+def _either(names: list[str]) -> str:
+    """Joins names with commas, and the last two with `or`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _key_meant(word: str, known: list[str]) -> str:
@@ -140,11 +167,27 @@ def _sentence(error: ErrorDetails) -> str:
 def _shape_meant(error: ErrorDetails) -> str:
     """Returns a clause for text without its colon, or for a list without its dashes."""
     written = error["input"]
+    if error["type"] == "model_type" and (section := _section_meant(error)):
+        return f"; write {section}"
     if error["type"] == "model_type" and isinstance(written, str):
         meant = key_meant(written)
         return f"; write `{meant}`" if meant and not meant.endswith(":") else ""
     is_dashless = error["type"] == "tuple_type" and isinstance(written, dict)
     return ", or - before each item" if is_dashless else ""
+
+
+def _section_meant(error: ErrorDetails) -> str:
+    """Returns the mapping that a single value in place of a section stands for; else empty."""
+    field = SHORT_FORMS.get(dotted(error["loc"]))
+    written = error["input"]
+    if field is None or not isinstance(written, str | int) or " " in str(written).strip():
+        return ""
+    if isinstance(written, bool):
+        return f"{{{field}: 3}}" if field == "patience" else ""
+    if field == "every":
+        return f"{{every: {written}steps}}" if isinstance(written, int) else f"{{every: {written}}}"
+    known = [str(name) for name in values_of(f"{dotted(error['loc'])}.{field}")]
+    return f"{{{field}: {value_meant(str(written), known)}}}"
 
 
 def _expected(error: ErrorDetails) -> list[str]:

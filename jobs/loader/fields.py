@@ -3,7 +3,7 @@
 import types
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -28,6 +28,12 @@ def field_names(path: Sequence[str | int], task: Task | None = None) -> list[str
 def is_field(path: str) -> bool:
     """Returns whether a dotted path names a field, or an entry of a mapping with free keys."""
     return bool(_kinds_at(path.split(".")))
+
+
+def values_of(path: str) -> list[object]:
+    """Returns the values of a field, given by its dotted path, that takes only some; else none."""
+    kinds = _kinds_at(path.split("."))
+    return [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
 
 
 @cache

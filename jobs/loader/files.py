@@ -1,4 +1,4 @@
-"""A rule that reads the disk: the data files and the base model of a job exist."""
+"""A rule that reads the disk: a job's data files and base exist, and the base can do the task."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from jobs.spec.paths import has_variable
 from jobs.spec.rules import Rule, Violation
 from jobs.storage import files
 from jobs.storage.storage import S3_SCHEME
+from jobs.training.model import abilities
 from jobs.training.model import location as model_location
 
 
@@ -22,20 +23,31 @@ def files_exist(folder: Path) -> Rule:
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-            for path in source.paths:
+            for where, path in source.placed_paths:
                 if not has_variable(path) and (message := _why_not_data(path, source, folder)):
-                    yield Violation(("data", split, "path"), f"{path} {message}")
-        base = spec.model.base
-        if base.startswith(S3_SCHEME) or has_variable(base):
-            return  # models in S3 are checked when they are used; another rule refuses variables
-        try:
-            place = model_location.locate(model_location.seen_from(folder, base))
-            if isinstance(place, Path):
-                model_location.check(place, base)
-        except ModelError as error:
-            yield Violation(("model", "base"), str(error))
+                    yield Violation(("data", split, *where), f"{path} {message}")
+        yield from _base_suits(spec, folder)
 
     return check
+
+
+def _base_suits(spec: JobSpec, folder: Path) -> Iterator[Violation]:
+    """Checks that the base exists and can do the task; one of the hub only if it is in its cache.
+
+    Models in S3 are checked when they are used, and another rule refuses variables.
+    """
+    base = spec.model.base
+    if base.startswith(S3_SCHEME) or has_variable(base):
+        return
+    try:
+        place = model_location.locate(model_location.seen_from(folder, base))
+        configured = abilities.folder_of(place)
+        if configured is not None:
+            abilities.check(base, configured, spec.task)
+        if isinstance(place, Path):
+            model_location.check(place, base)
+    except ModelError as error:
+        yield Violation(("model", "base"), str(error))
 
 
 def _why_not_data(path: str, source: SourceSpec, folder: Path) -> str:

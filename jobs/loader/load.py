@@ -10,9 +10,18 @@ from jobs.errors import JobFileError, Problem
 from jobs.loader import explain, overrides, source
 from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
+from jobs.loader.validation import validate
 from jobs.loader.words import path_meant
-from jobs.spec import rules, training_rules, unsupported
+from jobs.spec import metric_rules, rules, training_rules, unsupported
 from jobs.spec.job import JobSpec
+
+RULES: tuple[rules.Rule, ...] = (
+    rules.violations,
+    metric_rules.violations,
+    training_rules.violations,
+    unsupported.unsupported,
+)
+"""Rules across fields that need nothing but the job."""
 
 
 def load(
@@ -42,8 +51,7 @@ def loads(
 ) -> JobSpec:
     """Checks the text of a job file; `file` is its name in errors. See `load`."""
     document = overrides.apply(source.parse(text, file), settings)
-    own = (rules.violations, training_rules.violations, unsupported.unsupported)
-    checks = (*own, check_search_space, *extra_rules)
+    checks = (*RULES, check_search_space, *extra_rules)
     problems = [*explain.explain(_errors(document), document), *document.problems]
     draft = Draft(document)
     spec = draft.spec()
@@ -93,7 +101,7 @@ def _why_not_searched(name: str) -> str:
 
 def _errors(document: source.Document) -> list[ErrorDetails]:
     try:
-        JobSpec.model_validate(document.values)
+        validate(document.values)
     except ValidationError as error:
         return error.errors()
     return []

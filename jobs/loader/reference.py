@@ -8,7 +8,10 @@ from typing import Any
 
 from jobs.loader.reference_examples import EXAMPLES
 from jobs.loader.schema import job_schema
+from jobs.loader.source import parse
 from jobs.spec import task_registry
+from jobs.spec.data import DataSpec
+from jobs.spec.task import VARIANT_MARK, Task
 from jobs.spec.unsupported import USES
 
 HEAD = """# The job file
@@ -27,6 +30,8 @@ BOUNDS = {
 }
 """Words for the keywords of JSON Schema that limit a number."""
 
+DATA = "data"
+"""Path of the section whose fields differ from task to task."""
 Schema = Mapping[str, Any]
 
 
@@ -58,8 +63,8 @@ def reference_text() -> str:
         first = section.paths[0]
         heading = ", ".join(f"`{path}`" for path in section.paths)
         level = "###" if "." in first else "##"
-        lines = [f"{level} {heading}\n", *_section(first, section.schemas, found)]
-        parts.append("\n".join(lines))
+        text = _data(found) if first == DATA else _section(first, section.schemas, found)
+        parts.append("\n".join([f"{level} {heading}\n", *text]))
     lacking = {
         task.name: [f"`serve.{name}`" for name in USES if name not in task.serve_fields]
         for task in task_registry.ours()
@@ -120,6 +125,53 @@ def in_order(found: Mapping[str, Section]) -> list[Section]:
     return list(merged.values())
 
 
+def _data(found: Mapping[str, Section]) -> list[str]:
+    """Returns the data section: what all tasks share, then a heading for each task and variant."""
+    kinds = task_registry.kinds()
+    links = [f"- [{kind.name}](#{_kind_section(kind).anchor})" for kind in kinds]
+    shared, names = found[kinds[0].data.__name__].schemas[0], tuple(DataSpec.model_fields)
+    lines = [
+        "The rows to learn from and the rows to judge by. These fields are of every task:\n",
+        *_table(shared, found, names),
+        "Each task, and each variant that the data section chooses, has its own columns:\n",
+        *links,
+        "",
+    ]
+    for kind in kinds:
+        lines += _kind(kind, found)
+    return lines
+
+
+def _kind_section(kind: Task) -> Section:
+    return Section([f"data: {kind.name.replace(VARIANT_MARK, ', ')}"])
+
+
+def _kind(kind: Task, found: Mapping[str, Section]) -> list[str]:
+    """Returns the columns of a task or variant, its metrics and its examples."""
+    form = found[kind.data.__name__].schemas[0]
+    names = [
+        name for name in form["properties"] if name not in (*DataSpec.model_fields, *kind.ignores)
+    ]
+    metrics = ", ".join(f"`{name}`" for name in kind.metric_names)
+    defaults = ", ".join(f"`{name}`" for name in kind.default_metrics)
+    return [
+        f"### {_kind_section(kind).title}\n",
+        f"{form['description']}\n",
+        *(f"```yaml\n{text}```\n" for text in EXAMPLES[DATA] if kind_of(text) is kind),
+        *_table(form, found, names),
+        f"Metrics: {metrics}; by default {defaults}.\n",
+    ]
+
+
+def kind_of(example: str) -> Task:
+    """Returns the task of an example, in the variant that its data section chooses."""
+    values = parse(example, "example").values
+    name = values.get("model", {}).get("task", task_registry.DEFAULT_TASK)
+    data = task_registry.find(name).data.model_validate(values["data"])
+    assert isinstance(data, DataSpec)
+    return task_registry.chosen(name, data.variant)
+
+
 def _section(path: str, forms: Sequence[Schema], found: Mapping[str, Section]) -> list[str]:
     """Returns description, examples and table of a section; each further form has its own table."""
     examples = [f"```yaml\n{text}```\n" for text in EXAMPLES[path]]
@@ -130,11 +182,15 @@ def _section(path: str, forms: Sequence[Schema], found: Mapping[str, Section]) -
     return lines
 
 
-def _table(form: Schema, found: Mapping[str, Section]) -> list[str]:
+def _table(
+    form: Schema, found: Mapping[str, Section], names: Sequence[str] | None = None
+) -> list[str]:
+    """Returns the table of a mapping's fields, or of those with these names."""
     needed = form.get("required", ())
     rows = [
         _row(name, value, found, is_needed=name in needed)
         for name, value in form["properties"].items()
+        if names is None or name in names
     ]
     return ["| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows, ""]
 

@@ -41,6 +41,40 @@ data:
   dimensions: [128, 64]
 """,
         """\
+model: {base: sentence-transformers/all-MiniLM-L6-v2, task: sentence-embedding}
+data:
+  train: {path: pairs.csv}
+  eval: {path: pairs-eval.csv}
+  text: [first, second]
+  score: similarity
+  highest_score: 5
+""",
+        """\
+model: {base: google-t5/t5-small, task: seq2seq}
+data:
+  train: {path: articles.jsonl}
+  eval: {path: articles-eval.jsonl}
+  source: article
+  target: summary
+  prefix: "summarize: "
+""",
+        """\
+model: {base: bert-base-uncased, task: masked-lm}
+data:
+  train: {path: letters.jsonl}
+  eval: {path: letters-eval.jsonl}
+  text: text
+  max_length: 256
+""",
+        """\
+model: {base: HuggingFaceTB/SmolLM2-360M, task: causal-lm}
+data:
+  train: {path: letters.jsonl}
+  eval: {path: letters-eval.jsonl}
+  text: text
+  max_length: 512
+""",
+        """\
 model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: causal-lm}
 data:
   train: {path: answers.jsonl}

@@ -4,64 +4,13 @@ import difflib
 from collections.abc import Iterable
 
 from jobs.loader.fields import all_field_paths
+from jobs.loader.habits import NOT_CHOSEN, OTHER_TRAINERS, OTHER_VALUES
 from jobs.spec import task_registry
 
 LEAST_SIMILARITY = 0.75
 """Least similarity of a suggestion to the written word; 1 means equal."""
 MOST_PLACES = 2
 """Most fields of the same name that a hint lists; a longer list would not help."""
-OTHER_TRAINERS = {
-    **dict.fromkeys(("lr", "learning_rate", "lr_rate"), "train.optimizer.lr"),
-    **dict.fromkeys(("num_train_epochs", "num_epochs", "n_epochs", "max_steps"), "train.epochs"),
-    **dict.fromkeys(("bf16", "fp16", "tf32"), "train.precision: bf16, fp16, tf32 or auto"),
-    **dict.fromkeys(
-        ("per_device_train_batch_size", "micro_batch", "batch_size"),
-        "train.global_batch_size, the samples of a step over all workers",
-    ),
-    "gradient_accumulation_steps": (
-        "train.global_batch_size, which passes are accumulated for as needed"
-    ),
-    **dict.fromkeys(("lora_r", "lora_rank"), "model.adapter.r"),
-    "lora_alpha": "model.adapter.alpha",
-    "lora_dropout": "model.adapter.dropout",
-    "lora_target_modules": "model.adapter.target_modules",
-    **dict.fromkeys(("weight_decay", "wd"), "train.optimizer.weight_decay"),
-    "max_grad_norm": "train.optimizer.max_grad_norm",
-    **dict.fromkeys(("max_seq_length", "sequence_len", "cutoff_len"), "data.max_length"),
-    **dict.fromkeys(("model_name_or_path", "base_model"), "model.base"),
-    **dict.fromkeys(("gpus", "gpu", "accelerators"), "resources.any_of: [{accelerators: T4:1}]"),
-    **dict.fromkeys(
-        ("eval_steps", "eval_strategy", "evaluation_strategy"), "train.eval.every, such as 100steps"
-    ),
-    **dict.fromkeys(("save_steps", "save_strategy"), "train.checkpoint.every, such as 100steps"),
-    "save_total_limit": "train.checkpoint.keep",
-    "torch_compile": "train.compile",
-    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler"), "train.lr_schedule.type"),
-    "lr_scheduler_kwargs": "train.lr_schedule.power or train.lr_schedule.floor",
-    **dict.fromkeys(("optim", "optimizer_type"), "train.optimizer.name"),
-    **dict.fromkeys(
-        ("early_stopping_patience", "early_stop_patience"), "train.early_stopping.patience"
-    ),
-    **dict.fromkeys(
-        ("metric_for_best_model", "load_best_model_at_end", "greater_is_better"),
-        "train.early_stopping.metric",
-    ),
-    **dict.fromkeys(("layer_decay", "llrd"), "train.optimizer.layerwise_lr_decay"),
-    **dict.fromkeys(("min_lr_rate", "min_lr_ratio", "min_lr"), "train.lr_schedule.floor"),
-    **dict.fromkeys(("warmup_ratio", "warmup_steps"), "train.lr_schedule.warmup_ratio"),
-    "sample_packing": "data.packing",
-    "mlm_probability": "data.mask_share",
-    "label_smoothing_factor": "data.label_smoothing",
-    "problem_type": "data.problem",
-    "max_source_length": "data.max_length",
-    "val_max_target_length": "data.max_target_length",
-    "source_prefix": "data.prefix",
-    **dict.fromkeys(("num_beams", "generation_num_beams"), "data.generate.num_beams"),
-    "generation_max_length": "data.generate.max_new_tokens",
-    "predict_with_generate": "train.eval.metrics, such as [rougeL]",
-    "output_dir": "storage",
-}
-"""Fields of the Trainer, Axolotl, LLaMA-Factory and SkyPilot with the field of the same meaning."""
 
 
 def field_of(word: str) -> str:
@@ -69,6 +18,8 @@ def field_of(word: str) -> str:
     key = word.lower().replace("-", "_")
     if key in OTHER_TRAINERS:
         return f"; write {OTHER_TRAINERS[key]}"
+    if key in NOT_CHOSEN:
+        return f"; remove it: {NOT_CHOSEN[key]}"
     places = [path for path in all_field_paths() if _leaf(path) == key and "." in path]
     return f"; it stands at {' or '.join(places)}" if 0 < len(places) <= MOST_PLACES else ""
 
@@ -93,11 +44,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Returns a `; did you mean` clause for a similar word; empty if there is none."""
     known = tuple(known)
     key = word.lower().replace("_", "-")
-    other = next((task.name for task in task_registry.every() if key in task.other_names), "")
+    named = (task.name for task in task_registry.every() if key in task.other_names)
+    other = next(named, OTHER_VALUES.get(key, ""))
     if other in known:
         return f"; write {other!r}"
     match = most_similar(word.lower(), known)
     return f"; did you mean {match!r}?" if match else ""
+
+
+def value_meant(word: str, known: Iterable[str]) -> str:
+    """Returns the known value that a word stands for; the word itself if there is none."""
+    known = tuple(known)
+    other = OTHER_VALUES.get(word.lower().replace("_", "-"), "")
+    return other if other in known else most_similar(word.lower(), known) or word
 
 
 def most_similar(word: str, known: Iterable[str]) -> str | None:

@@ -26,6 +26,9 @@ COMPRESSIONS = (".gz", ".zst")
 FOLDERS = ("/", ".", "~")
 """How the path of a folder begins; a hub id never does."""
 
+NAMED_TASK = "task"
+"""Key of the context of a validation, whose value is the task of a job with a wrong model
+section."""
 MOST_SHOWN = 3
 """Paths of a list that a message names."""
 
@@ -57,6 +60,13 @@ class SourceSpec(SpecModel):
     def paths(self) -> tuple[str, ...]:
         """The path, or all of a list."""
         return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def placed_paths(self) -> tuple[tuple[tuple[str | int, ...], str], ...]:
+        """Each path with its place in the section: `path`, or an item of the list there."""
+        if isinstance(self.path, str):
+            return ((("path",), self.path),)
+        return tuple((("path", index), path) for index, path in enumerate(self.path))
 
     @property
     def shown(self) -> str:
@@ -146,7 +156,8 @@ def _of_task(value: Any, handler: ValidatorFunctionWrapHandler, info: Validation
     if isinstance(value, DataSpec):
         return value
     model = info.data.get("model")
-    name = model.task if model is not None else task_registry.DEFAULT_TASK
+    named = (info.context or {}).get(NAMED_TASK, task_registry.DEFAULT_TASK)
+    name = model.task if model is not None else named
     found = task_registry.find(name).data.model_validate(value)
     assert isinstance(found, DataSpec)
     chosen = task_registry.chosen(name, found.variant).name

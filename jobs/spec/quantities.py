@@ -27,6 +27,7 @@ _ACCELERATORS = re.compile(r"([A-Za-z0-9][\w. -]*?)(?::(\d{1,5}))?")
 
 DURATION_RULE = "a duration is a number with a unit: 500ms, 90s, 5m, 2h or 1d"
 CADENCE_RULE = "write 0.25epoch, 100steps or a duration such as 5m"
+CADENCE_OTHERS = "0.25epoch or a duration such as 5m"
 BOUND_RULE = "write a comparison and a value, such as '>=0.915', '<=30m' or '<0.5%'"
 ACCELERATORS_RULE = "write NAME or NAME:COUNT with a count of at least 1, such as A100-80GB:2"
 
@@ -104,7 +105,9 @@ def parse_cadence(value: Any) -> Cadence:
         try:
             cadence = Cadence(parse_duration(value).total_seconds(), "second")
         except ValueError:
-            raise ValueError(f"{shown(value)} is no interval; {CADENCE_RULE}") from None
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            rule = f"write {value}steps, {CADENCE_OTHERS}" if is_count else CADENCE_RULE
+            raise ValueError(f"{shown(value)} is no interval; {rule}") from None
     else:
         cadence = Cadence(float(match[1]), "epoch" if match[2].startswith("epoch") else "step")
     is_whole = cadence.unit != "step" or cadence.value % 1 == 0

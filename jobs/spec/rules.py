@@ -90,13 +90,6 @@ def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
     yield from (Violation(path, message) for path, message in spec.data.violations_in(spec))
 
 
-def metrics_match_task(spec: JobSpec) -> Iterator[Violation]:
-    """Each metric can be computed for the task."""
-    for name in spec.train.eval.metrics or ():
-        if spec.task.metric(name) is None:
-            yield Violation(("train", "eval", "metrics"), spec.task.no_metric(name))
-
-
 def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
     """An endpoint loads one folder, so an adapter is merged into its base first."""
     adapter = spec.model.adapter
@@ -108,9 +101,9 @@ def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
 def sources_can_be_read(spec: JobSpec) -> Iterator[Violation]:
     """Rows are read from files of a few formats, from saved folders and from the hub."""
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        for path in source.paths:
+        for where, path in source.placed_paths:
             if message := paths.why_unreadable(path):
-                yield Violation(("data", split, "path"), f"{path} {message}")
+                yield Violation(("data", split, *where), f"{path} {message}")
         if not isinstance(source.path, str) and not source.is_file:
             message = f"a list holds files; each ends in {', '.join(FORMATS)}"
             yield Violation(("data", split, "path"), message)
@@ -120,7 +113,7 @@ def paths_hold_no_variables(spec: JobSpec) -> Iterator[Violation]:
     """A path is taken as it is written, so that a job means the same wherever it is read."""
     for path, text in _paths(spec):
         if message := paths.why_not_literal(text):
-            field = ".".join(str(part) for part in path)
+            field = ".".join(part for part in path if isinstance(part, str))
             yield Violation(path, f"{message}, or give the path by --set {field}=...")
 
 
@@ -128,8 +121,8 @@ def _paths(spec: JobSpec) -> Iterator[tuple[Path, str]]:
     """Every field that names a file, a folder, a bucket or a model."""
     yield ("model", "base"), spec.model.base
     for split, source in (("train", spec.data.train), ("eval", spec.data.eval)):
-        for path in source.paths:
-            yield ("data", split, "path"), path
+        for where, path in source.placed_paths:
+            yield ("data", split, *where), path
     yield ("storage",), spec.storage
     if spec.tracking and spec.tracking.mlflow:
         yield ("tracking", "mlflow", "uri"), spec.tracking.mlflow.uri
@@ -155,52 +148,6 @@ def ranges_rise(spec: JobSpec) -> Iterator[Violation]:
             if low >= high:
                 message = f"range [{low:g}, {high:g}] does not rise; write the lower end first"
                 yield Violation(path, message)
-
-
-def objective_is_one_known_value(spec: JobSpec) -> Iterator[Violation]:
-    """Exactly one of cost, time or a computed metric is optimised."""
-    if spec.sweep is None:
-        return
-    objective = spec.sweep.objective
-    path: Path = ("sweep", "objective")
-    if (objective.minimize is None) == (objective.maximize is None):
-        yield Violation(path, "needs exactly one of minimize and maximize")
-    if objective.minimize not in (None, "cost", "time"):
-        yield from _metric_has_goal(spec, "minimize", objective.minimize)
-    if objective.maximize is not None:
-        yield from _metric_has_goal(spec, "maximize", objective.maximize)
-
-
-def _metric_has_goal(spec: JobSpec, field: str, name: str) -> Iterator[Violation]:
-    """The metric is computed, and better in the direction of the objective."""
-    path, metric = ("sweep", "objective", field), spec.task.metric(name)
-    if metric is None and field == "maximize":
-        yield Violation(path, spec.task.no_metric(name))
-    elif name not in spec.metrics:
-        known = ", ".join(spec.metrics)
-        also = "cost, time or a metric of" if field == "minimize" else "among"
-        yield Violation(path, f"{shown(name)} is not {also} train.eval.metrics ({known})")
-    elif metric and not field.startswith(metric.goal):
-        better, other = ("lower", "minimize") if metric.goal == "min" else ("higher", "maximize")
-        yield Violation(path, f"{name} is better when {better}; write `{other}: {name}`")
-
-
-def limits_name_known_values(spec: JobSpec) -> Iterator[Violation]:
-    """Limits are on cost, time or a computed metric, in that value's unit."""
-    metrics = spec.metrics
-    for name, bound in (spec.sweep.objective.subject_to if spec.sweep else {}).items():
-        path: Path = ("sweep", "objective", "subject_to", name)
-        if name not in ("cost", "time", *metrics):
-            known = ", ".join(("cost", "time", *metrics))
-            message = f"is not among {known}; add it to train.eval.metrics"
-            yield Violation(path, message if spec.task.metric(name) else spec.task.no_metric(name))
-        elif (name == "time") != bound.is_duration:
-            example = "'<=30m'" if name == "time" else "'<=2.50'" if name == "cost" else "'>=0.9'"
-            message = f"'{bound}' has the wrong unit for {name}; write it like {example}"
-            yield Violation(path, message)
-        elif (metric := spec.task.metric(name)) and bound.value > metric.highest:
-            most = f"{name} is never above {metric.highest:g}"
-            yield Violation(path, f"{most}, so '{bound}' cannot be judged; write a share or %")
 
 
 def replicas_rise(spec: JobSpec) -> Iterator[Violation]:
@@ -289,9 +236,6 @@ RULES: tuple[Rule, ...] = (
     sources_can_be_read,
     train_and_eval_differ,
     ranges_rise,
-    metrics_match_task,
-    objective_is_one_known_value,
-    limits_name_known_values,
     replicas_rise,
     rollout_steps_rise,
     gate_suits_the_task,

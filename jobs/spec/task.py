@@ -116,6 +116,8 @@ class Task:
     """Its first job file, `package/file` of a template that `winnow init` fills."""
     lengths: tuple[int, ...] = (128, 256, 512)
     """Values of max_length that `winnow init` chooses from."""
+    ignores: tuple[str, ...] = ()
+    """Fields of the data section that this task leaves to its variants, or a variant to others."""
     variants: tuple["Task", ...] = ()
     """Tasks that the data section of this task may choose instead of it: the same columns with
     other labels, metrics or scores. Each is named `<this name>/<variant>`."""

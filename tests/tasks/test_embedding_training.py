@@ -110,13 +110,13 @@ train: {train}
         (
             "anchor: a\n  positive: b",
             "{eval: {metrics: [spearman]}}",
-            r"9:25: train.eval.metrics: 'spearman' is not a metric of sentence-embedding; it has"
-            r" mrr, recall_at_1, recall_at_10",
+            r"9:26: train.eval.metrics\[0\]: 'spearman' is not a metric of sentence-embedding; it"
+            r" has mrr, recall_at_1, recall_at_10",
         ),
         (
             "anchor: a\n  positive: b",
             "{eval: {metrics: [accuracy]}}",
-            r"9:25: train.eval.metrics: 'accuracy' is not a metric of sentence-embedding",
+            r"9:26: train.eval.metrics\[0\]: 'accuracy' is not a metric of sentence-embedding",
         ),
         (
             "anchor: a\n  positive: b",

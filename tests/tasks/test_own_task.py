@@ -121,7 +121,7 @@ def test_its_jobs_are_checked_with_line_and_column(stars: Path, tiny_model: str)
     assert (good.metrics, type(good.data).__name__) == (("mae", "accuracy"), "OrdinalData")
     path = written(stars, tiny_model, train={"eval": {"metrics": ["f1"]}})
     assert problems(path) == [
-        "17:5: train.eval.metrics: 'f1' is not a metric of ordinal-regression; it has mae,"
+        "17:7: train.eval.metrics[0]: 'f1' is not a metric of ordinal-regression; it has mae,"
         " accuracy, within_one"
     ]
     sweep = {"search_space": {"train.optimizer.lr": [1e-3]}, "objective": {"maximize": "mae"}}

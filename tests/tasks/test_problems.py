@@ -75,11 +75,11 @@ def problems(folder: Path, base: str, data: dict[str, Any], **sections: Any) -> 
         ),
         (
             {"problem": "multi-label", "label": ["funny", "text"]},
-            "15:3: data.label: column 'text' is already a text column",
+            "16:5: data.label[1]: column 'text' is already a text column",
         ),
         (
             {"problem": "multi-label", "label": ["funny", "funny"]},
-            "15:3: data.label: column 'funny' is listed twice; remove one",
+            "16:5: data.label[1]: column 'funny' is listed twice; remove one",
         ),
         (
             {"problem": "multi-label", "label": ["funny", "sad"], "separator": ","},

@@ -121,6 +121,7 @@ _RANKED = Task(
     library="sentence-transformers",
     usage=USAGE,
     gate_rules=("agreement", "mrr"),
+    ignores=("text", "score", "highest_score"),
 )
 
 SCORED = dataclasses.replace(
@@ -133,6 +134,7 @@ SCORED = dataclasses.replace(
     training="jobs.tasks.sentence_embedding.training:SCORED",
     endpoint="serve.tasks.sentence_embedding.endpoint:SCORED",
     gate_rules=("agreement", "spearman"),
+    ignores=("anchor", "positive", "negative", "scale"),
 )
 
 TASK = dataclasses.replace(_RANKED, variants=(SCORED,))

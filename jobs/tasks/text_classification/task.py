@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -43,19 +43,25 @@ class LabelledTexts(DataSpec):
         return False
 
     def violations(self) -> Iterator[tuple[str, str]]:
-        """A text column is named, and no column is both input and answer, or named twice."""
+        """A text column is named, two differ, and one column holds a single label."""
         if self.text is None:
             yield "text", "is missing; name the column, or two for pairs"
         columns, answers = self.text_columns, self.label_columns
-        for name in dict.fromkeys(answers):
-            if name in columns:
-                yield "label", f"column {shown(name)} is already a text column"
-            if answers.count(name) > 1:
-                yield "label", f"column {shown(name)} is listed twice; remove one"
         if len(set(columns)) < len(columns):
             yield "text", f"column {shown(columns[0])} is paired with itself"
         if len(answers) > 1 and not self.takes_label_columns:
             yield "label", f"names {len(answers)} columns, and a row has one label; name one column"
+
+    def violations_in(self, job: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """No column holds both input and answer, and none is listed twice."""
+        seen: set[str] = set()
+        for index, name in enumerate(self.label_columns):
+            item = () if isinstance(self.label, str) else (index,)
+            if name in self.text_columns:
+                yield ("data", "label", *item), f"column {shown(name)} is already a text column"
+            if name in seen:
+                yield ("data", "label", *item), f"column {shown(name)} is listed twice; remove one"
+            seen.add(name)
 
 
 class ClassificationData(LabelledTexts):
@@ -114,6 +120,11 @@ OPTIONS: dict[str, tuple[Problem, ...]] = {
 """Problems that each option is for."""
 
 
+def _others(problem: Problem) -> tuple[str, ...]:
+    """Options that are for other problems."""
+    return tuple(field for field, problems in OPTIONS.items() if problem not in problems)
+
+
 def unknown_labels(data: ClassificationData, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Fields that name labels which no training row has, each with a sentence."""
     known = listed(names)
@@ -151,6 +162,7 @@ _SINGLE = Task(
     gate_rules=("accuracy", "agreement"),
     learns_from="labelled-texts",
     template=f"jobs.tasks.{_FOLDER}/job.yaml",
+    ignores=_others("single-label"),
 )
 
 MULTI_LABEL = dataclasses.replace(
@@ -172,6 +184,7 @@ MULTI_LABEL = dataclasses.replace(
     gate_rules=("f1_micro", "agreement"),
     learns_from=None,
     template="",
+    ignores=_others("multi-label"),
 )
 
 REGRESSION = dataclasses.replace(
@@ -190,6 +203,7 @@ REGRESSION = dataclasses.replace(
     endpoint=f"serve.tasks.{_FOLDER}.regression.endpoint:ENDPOINT",
     activation="identity",
     gate_rules=("rmse",),
+    ignores=_others("regression"),
 )
 
 TASK = dataclasses.replace(_SINGLE, variants=(MULTI_LABEL, REGRESSION))

@@ -280,6 +280,40 @@ def test_fields_that_cannot_be_used_are_refused(line: str, message: str) -> None
     assert matching[0].startswith(f"job.yaml:{len(kept) + 1}:")
 
 
+HABITS = [
+    ("train: {optimizer: adamw_torch}", "train.optimizer: ", "write {name: adamw}"),
+    ("train: {optimizer: {name: adamw_torch}}", "train.optimizer.name: ", "write 'adamw'"),
+    ("train: {optimizer: {name: adamw_hf}}", "train.optimizer.name: ", "write 'adamw'"),
+    ("train: {optimizer: {name: paged_adamw_8bit}}", "train.optimizer.name: ", "write 'adamw'"),
+    ("train: {optimizer: {betas: [0.9, 0.95]}}", "betas: ", "remove it: the betas of AdamW are"),
+    ("train: {adam_beta1: 0.9}", "train.adam_beta1: ", "remove it: the betas of AdamW are 0.9"),
+    ("train: {adam_epsilon: 1e-8}", "adam_epsilon: ", "remove it: the epsilon of AdamW is 1e-8"),
+    ("evaluation: {every: 500}", "evaluation: ", "write train.eval, such as {every: 100steps}"),
+    ("train: {evaluation: {every: 500}}", "train.evaluation: ", "write train.eval, such as"),
+    ("train: {eval: {every: 500}}", "train.eval.every: ", "write 500steps, 0.25epoch or"),
+    ("train: {eval: 500}", "train.eval: ", "write {every: 500steps}"),
+    ("train: {lr_schedule: cosine}", "train.lr_schedule: ", "write {type: cosine}"),
+    ("train: {lr_schedule: {type: constant_with_warmup}}", "type: ", "write 'constant'"),
+    ("train: {per_device_train_batch_size: 8}", "batch_size: ", "write train.global_batch_size"),
+    ("train: {per_device_eval_batch_size: 8}", "batch_size: ", "remove it: the batch of an"),
+    ("train: {metric_for_best_model: f1}", "model: ", "write train.early_stopping.metric"),
+    ("train: {early_stopping: true}", "train.early_stopping: ", "write {patience: 3}"),
+    ("train: {precision: bfloat16}", "train.precision: ", "write 'bf16'"),
+    ("bf16: true", "bf16: ", "write train.precision: bf16, fp16, tf32 or auto"),
+    ("train: {deepspeed: ds.json}", "train.deepspeed: ", "write train.strategy: zero2 or zero3"),
+]
+
+
+@pytest.mark.parametrize(("line", "path", "message"), HABITS)
+def test_words_of_other_trainers_are_answered_with_what_to_write(
+    line: str, path: str, message: str
+) -> None:
+    (problem,) = problems_of(f"{MINIMAL}{line}\n")
+    assert problem.startswith("job.yaml:8:")
+    assert path in problem
+    assert message in problem
+
+
 def test_precision_that_an_accelerator_lacks_is_refused_at_the_accelerator() -> None:
     text = (
         MINIMAL

@@ -7,10 +7,12 @@ import pytest
 import yaml
 
 from jobs.loader import loads
-from jobs.loader.reference import Section, in_order, reference_text, sections
+from jobs.loader.reference import Section, in_order, kind_of, reference_text, sections
 from jobs.loader.reference_examples import EXAMPLES
 from jobs.loader.schema import job_schema
 from jobs.loader.source import parse
+from jobs.spec import task_registry
+from jobs.spec.data import DataSpec
 from tests.builders import MINIMAL
 
 PAGE = Path(__file__).parents[3] / "docs/reference/job-file.md"
@@ -49,6 +51,20 @@ def test_an_example_is_a_job_that_uses_its_section(path: str, text: str) -> None
     loads(yaml.safe_dump(whole, sort_keys=False), path)
     paths = next((section.paths for section in FOUND if section.paths[0] == path), [path])
     assert any(value for each in paths for value in at(values, each))
+
+
+def test_every_task_and_variant_has_a_heading_with_an_example_and_its_own_columns() -> None:
+    text = reference_text()
+    shown = {kind_of(example).name for example in EXAMPLES["data"]}
+    for kind in task_registry.kinds():
+        heading = f"### data: {kind.name.replace('/', ', ')}\n"
+        assert text.count(heading) == 1
+        assert kind.name in shown
+        part = text.partition(heading)[2].partition("\n### ")[0]
+        fields = {line.split("`")[1] for line in part.splitlines() if line.startswith("| `")}
+        own = kind.data.model_fields.keys() - DataSpec.model_fields.keys()
+        assert fields == own - set(kind.ignores)
+        assert set(kind.ignores) < own
 
 
 def test_sections_stand_in_the_order_of_the_file() -> None:

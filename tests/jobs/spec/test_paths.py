@@ -21,7 +21,7 @@ AUTH = "serve: {route: /a, auth: {tokens_file: /home/$USER/tokens}}\n"
         ("bert-base-uncased", "package://$PACKAGE/model", "model.base"),
         ("path: train.csv", "path: $DATA/train.csv", "data.train.path"),
         ("path: train.csv", "path: $DATA", "data.train.path"),
-        ("path: eval.csv", "path: ['s3://b/${DAY}.csv']", "data.eval.path"),
+        ("path: eval.csv", "path: ['s3://b/${DAY}.csv']", "data.eval.path[0]"),
         ("version: 1\n", "version: 1\nstorage: s3://$BUCKET/x\n", "storage"),
         ("version: 1\n", "version: 1\ntracking: {mlflow: {uri: $URI}}\n", "tracking.mlflow.uri"),
         ("version: 1\n", f"version: 1\n{AUTH}", "serve.auth.tokens_file"),
@@ -38,7 +38,7 @@ def test_a_variable_in_a_path_is_refused_once_at_its_field(
     (problem,) = caught.value.problems
     assert problem.path == field
     assert "which is not expanded here" in problem.message
-    assert f"--set {field}=..." in problem.message
+    assert f"--set {field.removesuffix('[0]')}=..." in problem.message
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_numbers_beyond_all_bounds_are_refused() -> None:
 
 @pytest.mark.parametrize("text", ["0epoch", "2.5steps", "often", 5, "0s"])
 def test_cadences_must_be_positive_and_whole_in_steps(text: object) -> None:
-    with pytest.raises(ValueError, match=r"0\.25epoch, 100steps"):
+    with pytest.raises(ValueError, match=r"0\.25epoch"):
         parse_cadence(text)
 
 
