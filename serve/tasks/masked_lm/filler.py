@@ -74,9 +74,7 @@ class Filler:
             raise HttpError(422, "too_long", message)
 
     @torch.inference_mode()
-    def fill(
-        self, rows: Sequence[Row], top_k: int, is_over: Callable[[], bool] = lambda: False
-    ) -> list[Filled]:
+    def fill(self, rows: Sequence[Row], top_k: int, is_over: Callable[[], bool]) -> list[Filled]:
         """Returns the `top_k` likeliest tokens of each mask of each row.
 
         Raises:
@@ -90,17 +88,23 @@ class Filler:
             filled.update(zip(part, self._fill_batch(chosen, top_k), strict=True))
         return [filled[number] for number in range(len(rows))]
 
-    def render(self, filled: Filled) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
+    def render(
+        self, filled: Filled, is_over: Callable[[], bool]
+    ) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
         """Returns the fillings of a text as transformers' pipeline does.
 
         They are a list for a text with one mask, else a list for each mask.
+
+        Raises:
+            DeadlineError: if `is_over` returns True before a mask.
         """
-        is_single = len(filled.places) == 1
-        pairs = zip(filled.places, filled.found, strict=True)
-        rows = [
-            [self._filling(filled.ids, place, *each, is_single=is_single) for each in best]
-            for place, best in pairs
-        ]
+        is_single, rows = len(filled.places) == 1, []
+        for place, best in zip(filled.places, filled.found, strict=True):
+            if is_over():
+                raise DeadlineError
+            rows.append(
+                [self._filling(filled.ids, place, *each, is_single=is_single) for each in best]
+            )
         return rows[0] if is_single else rows
 
     def _filling(

@@ -51,7 +51,8 @@ class FillMaskHandler(Handler):
         self._waiting: dict[int, float] = {}
         """Tokens of each queued request, estimated from its characters."""
         self._tokens_per_s: float | None = None
-        self._thread.submit(self._filler.fill, [[self._filler.tokenizer.mask_token_id]], 1).result()
+        row = [self._filler.tokenizer.mask_token_id]
+        self._thread.submit(self._filler.fill, [row], 1, lambda: False).result()
 
     @property
     def load(self) -> Load:
@@ -107,11 +108,8 @@ class FillMaskHandler(Handler):
         begin, filler = time.perf_counter(), self._filler
         rows = filler.rows(request.texts, self.config.version.max_length)
         filler.check(rows, request.top_k)
-        found = []
-        for filled in filler.fill(rows, request.top_k, is_over):
-            if is_over():
-                raise DeadlineError
-            found.append(filler.render(filled))
+        filled = filler.fill(rows, request.top_k, is_over)
+        found = [filler.render(each, is_over) for each in filled]
         rate = sum(map(len, rows)) / max(1e-6, time.perf_counter() - begin)
         before = self._tokens_per_s
         self._tokens_per_s = rate if before is None else before + SMOOTHING * (rate - before)
