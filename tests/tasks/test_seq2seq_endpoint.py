@@ -1,7 +1,6 @@
 """The endpoint of an encoder-decoder model: texts, lists, limits, loads, and the gate."""
 
 import asyncio
-import concurrent.futures
 import contextlib
 import random
 import time
@@ -19,6 +18,7 @@ from serve.batching.client import DeadlineError, QueueFullError
 from serve.config import ReplicaConfig
 from serve.http import app
 from serve.http.asgi import MAX_BODY_BYTES
+from serve.http.errors import HttpError
 from serve.http.fast_path import connections
 from serve.tasks.answers import Answer
 from serve.tasks.registry import endpoint_of
@@ -311,20 +311,28 @@ def test_a_late_request_is_answered_with_504(url: str, handler: WriterHandler) -
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
 
 
-def test_the_longest_request_delays_no_health(url: str, handler: WriterHandler) -> None:
-    """It is tokenised on the generator's thread."""
+def test_the_largest_request_is_answered(url: str) -> None:
     text = "a dull film, " * (LONGEST_TEXT // 13)
-    body = {"inputs": [text] * (MAX_BODY_BYTES // (len(text) + 4) - 1), "max_new_tokens": 2}
-    waits = list[float]()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(httpx.post, f"{url}{PATH}", json=body, timeout=120)
-        while not asked.done():
-            begin = time.monotonic()
-            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
-            waits.append(time.monotonic() - begin)
-    assert asked.result().status_code == 200
-    assert asked.result().headers["x-truncated"] == "true"
-    assert max(waits) < 1
+    texts = [text] * (MAX_BODY_BYTES // (len(text) + 4) - 1)
+    found = ask(url, texts, max_new_tokens=2, num_beams=1)
+    assert (found.status_code, found.headers["x-truncated"]) == (200, "true")
+    assert len(found.json()) == len(texts)
+
+
+def test_a_full_queue_refuses_before_an_input_is_tokenised(handler: WriterHandler) -> None:
+    generator, long = handler.generator, ["film " * 99]
+
+    async def go() -> None:
+        large = asyncio.create_task(generator.write(["a film"] * 128, Settings(120, 16), 600))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await generator.write(long, Settings(4000, 16), 60, truncates=False)
+        large.cancel()
+        with pytest.raises(HttpError, match="more tokens than the model's limit of 48"):
+            await generator.write(long, Settings(4, 1), 60, truncates=False)
+
+    with endless(handler):
+        asyncio.run(go())
 
 
 def test_load_tests_and_python_ask_it(url: str) -> None:
