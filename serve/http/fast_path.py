@@ -70,6 +70,8 @@ class FastRequest:
 
     def _submit(self) -> None:
         handler = self._handler
+        if self._body_timer:
+            self._body_timer.cancel()
         try:
             timeout_s = guard.timeout_of(self._headers)
             self._ticket = handler.submit(bytes(self.body), timeout_s, self._on_response)

@@ -47,6 +47,15 @@ class HttpResponse:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the metrics count of an answered request."""
+
+    texts: int
+    begin: float
+    """Arrival of the complete body by `time.perf_counter`."""
+
+
 OnResponse = Callable[["HttpResponse | HttpError"], None]
 """Called with the response to a request, or with the error that becomes the response."""
 
@@ -145,20 +154,29 @@ class PredictHandler(Handler, Generic[Request]):
         inputs: Sequence[Input],
         timeout_s: float,
         on_response: OnResponse,
+        counted: Counted | None = None,
     ) -> Any:
-        """Starts to answer a request with these texts or rows; as `submit`."""
+        """Starts to answer a request with these texts or rows; as `submit`.
+
+        `counted` is what the metrics count; by default each input, from now on.
+        """
 
         def on_answered(answer: Answer | Exception) -> None:
-            try:
-                if isinstance(answer, Exception):
-                    raise answer
-                response = self.render(request, answer)
-            except Exception as error:  # noqa: BLE001 - the batch's other requests get answers
-                on_response(error_of(error))
+            if isinstance(answer, Exception):
+                on_response(error_of(answer))
             else:
-                on_response(response)
+                self.respond(request, answer, on_response)
 
-        return self._start(inputs, timeout_s, on_answered)
+        return self._start(inputs, timeout_s, on_answered, counted)
+
+    def respond(self, request: Request, answer: Answer, on_response: OnResponse) -> None:
+        """Renders the response to a request, or the error of rendering it."""
+        try:
+            response = self.render(request, answer)
+        except Exception as error:  # noqa: BLE001 - the batch's other requests get answers
+            on_response(error_of(error))
+        else:
+            on_response(response)
 
     def headers_of(self, answer: Answer) -> dict[str, str]:
         """Returns the headers of a response: the model version, and the times of its batch."""
@@ -199,17 +217,22 @@ class PredictHandler(Handler, Generic[Request]):
         return answer
 
     def _start(
-        self, texts: Sequence[Input], timeout_s: float, on_answered: Callable[[Any], None]
+        self,
+        texts: Sequence[Input],
+        timeout_s: float,
+        on_answered: Callable[[Any], None],
+        counted: Counted | None = None,
     ) -> Any:
         """Queues texts; counts and traces their answer before `on_answered` is called."""
-        begin, tracing = time.perf_counter(), self.tracing
+        counted = counted or Counted(len(texts), time.perf_counter())
+        tracing = self.tracing
         context = contextvars.copy_context() if tracing else None  # has the request's span
 
         def count_and_forward(answer: Answer | Exception) -> None:
             if isinstance(answer, Answer):
-                self.metrics.count_answer(len(texts), time.perf_counter() - begin)
+                self.count(counted)
                 if tracing and context:
-                    sizes = len(texts), answer.batch_rows
+                    sizes = counted.texts, answer.batch_rows
                     context.run(tracing.record_answer, *sizes, answer.queue_s, answer.infer_s)
             on_answered(answer)
 
@@ -218,6 +241,10 @@ class PredictHandler(Handler, Generic[Request]):
             return self.client.start(texts, timeout_s, count_and_forward)
         except Exception as error:  # noqa: BLE001 - no traceback reaches a client
             raise error_of(error) from None
+
+    def count(self, counted: Counted) -> None:
+        """Counts an answered request."""
+        self.metrics.count_answer(counted.texts, time.perf_counter() - counted.begin)
 
 
 def error_of(error: Exception) -> HttpError:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from serve.config import ReplicaConfig
-from serve.http import app
+from serve.http import app, asgi
 from serve.http.fast_path import connections
 from serve.tasks.text_classification import routes
 from serve.tasks.text_classification.handler import ClassificationHandler, load
@@ -139,6 +139,25 @@ def test_an_answer_that_comes_too_late_or_not_at_all(
     assert answer(client)[1]["label"] == "positive"
     assert server.client.launch == run  # type: ignore[attr-defined]
     assert server.load.requests == 0
+
+
+def test_the_time_of_a_body_ends_with_the_body(
+    client: socket.socket, server: ClassificationHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that arrives in parts is answered however long the engine takes."""
+    launch = server.client.launch  # type: ignore[attr-defined]
+
+    def slow(rows: Any) -> Any:
+        threading.Event().wait(0.5)
+        return launch(rows)
+
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server.client, "launch", slow)
+    sent = request("a superb film")
+    client.sendall(sent[:-9])
+    threading.Event().wait(0.05)
+    client.sendall(sent[-9:])
+    assert answer(client)[0] == 200
 
 
 def test_a_client_that_sends_on_without_reading_is_not_read_from_for_ever(

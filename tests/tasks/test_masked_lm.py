@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ from jobs.training.loop import train
 from orchestrator.records import registry
 from serve.config import ReplicaConfig
 from serve.http import app
+from serve.http.errors import HttpError
 from serve.tasks.masked_lm.handler import FillMaskHandler
+from serve.tasks.masked_lm.schemas import FillRequest
 from serve.tasks.registry import endpoint_of
 from tests import tiny
 from tests.builders import job, training_config
@@ -300,6 +303,46 @@ def test_what_cannot_be_filled_is_refused_in_words(
     answer = post(**fields)
     assert answer.status_code in (status, 400)
     assert message in answer.json()["error"]["message"]
+
+
+def test_the_longest_requests_are_bounded(post: Callable[..., httpx.Response]) -> None:
+    """Each filling repeats its text, so that masks, words and texts multiply."""
+    text = "<mask>" * 60
+    refused = post(inputs=[text] * 64, top_k=100)
+    assert refused.status_code == 422
+    assert "send fewer texts or masks, or a smaller top_k" in refused.json()["error"]["message"]
+    assert post(inputs=[text] * 2, top_k=5).status_code == 200
+    for long in ("<mask> " * 1_170, "x" * 8_192, "日本" * 4_096):
+        assert post(inputs=[long] * 20).status_code == 422
+    assert post(inputs=["x" * 8_192] * 64, top_k=100).status_code == 422
+    assert post(inputs="x" * 8_193).status_code == 422
+
+
+def test_a_full_queue_refuses_before_a_text_is_read(
+    post: Callable[..., httpx.Response], handler: FillMaskHandler
+) -> None:
+    handler._waiting[0] = handler.config.queue_tokens
+    try:
+        answer = post(inputs="a text without a mask")
+    finally:
+        del handler._waiting[0]
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_a_late_request_is_answered_at_its_time_and_ends(handler: FillMaskHandler) -> None:
+    request = FillRequest(inputs=["<mask>" * 60] * 40, top_k=20)
+
+    async def go() -> None:
+        begin = time.monotonic()
+        with pytest.raises(HttpError) as late:
+            await handler.fill(request, 0.02)
+        assert (late.value.status, time.monotonic() - begin < 1) == (504, True)
+        await handler.fill(FillRequest(inputs="a <mask>"), 30)
+        assert time.monotonic() - begin < 10
+
+    asyncio.run(go())
+    assert handler.load.requests == 0
 
 
 @pytest.mark.workers

@@ -1,6 +1,7 @@
 """The endpoint of an encoder-decoder model: texts, lists, limits, loads, and the gate."""
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -9,18 +10,23 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
+import torch
 
 from jobs.spec.train import OptimizerSpec
 from jobs.training.loop import train
 from serve.batching.client import DeadlineError, QueueFullError
 from serve.config import ReplicaConfig
 from serve.http import app
+from serve.http.asgi import MAX_BODY_BYTES
+from serve.http.errors import HttpError
 from serve.http.fast_path import connections
 from serve.tasks.answers import Answer
 from serve.tasks.registry import endpoint_of
 from serve.tasks.seq2seq import routes
+from serve.tasks.seq2seq.batch import Batch
 from serve.tasks.seq2seq.endpoint import compare
 from serve.tasks.seq2seq.handler import WriterHandler
+from serve.tasks.seq2seq.schemas import LONGEST_TEXT
 from serve.tasks.seq2seq.writer import Settings
 from serve.tools import load_generator
 from serve.version import ModelVersion
@@ -109,13 +115,8 @@ def test_more_tokens_than_the_decoder_has_positions_are_not_written(
     url: str, handler: WriterHandler
 ) -> None:
     """The tiny decoder has 128 positions; a model that never ends is stopped at them."""
-    ends, handler.generator._ends = handler.generator._ends, frozenset()
-    own = handler.generator._model.generation_config
-    kept, own.eos_token_id = own.eos_token_id, None
-    try:
+    with endless(handler):
         answer = ask(url, "a dull film", max_new_tokens=1000, num_beams=1)
-    finally:
-        handler.generator._ends, own.eos_token_id = ends, kept
     assert answer.status_code == 200
     assert answer.json()["finish_reason"] == "length"
 
@@ -180,20 +181,33 @@ def test_requests_at_once_share_batches_and_get_their_own_texts(
     assert handler.load.requests == 0
 
 
+@contextlib.contextmanager
+def endless(handler: WriterHandler) -> Iterator[None]:
+    """The model ends no text before its tokens run out."""
+    generator = handler.generator
+    own, ends = generator._model.generation_config, generator._ends
+    kept, own.eos_token_id, generator._ends = own.eos_token_id, None, frozenset()
+    try:
+        yield
+        assert eventually(lambda: generator.load.requests == 0)
+    finally:
+        own.eos_token_id, generator._ends = kept, ends
+
+
 def test_a_full_queue_and_a_deadline_are_told(handler: WriterHandler) -> None:
     generator = handler.generator
 
     async def late() -> None:
-        await generator.write([[1, 5, 2]], Settings(4, 1), 0.0)
+        await generator.write(["a film"], Settings(4, 1), 0.0)
 
     with pytest.raises(DeadlineError):
         asyncio.run(late())
 
     async def full() -> None:
-        first = asyncio.create_task(generator.write([[1, 5, 2]] * 64, Settings(100, 4), 60))
+        first = asyncio.create_task(generator.write(["a film"] * 64, Settings(100, 4), 60))
         await asyncio.sleep(0)
         try:
-            await generator.write([[1, 5, 2]], Settings(100, 4), 60)
+            await generator.write(["a film"], Settings(100, 4), 60)
         finally:
             first.cancel()
 
@@ -206,17 +220,119 @@ def test_a_full_queue_and_a_deadline_are_told(handler: WriterHandler) -> None:
     assert eventually(lambda: generator.load.requests == 0)
 
 
-def test_a_text_that_takes_too_long_ends_at_its_time(handler: WriterHandler) -> None:
-    own = handler.generator._model.generation_config
-    kept, own.eos_token_id = own.eos_token_id, None
-    ends, handler.generator._ends = handler.generator._ends, type(handler.generator._ends)()
-    begin = time.monotonic()
-    try:
-        (text,) = asyncio.run(handler.generator.write([[1, 5, 2]], Settings(120, 1), 0.02))
-    finally:
-        own.eos_token_id, handler.generator._ends = kept, ends
-    assert (text.finish, time.monotonic() - begin < 5) == ("length", True)
-    assert text.tokens < 120
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_request_in_time_is_answered_beside_one_that_is_late(
+    beams: int, handler: WriterHandler
+) -> None:
+    """Both are in one batch, whose other rows end when the late one does."""
+    generator, settings = handler.generator, Settings(120, beams)
+
+    async def both() -> tuple[Any, Any]:
+        late = generator.write(["a dull film"] * 4, settings, 0.05)
+        begin = time.monotonic()
+        found = await asyncio.gather(
+            late, generator.write(["a superb film"], settings, 60), return_exceptions=True
+        )
+        assert time.monotonic() - begin < 30
+        return found[0], found[1]
+
+    with endless(handler):
+        error, written = asyncio.run(both())
+    assert isinstance(error, DeadlineError)
+    assert (written.texts[0].tokens, written.texts[0].finish) == (120, "length")
+
+
+def test_waiting_requests_are_refused_at_their_time(handler: WriterHandler) -> None:
+    """Not at their turn; a client that leaves ends what is being written."""
+    generator = handler.generator
+
+    async def go() -> float:
+        large = asyncio.create_task(generator.write(["a film"] * 128, Settings(120, 16), 600))
+        await asyncio.sleep(0.1)
+        begin = time.monotonic()
+        with pytest.raises(DeadlineError):
+            await generator.write(["a film"], Settings(4, 1), 0.1)
+        assert not large.done()
+        large.cancel()
+        return time.monotonic() - begin
+
+    with endless(handler):
+        assert asyncio.run(go()) < 2
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_rows_of_a_batch_are_reported_as_soon_as_they_are_complete(
+    beams: int, handler: WriterHandler
+) -> None:
+    """Each with the tokens that `generate` returns for it at the end of the batch."""
+    generator, texts = handler.generator, sources(24)
+    given = generator._padded(generator.tokenizer(texts, truncation=True, max_length=48).input_ids)
+    steps, reported = [0], dict[int, tuple[int, list[int]]]()
+
+    def on_ended(number: int, ids: list[int]) -> None:
+        assert number not in reported
+        reported[number] = steps[0], ids
+
+    def counted(*args: Any, **_: Any) -> torch.Tensor:
+        steps[0] += 1
+        return batch.must_end(*args)
+
+    batch = Batch(len(texts), generator._ends, lambda _: False, on_ended)
+    with batch.watching(generator._model), torch.inference_mode():
+        found = generator._model.generate(
+            **given, max_new_tokens=60, num_beams=beams, stopping_criteria=[counted]
+        )
+    early = {number: step for number, (step, _) in reported.items() if step < steps[0]}
+    batch.end_all(found)
+    end = min(generator._ends)
+    for number, row in enumerate(found[:, 1:].tolist()):
+        step, ids = reported[number]
+        length = ids.index(end) + 1 if end in ids else len(row)
+        assert ids[:length] == row[:length]
+        if beams == 1:
+            assert step == length
+    assert len(set(early.values())) > 1
+
+
+def test_rows_that_nobody_waits_for_are_not_reported(handler: WriterHandler) -> None:
+    reported = list[int]()
+    batch = Batch(3, frozenset({2}), lambda number: number == 1, lambda n, _: reported.append(n))
+    stopped = batch.must_end(torch.tensor([[0, 5], [0, 2], [0, 2]]))
+    assert (stopped.tolist(), reported) == ([False, True, False], [2])
+    batch.end_all(torch.tensor([[0, 5, 2], [0, 2, 1], [0, 2, 1]]))
+    assert reported == [2, 0]
+
+
+def test_a_late_request_is_answered_with_504(url: str, handler: WriterHandler) -> None:
+    headers = {"x-request-timeout-seconds": "0.05"}
+    body = {"inputs": ["a film"] * 64, "max_new_tokens": 120, "num_beams": 4}
+    with endless(handler):
+        answer = httpx.post(f"{url}{PATH}", json=body, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline")
+
+
+def test_the_largest_request_is_answered(url: str) -> None:
+    text = "a dull film, " * (LONGEST_TEXT // 13)
+    texts = [text] * (MAX_BODY_BYTES // (len(text) + 4) - 1)
+    found = ask(url, texts, max_new_tokens=2, num_beams=1)
+    assert (found.status_code, found.headers["x-truncated"]) == (200, "true")
+    assert len(found.json()) == len(texts)
+
+
+def test_a_full_queue_refuses_before_an_input_is_tokenised(handler: WriterHandler) -> None:
+    generator, long = handler.generator, ["film " * 99]
+
+    async def go() -> None:
+        large = asyncio.create_task(generator.write(["a film"] * 128, Settings(120, 16), 600))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await generator.write(long, Settings(4000, 16), 60, truncates=False)
+        large.cancel()
+        with pytest.raises(HttpError, match="more tokens than the model's limit of 48"):
+            await generator.write(long, Settings(4, 1), 60, truncates=False)
+
+    with endless(handler):
+        asyncio.run(go())
 
 
 def test_load_tests_and_python_ask_it(url: str) -> None:

@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 import json
 import random
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.training import eval_sample
 from serve.batching.client import InferenceClient, Load
 from serve.batching.rows import Row, Tokenizer
 from serve.config import ReplicaConfig
@@ -23,6 +26,7 @@ from serve.engines.engine import Choice
 from serve.frontends.ipc import ScoreRequest
 from serve.frontends.worker import RemoteClient
 from serve.http import app
+from serve.http.errors import HttpError
 from serve.http.fast_path import connections
 from serve.http.metrics import Metrics
 from serve.tasks.registry import endpoint_of
@@ -165,6 +169,73 @@ def test_long_texts_are_read_whole(entity_version: ModelVersion) -> None:
     }
     assert len(wanted) >= 120
     assert len(found & wanted) > 0.95 * len(wanted)
+
+
+def counted_texts(handler: TokenHandler) -> float:
+    """The counter of answered texts."""
+    return float(handler.metrics.texts._value.get())
+
+
+def test_metrics_count_texts_and_not_their_windows(entity_version: ModelVersion) -> None:
+    async def go(handler: TokenHandler) -> None:
+        await answered(handler, ["Ada went to Rome " * 900, "to Paris", ""])
+        await answered(handler, "Ada in Rome " * 40)
+        await answered(handler, ["", " "])
+
+    with served(entity_version) as handler:
+        asyncio.run(go(handler))
+        assert counted_texts(handler) == 3 + 1 + 2
+        assert sum(handler.metrics.latency.counts) == 3
+        assert handler.load == Load(0, 0.0, handler.load.tokens_per_s)
+
+
+def test_texts_that_are_being_tokenised_have_deadlines_and_fill_the_queue(
+    entity_version: ModelVersion,
+) -> None:
+    long = json.dumps({"inputs": ["Ada went to Rome " * 5_000] * 8}).encode()
+    short = json.dumps({"inputs": "to Paris"}).encode()
+
+    async def go(handler: TokenHandler) -> None:
+        first = asyncio.create_task(handler.predict(long, 0.3))
+        await asyncio.sleep(0)
+        assert handler.load.requests == 1
+        for body in (long, short):
+            with pytest.raises(HttpError) as full:
+                await handler.predict(body, 60)
+            assert full.value.status == 503
+        begin = time.monotonic()
+        with pytest.raises(HttpError) as late:
+            await first
+        assert (late.value.status, time.monotonic() - begin < 2) == (504, True)
+        while handler.load.requests:
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - begin < 10
+
+    with served(entity_version) as handler:
+        handler.adjust({"queue_tokens": 1_000})
+        asyncio.run(go(handler))
+        assert counted_texts(handler) == 0
+
+
+def test_evaluation_texts_are_cut_to_what_one_request_holds(
+    entity_version: ModelVersion, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(entity_version.path, folder)
+    rows = eval_sample.read(folder)[:3]
+    tails = ("", " " * 150_000, "\u3000" * 300_000)  # no tokens, so that the labels still fit
+    longer = [
+        dataclasses.replace(row, texts=(row.texts[0] + tail,))
+        for row, tail in zip(rows, tails, strict=True)
+    ]
+    eval_sample.write(longer, folder)
+    version = dataclasses.replace(entity_version, path=str(folder))
+    texts = endpoint_of(TASK).evaluation_texts(version)
+    assert len(texts) == len(longer)
+    for text, row in zip(texts, longer, strict=True):
+        assert row.texts[0].startswith(text)
+        assert len(text) <= 100_000
+        assert len(json.dumps({"inputs": text})) <= 2**20
 
 
 def test_it_serves_http_pages_python_and_loads(entity_version: ModelVersion) -> None:

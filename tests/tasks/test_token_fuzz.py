@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from serve.config import ReplicaConfig
 from serve.http import app
+from serve.http.asgi import MAX_BODY_BYTES
 from serve.http.fast_path import connections
 from serve.tasks.token_classification import routes
 from serve.tasks.token_classification.handler import load
@@ -32,7 +33,7 @@ EXAMPLES = hypothesis.settings(
 
 @pytest.fixture(scope="module")
 def url(entity_version: ModelVersion) -> Iterator[str]:
-    server = load(ReplicaConfig(entity_version, engine="torch-fp32", timeout_s=10))
+    server = load(ReplicaConfig(entity_version, engine="torch-fp32", timeout_s=11))
     app.install(server)
     try:
         with on_socket(app.guarded(routes.api), connections(app.current_handler)) as found:
@@ -62,3 +63,24 @@ def test_spans_are_those_of_the_text_for_any_unicode(texts: list[str], url: str)
             assert last <= entity["start"] < entity["end"] <= len(text)
             assert text[entity["start"] : entity["end"]] == entity["text"]
             last = entity["end"]
+
+
+ODD = ("Ada in Rome ", "x", "a ", "🎬", "\n")
+
+
+@pytest.mark.parametrize("part", ODD)
+def test_the_longest_text_is_answered(part: str, url: str) -> None:
+    text = (part * 100_000)[:100_000]
+    answer = httpx.post(f"{url}/predict", json={"inputs": text}, timeout=60)
+    assert answer.status_code in (200, 504), answer.text
+    assert len(text) == 100_000
+
+
+@pytest.mark.parametrize(("part", "length"), [("Ada in Rome ", 100_000), ("x ", 1_000)])
+def test_the_largest_body_is_answered_or_refused(part: str, length: int, url: str) -> None:
+    text = (part * length)[:length]
+    texts = [text] * min(1024, (MAX_BODY_BYTES - 20) // (length + 4))
+    answer = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=60)
+    assert answer.status_code in (200, 503, 504), answer.text
+    while httpx.post(f"{url}/predict", json={"inputs": "to Paris"}).status_code != 200:
+        pass

@@ -165,11 +165,7 @@ class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[m
 
     def must_end(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Returns, as [rows] of bool, whether the generation stops; a transformers criterion."""
-        is_over = (
-            self._is_stopped
-            or self._job.is_cancelled.is_set()
-            or time.monotonic() >= self._job.deadline
-        )
+        is_over = self._is_stopped or self._job.is_over
         return torch.full((len(input_ids),), is_over, device=input_ids.device)
 
     def finish(self) -> None:

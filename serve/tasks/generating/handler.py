@@ -76,7 +76,7 @@ class GenerationHandler(Handler, Generic[GeneratorT]):
         """Counts a request's tokens and time once the context ends, if anything was written.
 
         Raises:
-            HttpError: 503 if the queue is full, 504 if the generation does not start in time.
+            HttpError: 503 if the queue is full, 504 if the answer is late.
         """
         begin, counted = time.perf_counter(), Counted()
         try:

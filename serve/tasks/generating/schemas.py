@@ -3,4 +3,5 @@
 from typing import Literal
 
 Finish = Literal["stop", "length"]
-"""`stop`: the model or a stop text ended the answer; `length`: its tokens or its time ran out."""
+"""`stop`: the model or a stop text ended the answer; `length`: its tokens ran out, or the time of a
+language model's answer."""

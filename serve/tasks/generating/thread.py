@@ -31,6 +31,11 @@ class Job(abc.ABC):
     """Set once the client no longer waits for the answer."""
 
     @property
+    def is_over(self) -> bool:
+        """True if the client no longer waits for the answer, or the deadline has passed."""
+        return self.is_cancelled.is_set() or time.monotonic() >= self.deadline
+
+    @property
     @abc.abstractmethod
     def most_tokens(self) -> int:
         """Tokens that are read, and most tokens that are written."""

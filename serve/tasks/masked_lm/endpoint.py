@@ -10,6 +10,7 @@ from serve.http.handler import Handler
 from serve.tasks.comparison import Comparison, compare_perplexities
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.tasks.masked_lm.schemas import MAX_TEXTS, PATH
+from serve.tasks.request_bodies import grouped
 from serve.version import ModelVersion
 
 MASK = "[MASK]"
@@ -49,10 +50,8 @@ class FillMaskEndpoint(TaskEndpoint):
 
     def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         """Returns lists of texts with masks."""
-        return [
-            {"inputs": list(inputs[first : first + MAX_TEXTS]), **options}
-            for first in range(0, len(inputs), MAX_TEXTS)
-        ]
+        groups = grouped(inputs, MAX_TEXTS, options)
+        return [{"inputs": group, **options} for group in groups]
 
     def predictions(self, reply: Any) -> list[Any]:
         """Returns the fillings of each text."""

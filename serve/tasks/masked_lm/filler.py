@@ -1,6 +1,6 @@
 """Fills the masks of texts with a masked language model, one batch after the other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ import transformers
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from jobs.training.model.precision import AUTOCAST
+from serve.batching.client import DeadlineError
 from serve.http.errors import HttpError
 
 BATCH_TOKENS = 2048
 """Most padded tokens of a forward pass, each of which is scored with the whole vocabulary."""
+ANSWER_TOKENS = 2**22
+"""Most tokens of all fillings of a request, each of which repeats its whole text."""
 
 Row = list[int]
 
@@ -59,26 +62,49 @@ class Filler:
                 raise HttpError(422, "too_long", message)
         return found
 
+    def check(self, rows: Sequence[Row], top_k: int) -> None:
+        """Raises HttpError 422 if the fillings of rows have more than ANSWER_TOKENS tokens."""
+        mask = self.tokenizer.mask_token_id
+        tokens = top_k * sum(row.count(mask) * len(row) for row in rows)
+        if tokens > ANSWER_TOKENS:
+            message = (
+                f"the answer would have {tokens} tokens, because each filling has its whole text;"
+                f" the limit is {ANSWER_TOKENS}: send fewer texts or masks, or a smaller top_k"
+            )
+            raise HttpError(422, "too_long", message)
+
     @torch.inference_mode()
-    def fill(self, rows: Sequence[Row], top_k: int) -> list[Filled]:
-        """Returns the `top_k` likeliest tokens of each mask of each row."""
+    def fill(self, rows: Sequence[Row], top_k: int, is_over: Callable[[], bool]) -> list[Filled]:
+        """Returns the `top_k` likeliest tokens of each mask of each row.
+
+        Raises:
+            DeadlineError: if `is_over` returns True before a batch.
+        """
         filled: dict[int, Filled] = {}
         for part in _batches(rows):
+            if is_over():
+                raise DeadlineError
             chosen = [rows[number] for number in part]
             filled.update(zip(part, self._fill_batch(chosen, top_k), strict=True))
         return [filled[number] for number in range(len(rows))]
 
-    def render(self, filled: Filled) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
+    def render(
+        self, filled: Filled, is_over: Callable[[], bool]
+    ) -> list[dict[str, Any]] | list[list[dict[str, Any]]]:
         """Returns the fillings of a text as transformers' pipeline does.
 
         They are a list for a text with one mask, else a list for each mask.
+
+        Raises:
+            DeadlineError: if `is_over` returns True before a mask.
         """
-        is_single = len(filled.places) == 1
-        pairs = zip(filled.places, filled.found, strict=True)
-        rows = [
-            [self._filling(filled.ids, place, *each, is_single=is_single) for each in best]
-            for place, best in pairs
-        ]
+        is_single, rows = len(filled.places) == 1, []
+        for place, best in zip(filled.places, filled.found, strict=True):
+            if is_over():
+                raise DeadlineError
+            rows.append(
+                [self._filling(filled.ids, place, *each, is_single=is_single) for each in best]
+            )
         return rows[0] if is_single else rows
 
     def _filling(

@@ -1,19 +1,22 @@
-"""The handler of a masked language model: queues requests for one thread that fills masks."""
+"""The handler of a masked language model: one thread tokenises, fills and renders requests."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import pydantic_core
 
 from jobs.errors import DeployError
-from serve.batching.client import Load
+from serve.batching.client import DeadlineError, Load, QueueFullError
+from serve.batching.request_queue import tokens_of
 from serve.config import ReplicaConfig
-from serve.http.errors import HttpError
-from serve.http.handler import Handler
+from serve.http.handler import Handler, HttpResponse, error_of
 from serve.http.metrics import Metrics
-from serve.tasks.masked_lm.filler import Filler, Row
+from serve.tasks.masked_lm.filler import Filler
 from serve.tasks.masked_lm.schemas import PATH, FillRequest, MaskedInfo
 from serve.version import fetched
 
@@ -43,10 +46,13 @@ class FillMaskHandler(Handler):
         super().__init__(config, Metrics(version.name, version.id))
         self.precision = config.precision or "fp32"
         self._filler = Filler(Path(version.path), config.device, self.precision, config.threads)
+        self._headers = {"content-type": "application/json", "x-model-version": version.id}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fill-mask")
-        self._waiting: dict[int, int] = {}
+        self._waiting: dict[int, float] = {}
+        """Tokens of each queued request, estimated from its characters."""
         self._tokens_per_s: float | None = None
-        self._thread.submit(self._filler.fill, [[self._filler.tokenizer.mask_token_id]], 1).result()
+        row = [self._filler.tokenizer.mask_token_id]
+        self._thread.submit(self._filler.fill, [row], 1, lambda: False).result()
 
     @property
     def load(self) -> Load:
@@ -72,39 +78,39 @@ class FillMaskHandler(Handler):
         """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def fill(self, request: FillRequest, timeout_s: float) -> Any:
-        """Returns the fillings of a request's texts, as transformers' pipeline does.
+    async def fill(self, request: FillRequest, timeout_s: float) -> HttpResponse:
+        """Returns the fillings of a request's texts as JSON, as transformers' pipeline does.
 
         Raises:
             HttpError: 422 for a text that cannot be filled, 503 if the queue is full, 504 if the
                 answer takes too long.
         """
-        begin = time.perf_counter()
-        texts = request.inputs if isinstance(request.inputs, list) else [request.inputs]
-        rows = self._filler.rows(texts, self.config.version.max_length)
-        tokens = sum(map(len, rows))
-        load = self.load
+        begin, texts = time.perf_counter(), request.texts
+        tokens, load = tokens_of([(text,) for text in texts]), self.load
         if load.tokens and load.tokens + tokens > self.config.queue_tokens:
-            message = "the queue is full; try again later"
-            raise HttpError(503, "overloaded", message, retry_after_s=max(1.0, load.backlog_s))
-        job = self._thread.submit(self._answer, rows, request.top_k)
+            raise error_of(QueueFullError(load.backlog_s))
+        is_over = threading.Event()
+        job = self._thread.submit(self._answer, request, is_over.is_set)
         self._waiting[id(job)] = tokens
         try:
             limit_s = min(timeout_s, self.config.timeout_s)
-            found = await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
+            body = await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
         except TimeoutError:
-            message = "the request was not answered within its timeout"
-            raise HttpError(504, "deadline", message) from None
+            raise error_of(DeadlineError()) from None
         finally:
+            is_over.set()
             job.cancel()
             del self._waiting[id(job)]
-        self.metrics.count_answer(len(rows), time.perf_counter() - begin)
-        return found if isinstance(request.inputs, list) else found[0]
+        self.metrics.count_answer(len(texts), time.perf_counter() - begin)
+        return HttpResponse(200, body, self._headers)
 
-    def _answer(self, rows: list[Row], top_k: int) -> list[Any]:
-        begin = time.perf_counter()
-        found = [self._filler.render(filled) for filled in self._filler.fill(rows, top_k)]
+    def _answer(self, request: FillRequest, is_over: Callable[[], bool]) -> bytes:
+        begin, filler = time.perf_counter(), self._filler
+        rows = filler.rows(request.texts, self.config.version.max_length)
+        filler.check(rows, request.top_k)
+        filled = filler.fill(rows, request.top_k, is_over)
+        found = [filler.render(each, is_over) for each in filled]
         rate = sum(map(len, rows)) / max(1e-6, time.perf_counter() - begin)
         before = self._tokens_per_s
         self._tokens_per_s = rate if before is None else before + SMOOTHING * (rate - before)
-        return found
+        return pydantic_core.to_json(found if isinstance(request.inputs, list) else found[0])

@@ -6,7 +6,6 @@ import fastapi
 import fastapi.responses
 
 from serve.http import app
-from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody
 from serve.tasks.masked_lm.handler import FillMaskHandler
 from serve.tasks.masked_lm.schemas import PATH, SENTENCES, Filling, FillRequest, MaskedInfo
@@ -31,14 +30,7 @@ async def predict(body: FillRequest, request: fastapi.Request) -> Any:
     The answer is that of transformers' fill-mask pipeline: the likeliest tokens of a text with one
     mask, a list of them for each mask of a text with several, and a list of these for a list.
     """
-    handler = ready()
-    work = handler.fill(body, app.timeout(request))
-    try:
-        found = await cancel_on_disconnect(work, request.receive)
-    except ConnectionError:
-        return app.gone()
-    headers = {"x-model-version": handler.config.version.id}
-    return fastapi.responses.JSONResponse(found, headers=headers)
+    return await app.answered(ready().fill(body, app.timeout(request)), request)
 
 
 @api.get("/health", responses={503: {"model": ErrorBody}})

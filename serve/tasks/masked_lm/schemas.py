@@ -30,6 +30,11 @@ class FillRequest(BaseModel):
     top_k: Annotated[int, Field(strict=True, ge=1, le=MAX_FILLINGS)] = 5
     """Number of words for each mask, the likeliest first."""
 
+    @property
+    def texts(self) -> list[str]:
+        """The texts, of which there is at least one."""
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
 
 class Filling(BaseModel):
     """A token in place of a mask."""

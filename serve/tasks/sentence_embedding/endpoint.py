@@ -19,6 +19,7 @@ from serve.http.open_inference import MAX_CHARACTERS
 from serve.tasks.answers import Vector
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
+from serve.tasks.request_bodies import fitting, grouped
 from serve.tasks.sentence_embedding.schemas import PATH
 from serve.version import ModelVersion
 
@@ -77,10 +78,8 @@ class EmbeddingEndpoint(TaskEndpoint):
         """Lists of texts."""
         if options.get("encoding_format", "float") != "float":
             raise RequestError("predictions are numbers; leave encoding_format out")
-        return [
-            {"input": list(inputs[first : first + TEXTS_PER_REQUEST]), **options}
-            for first in range(0, len(inputs), TEXTS_PER_REQUEST)
-        ]
+        groups = grouped(inputs, TEXTS_PER_REQUEST, options)
+        return [{"input": group, **options} for group in groups]
 
     def predictions(self, reply: Any) -> list[Vector]:
         """A vector for each text, as a tuple of numbers."""
@@ -131,7 +130,7 @@ def evaluation(version: ModelVersion) -> EvaluationRows | None:
         return None
     return EvaluationRows(
         texts=[
-            [text[:MAX_CHARACTERS] for text in role]
+            [fitting(text, MAX_CHARACTERS) for text in role]
             for role in zip(*(row.texts for row in rows), strict=True)
         ],
         labels=[row.label for row in rows],

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from serve.http.errors import HttpError, describe
+from serve.http.errors import validation_error
 from serve.http.open_inference import MAX_CHARACTERS, MAX_TEXTS
 
 PATH, OPENAI_PATH, SIMILARITY_PATH = "/embeddings", "/v1/embeddings", "/similarity"
@@ -122,6 +122,4 @@ def parse(body: bytes, message: type[Message]) -> Message:
         return message.model_validate_json(body)
     except ValidationError as error:
         errors = error.errors(include_input=False, include_url=False, include_context=False)
-        if errors[0]["type"] == "json_invalid":
-            raise HttpError(400, "invalid_json", "the body is not valid JSON") from None
-        raise HttpError(422, "invalid_request", describe(errors, SENTENCES)) from None
+        raise validation_error(errors, SENTENCES) from None

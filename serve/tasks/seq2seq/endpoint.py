@@ -13,6 +13,7 @@ from serve.http.handler import Handler
 from serve.tasks.answers import Answer, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison, compare_perplexities
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
+from serve.tasks.request_bodies import fitting, grouped
 from serve.tasks.seq2seq.schemas import LONGEST_TEXT, PATH
 from serve.version import ModelVersion
 
@@ -53,10 +54,8 @@ class WriterEndpoint(TaskEndpoint):
 
     def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         """Lists of texts."""
-        return [
-            {"inputs": list(inputs[first : first + TEXTS_PER_REQUEST]), **options}
-            for first in range(0, len(inputs), TEXTS_PER_REQUEST)
-        ]
+        groups = grouped(inputs, TEXTS_PER_REQUEST, options)
+        return [{"inputs": group, **options} for group in groups]
 
     def predictions(self, reply: Any) -> list[Prediction]:
         """A text for each input."""
@@ -86,7 +85,7 @@ class WriterEndpoint(TaskEndpoint):
         rows = eval_sample.read(folder)
         prefix = prefix_of(folder) if rows else ""
         texts = [text.removeprefix(prefix) for row in rows for text in row.texts]
-        return [text[:LONGEST_TEXT] for text in texts]  # more than a model reads of them
+        return [fitting(text, LONGEST_TEXT) for text in texts]  # more than a model reads of them
 
 
 ENDPOINT = WriterEndpoint()

@@ -1,4 +1,4 @@
-"""The handler of an encoder-decoder model: tokenises texts and renders what is written for them."""
+"""The handler of an encoder-decoder model: queues texts and renders what is written for them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pydantic_core
 
 from serve.config import ReplicaConfig
-from serve.http.errors import HttpError
 from serve.http.handler import HttpResponse
 from serve.tasks.generating.handler import GenerationHandler
 from serve.tasks.seq2seq.schemas import PATH, GenerateRequest, WriterInfo
@@ -28,7 +27,8 @@ class WriterHandler(GenerationHandler[Writer]):
     def start(self, folder: Path) -> Writer:
         """Returns the writer of the model in a folder."""
         own = self.config
-        return Writer(folder, own.device, self.precision, own.threads, own.queue_tokens)
+        limits = own.queue_tokens, own.version.max_length
+        return Writer(folder, own.device, self.precision, own.threads, *limits)
 
     def adjust(self, changes: Mapping[str, Any]) -> None:
         """Changes fields named in `ADJUSTABLE`, from the next request on."""
@@ -56,9 +56,8 @@ class WriterHandler(GenerationHandler[Writer]):
 
         Raises:
             HttpError: 422 for a text without a token, or one that was cut and may not be; 503 if
-                the queue is full, 504 if the generation does not start in time.
+                the queue is full, 504 if the texts are not complete in time.
         """
-        rows, is_cut = self._tokenised(request)
         defaults, most = self.generator.defaults, self.generator.most_tokens
         settings = Settings(
             min(request.max_new_tokens or defaults.most_tokens, most),
@@ -66,24 +65,11 @@ class WriterHandler(GenerationHandler[Writer]):
         )
         timeout_s = min(timeout_s, self.config.timeout_s)
         with self.counting() as counted:
-            counted.read = sum(map(len, rows))
-            texts = await self.generator.write(rows, settings, timeout_s)
-            counted.written = sum(text.tokens for text in texts)
-        found = [{"text": text.text, "finish_reason": text.finish} for text in texts]
-        headers = {**self._headers, **({"x-truncated": "true"} if is_cut else {})}
+            written = await self.generator.write(
+                request.texts, settings, timeout_s, truncates=request.truncate
+            )
+            counted.read, counted.written = written.read, sum(t.tokens for t in written.texts)
+        found = [{"text": text.text, "finish_reason": text.finish} for text in written.texts]
+        headers = {**self._headers, **({"x-truncated": "true"} if written.is_cut else {})}
         value = found[0] if isinstance(request.inputs, str) else found
         return HttpResponse(200, pydantic_core.to_json(value), headers)
-
-    def _tokenised(self, request: GenerateRequest) -> tuple[list[list[int]], bool]:
-        """Returns the token ids of a request's texts, and whether a text was cut."""
-        length, prefix = self.config.version.max_length, self.generator.prefix
-        given = [f"{prefix}{text}" for text in request.texts]
-        found = self.generator.tokenizer(given, truncation=True, max_length=length)
-        is_cut = any(each.overflowing for each in found.encodings)
-        if is_cut and not request.truncate:
-            message = f"an input has more tokens than the model's limit of {length}"
-            raise HttpError(422, "too_long", message)
-        rows: list[list[int]] = found["input_ids"]
-        if not all(rows):
-            raise HttpError(422, "invalid_request", "an input has no token for the model")
-        return rows, is_cut

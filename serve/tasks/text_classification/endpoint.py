@@ -17,6 +17,7 @@ from serve.http.open_inference import MAX_CHARACTERS
 from serve.tasks.answers import Label, Prediction
 from serve.tasks.comparison import ComparedMetric, Comparison
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
+from serve.tasks.request_bodies import fitting, grouped
 from serve.tasks.text_classification.schemas import PATH
 from serve.version import ModelVersion
 
@@ -80,11 +81,8 @@ class ClassificationEndpoint(TaskEndpoint):
 
     def questions(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
         """Lists of texts, or of pairs: tuples of two or `{"text": …, "text_pair": …}`."""
-        items = [_item(each) for each in inputs]
-        return [
-            {"inputs": items[first : first + TEXTS_PER_REQUEST], **options}
-            for first in range(0, len(items), TEXTS_PER_REQUEST)
-        ]
+        groups = grouped([_item(each) for each in inputs], TEXTS_PER_REQUEST, options)
+        return [{"inputs": group, **options} for group in groups]
 
     def predictions(self, reply: Any) -> list[Prediction]:
         """A label for each input; with `top_k` a tuple of labels."""
@@ -144,11 +142,11 @@ def evaluation_rows(version: ModelVersion) -> tuple[Sequence["SampleRow"], list[
     rows = eval_sample.read(Path(version.path))
     if not rows or version.is_pair:
         return [], []
-    texts = [text[:MAX_CHARACTERS] for row in rows for text in row.texts]
+    texts = [text for row in rows for text in row.texts]
     if not texts:
         tokenizer = Tokenizer(Path(version.path), version.max_length)
         texts = tokenizer.texts([row.ids for row in rows])
-    return rows, texts
+    return rows, [fitting(text, MAX_CHARACTERS) for text in texts]
 
 
 def _item(given: Any) -> Any:

@@ -7,7 +7,9 @@ from pathlib import Path
 from jobs.tasks.token_classification.words import Entity, Word, entities_of, without_spaces
 from serve.batching.rows import Tokenizer
 from serve.tasks.comparison import ComparedMetric, Comparison
+from serve.tasks.request_bodies import fitting
 from serve.tasks.text_classification.endpoint import LabelCounts
+from serve.tasks.token_classification.schemas import MAX_CHARACTERS
 from serve.version import ModelVersion
 
 Found = frozenset[tuple[str, int, int]]
@@ -21,7 +23,7 @@ class LabelledText:
     text: str
     entities: Found
     end: int
-    """Characters that training read; it cuts longer texts."""
+    """Characters of it that training read; it cuts longer texts."""
 
     def within(self, entities: Sequence[Entity]) -> Found:
         """Returns the entities that lie where training read the text."""
@@ -29,7 +31,7 @@ class LabelledText:
 
 
 def evaluation(version: ModelVersion) -> list[LabelledText]:
-    """Returns a version's evaluation texts; empty if it has none.
+    """Returns a version's evaluation texts, cut to what one request can hold; empty without rows.
 
     An entity ends with the last token of its last word, as the words of the rows divide the text.
     """
@@ -49,8 +51,9 @@ def evaluation(version: ModelVersion) -> list[LabelledText]:
                 words.append(Word(version.labels[label], 1.0, start, end))
             elif words and start < end:
                 words[-1] = Word(words[-1].label, 1.0, words[-1].start, end)
-        whole = LabelledText(text, frozenset(), words[-1].end)
-        found.append(LabelledText(text, whole.within(entities_of(words)), whole.end))
+        shown = fitting(text, MAX_CHARACTERS)
+        whole = LabelledText(shown, frozenset(), min(words[-1].end, len(shown)))
+        found.append(LabelledText(shown, whole.within(entities_of(words)), whole.end))
     return found
 
 

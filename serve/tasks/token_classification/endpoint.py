@@ -12,7 +12,7 @@ from serve.http.metrics import Metrics
 from serve.tasks.answers import Entity
 from serve.tasks.comparison import Comparison
 from serve.tasks.endpoint import SendRequest
-from serve.tasks.text_classification.endpoint import TEXTS_PER_REQUEST, ClassificationEndpoint
+from serve.tasks.text_classification.endpoint import ClassificationEndpoint
 from serve.tasks.token_classification import comparison
 from serve.tasks.token_classification.comparison import Found, LabelledText
 from serve.version import ModelVersion
@@ -71,10 +71,7 @@ class TokenEndpoint(ClassificationEndpoint):
     def _found(
         self, version: ModelVersion, rows: Sequence[LabelledText], send: SendRequest
     ) -> list[Found]:
-        answers: list[Any] = []
-        for first in range(0, len(rows), TEXTS_PER_REQUEST):
-            part = rows[first : first + TEXTS_PER_REQUEST]
-            answers += self.predictions(send(version, {"inputs": [row.text for row in part]}))
+        answers: list[Any] = self.answers(version, [row.text for row in rows], send)
         return [row.within(answer) for row, answer in zip(rows, answers, strict=True)]
 
 

@@ -2,19 +2,22 @@
 
 import asyncio
 import functools
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pydantic_core
 
-from serve.batching.client import Answer, InferenceClient
+from serve.batching.client import Answer, DeadlineError, InferenceClient, Load, QueueFullError
+from serve.batching.request_queue import tokens_of
 from serve.batching.rows import Row
 from serve.config import ReplicaConfig
 from serve.engines import startup
 from serve.engines.engine import Choice
-from serve.http.handler import HttpResponse, OnResponse, PredictHandler, error_of
+from serve.http.errors import HttpError
+from serve.http.handler import Counted, HttpResponse, OnResponse, PredictHandler, error_of
 from serve.http.metrics import Metrics
 from serve.tasks.token_classification import schemas
 from serve.tasks.token_classification.schemas import PATH, EntityModelInfo, EntityRequest
@@ -35,13 +38,29 @@ class WindowedRequest:
     is_list: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A request that is being tokenised or scored."""
 
     scoring: Any = None
     """The client's ticket; None while the request is being tokenised."""
-    is_ended: bool = False
+    timer: asyncio.TimerHandle | None = None
+    """Answers 504 at the deadline of a request that is tokenised on another thread."""
+    is_ended: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The times of a request."""
+
+    counted: Counted
+    deadline: float
+    """On the monotonic clock."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
 
 
 class TokenHandler(PredictHandler[WindowedRequest]):
@@ -55,6 +74,8 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         super().__init__(config, choice, client, metrics)
         self._labels = list(config.version.labels)
         self._windows = Windows(client.tokenizer)
+        self._dividing: dict[Ticket, float] = {}
+        """Tokens of each request that is being tokenised, estimated from its characters."""
 
     @property
     def info(self) -> EntityModelInfo:
@@ -74,32 +95,49 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         """Returns the request in a body, and the rows of all its windows; raises HttpError."""
         return self._divided(schemas.parse(body))
 
+    @property
+    def load(self) -> Load:
+        """The requests that wait now, and those that are being tokenised."""
+        load = self.client.load
+        requests = load.requests + len(self._dividing)
+        return Load(requests, load.tokens + sum(self._dividing.values()), load.tokens_per_s)
+
     def submit(self, body: bytes, timeout_s: float, on_response: OnResponse) -> Ticket:
         """Starts to answer a request and returns a ticket for `cancel`; see `PredictHandler`."""
-        request, ticket = schemas.parse(body), Ticket()
+        request = schemas.parse(body)
+        arrival = Arrival(
+            Counted(len(request.texts), time.perf_counter()),
+            time.monotonic() + min(timeout_s, self.config.timeout_s),
+        )
+        tokens, load = tokens_of([(text,) for text in request.texts]), self.load
+        if load.tokens and load.tokens + tokens > self.config.queue_tokens:
+            raise error_of(QueueFullError(load.backlog_s))
+        ticket = Ticket()
         if sum(map(len, request.texts)) <= INLINE_CHARACTERS:
-            self._score(ticket, self._divided(request), timeout_s, on_response)
-            return ticket
-        began = time.monotonic()
-
-        def on_divided(future: "asyncio.Future[tuple[WindowedRequest, list[Row]]]") -> None:
-            if ticket.is_ended or future.cancelled():
-                return
-            try:
-                left_s = timeout_s - (time.monotonic() - began)
-                self._score(ticket, future.result(), left_s, on_response)
-            except Exception as error:  # noqa: BLE001 - no traceback reaches a client
-                on_response(error_of(error))
-
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, self._divided, request).add_done_callback(on_divided)
+            self._score(ticket, self._divided(request), arrival, on_response)
+        else:
+            self._divide(ticket, request, tokens, arrival, on_response)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """Takes a request out of the queue."""
-        ticket.is_ended = True
+        """Takes a request out of the queue, or ends its tokenising after the current text."""
+        ticket.is_ended.set()
+        if ticket.timer is not None:
+            ticket.timer.cancel()
         if ticket.scoring is not None:
             super().cancel(ticket.scoring)
+
+    def respond(self, request: WindowedRequest, answer: Answer, on_response: OnResponse) -> None:
+        """Renders the response to a request, a long one on another thread than the event loop's."""
+        if sum(len(each.text) for each in request.texts) <= INLINE_CHARACTERS:
+            super().respond(request, answer, on_response)
+            return
+        respond, loop = super().respond, asyncio.get_running_loop()
+
+        def forward(response: HttpResponse | HttpError) -> None:
+            loop.call_soon_threadsafe(on_response, response)
+
+        loop.run_in_executor(None, respond, request, answer, forward)
 
     def render(self, request: WindowedRequest, answer: Answer) -> HttpResponse:
         """Returns the entities of a request's texts as JSON."""
@@ -111,8 +149,39 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         value = found if request.is_list else found[0]
         return HttpResponse(200, pydantic_core.to_json(value), self.headers_of(answer))
 
-    def _divided(self, request: EntityRequest) -> tuple[WindowedRequest, list[Row]]:
-        texts = self._windows.of(request.texts)
+    def _divide(
+        self,
+        ticket: Ticket,
+        request: EntityRequest,
+        tokens: float,
+        arrival: Arrival,
+        on_response: OnResponse,
+    ) -> None:
+        """Tokenises a long request on another thread; `tokens` of it wait until then."""
+        loop = asyncio.get_running_loop()
+
+        def on_divided(future: "asyncio.Future[tuple[WindowedRequest, list[Row]]]") -> None:
+            del self._dividing[ticket]
+            if ticket.is_ended.is_set() or future.cancelled():
+                return
+            try:
+                self._score(ticket, future.result(), arrival, on_response)
+            except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+                on_response(error_of(error))
+
+        self._dividing[ticket] = tokens
+        ticket.timer = loop.call_later(arrival.left_s, on_response, error_of(DeadlineError()))
+        dividing = loop.run_in_executor(None, self._divided, request, ticket.is_ended.is_set)
+        dividing.add_done_callback(on_divided)
+
+    def _divided(
+        self, request: EntityRequest, is_over: Callable[[], bool] = lambda: False
+    ) -> tuple[WindowedRequest, list[Row]]:
+        texts = list[WindowedText]()
+        for text in request.texts:
+            if is_over():
+                break
+            texts += self._windows.of([text])
         rows = [row for text in texts for row in text.rows]
         return WindowedRequest(texts, isinstance(request.inputs, list)), rows
 
@@ -120,15 +189,18 @@ class TokenHandler(PredictHandler[WindowedRequest]):
         self,
         ticket: Ticket,
         divided: tuple[WindowedRequest, list[Row]],
-        timeout_s: float,
+        arrival: Arrival,
         on_response: OnResponse,
     ) -> None:
         request, rows = divided
         if rows:
-            ticket.scoring = self.submit_parsed(request, rows, timeout_s, on_response)
+            ticket.scoring = self.submit_parsed(
+                request, rows, arrival.left_s, on_response, arrival.counted
+            )
         else:
-            render = functools.partial(self.render, request, NOTHING_READ)
-            asyncio.get_running_loop().call_soon(lambda: on_response(render()))
+            self.count(arrival.counted)
+            respond = functools.partial(self.respond, request, NOTHING_READ, on_response)
+            asyncio.get_running_loop().call_soon(respond)
 
     def _entities(self, windowed: WindowedText, scores: Sequence[Any]) -> dict[str, Any]:
         return {
