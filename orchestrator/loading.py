@@ -19,11 +19,11 @@ from jobs.loader import load, loads
 from jobs.loader.files import files_exist
 from jobs.loader.rows import rows_suit_the_job
 from jobs.spec import JobSpec
+from jobs.spec.model import REGISTRY_SCHEME
 from jobs.spec.rules import Rule, Violation
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import S3_SCHEME, Storage, open_storage
 from orchestrator.decisions.resolve import with_absolute_paths
-from orchestrator.records.bases import with_located_base
 
 RAY_JOB_COPY = "runtime_resources"
 """Part of the working directory's path inside a submitted Ray job, which is a throw-away copy."""
@@ -60,7 +60,7 @@ def load_job(
         spec = load(Path(job), settings=settings or (), extra_rules=rules)
     if is_elsewhere:
         return spec
-    return with_absolute_paths(with_located_base(spec, storage_of(spec)), folder)
+    return with_absolute_paths(_with_located_base(spec), folder)
 
 
 def serving_of(spec: JobSpec, purpose: str, file: str | None = None) -> ServeSpec:
@@ -79,12 +79,32 @@ def storage_of(spec: JobSpec) -> Storage:
     return open_storage(spec.storage)
 
 
+def load_served(
+    job: Path, settings: Sequence[str] | None, purpose: str
+) -> tuple[JobSpec, ServeSpec]:
+    """Load a job and its serve section.
+
+    Raises:
+        JobFileError: if it has no serve section, which `purpose` requires.
+    """
+    spec = load_job(job, settings, reads_rows=False)
+    return spec, serving_of(spec, purpose, str(job))
+
+
+def _with_located_base(spec: JobSpec) -> JobSpec:
+    if not spec.model.base.startswith(REGISTRY_SCHEME):
+        return spec
+    from orchestrator.records import bases  # imports numpy, which other jobs need not pay for
+
+    return bases.with_located_base(spec, storage_of(spec))
+
+
 def _with_base(*rules: Rule) -> Rule:
     """Returns the rules in one, for a job whose base is found in its storage."""
 
     def check(spec: JobSpec) -> Iterator[Violation]:
         try:
-            located = with_located_base(spec, storage_of(spec))
+            located = _with_located_base(spec)
         except (ModelError, RunError, CheckpointError) as error:
             yield Violation(("model", "base"), str(error))
             return

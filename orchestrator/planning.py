@@ -8,7 +8,6 @@ from cluster import local
 from cluster.inventory import Inventory, read_inventory
 from cluster.prices import read_book
 from jobs.spec import JobSpec
-from jobs.training.data.longest_row import longest_row, longest_target
 from jobs.training.model.counting import shape_of
 from orchestrator import preflight
 from orchestrator.decisions.plan import Plan, make_plan
@@ -20,6 +19,8 @@ def plan_on(spec: JobSpec, nodes: Inventory) -> Plan:
     Raises JobFileError where the base cannot do the task, InfeasibleError when nothing is left to
     try.
     """
+    from jobs.training.data.longest_row import longest_row, longest_target  # imports pyarrow
+
     shape = shape_of(spec.model.base, spec.task)  # which fetches the configuration from the hub
     preflight.check_ability(spec)
     return make_plan(spec, nodes, shape, longest_row(spec), read_book(), longest_target(spec))

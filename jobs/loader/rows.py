@@ -68,10 +68,12 @@ def read_here(source: SourceSpec, folder: Path = Path()) -> "Table | None":
     Raises:
         DataError: if a file cannot be read.
     """
-    from jobs.training.data import readers  # 0.4 s that other commands need not pay
-
     places = files.local_files(source, folder)
-    return None if places is None else readers.read_files(places, LARGEST_FILES)
+    if not places:
+        return None
+    from jobs.training.data import readers  # imports pyarrow, which jobs without files need not
+
+    return readers.read_files(places, LARGEST_FILES)
 
 
 def _length_fits(spec: JobSpec, folder: Path) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""The `winnow` command: registers one command for each module, and turns errors into exit codes."""
+"""The `winnow` command: its options, and what errors become: a sentence and an exit code."""
 
 import signal
 import sys
@@ -9,32 +9,8 @@ import typer
 
 import raywinnow
 from jobs.errors import ImportPathError, JobFileError, WinnowError
-from jobs.storage import files
 from orchestrator import interruption
-from orchestrator.cli import (
-    accuracy,
-    cluster,
-    deploy,
-    doctor,
-    export,
-    gc,
-    hardware,
-    init,
-    load,
-    manifests,
-    models,
-    plan,
-    render,
-    report,
-    run,
-    schema,
-    serve,
-    status,
-    submit,
-    token,
-    tune_serve,
-    validate,
-)
+from orchestrator.cli.commands import LazyCommands
 from orchestrator.cli.options import out, print_error
 from orchestrator.interruption import Terminated, interrupt
 from raywinnow import paths
@@ -52,7 +28,7 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=LazyCommands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 @app.callback()
@@ -65,38 +41,6 @@ def options(
     ] = False,
 ) -> None:
     """One job file from a hardware-aware sweep to a served endpoint."""
-
-
-for command in (
-    init.init,
-    validate.validate,
-    render.render,
-    schema.schema,
-    plan.plan,
-    run.run,
-    run.sweep,
-    run.train,
-    deploy.deploy,
-    serve.serve,
-    tune_serve.tune_serve,
-    load.load,
-    export.export,
-    status.status,
-    gc.gc,
-    report.report,
-    accuracy.accuracy,
-    hardware.hardware,
-    doctor.doctor,
-    cluster.up,
-    cluster.down,
-    submit.submit,
-    manifests.manifests,
-):
-    app.command()(command)
-
-
-app.add_typer(models.app, name="models")
-app.add_typer(token.app, name="token")
 
 
 def main() -> None:
@@ -125,6 +69,8 @@ def _exit_code(error: BaseException) -> int:
         print_error(error)
         return EXIT_JOB_FILE if isinstance(error, JobFileError) else EXIT_ERROR
     # a bug: print a sentence and keep the traceback in a file
+    from jobs.storage import files  # with the job specification, which a good command may not need
+
     path = files.home() / "crash.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")

@@ -11,12 +11,12 @@ from orchestrator.cli.options import (
     InsecureLocal,
     JobFile,
     Settings,
-    load_served,
     out,
     print_json,
     results_only,
 )
 from orchestrator.console import Console
+from orchestrator.loading import load_served
 
 
 def deploy(

@@ -1,4 +1,4 @@
-"""Shared by the commands: options, loading a job, printing results and errors."""
+"""Shared by the commands: options, and printing results and errors."""
 
 import contextlib
 import dataclasses
@@ -13,9 +13,6 @@ import typer
 from pydantic import TypeAdapter
 
 from jobs.errors import JobFileError
-from jobs.spec import JobSpec
-from jobs.spec.serve import ServeSpec
-from orchestrator.loading import load_job, serving_of
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
 Settings = Annotated[
@@ -38,16 +35,6 @@ InventoryFile = Annotated[
 ]
 
 DEFAULT_STORAGE = ".winnow"
-
-
-def load_served(path: Path, settings: list[str] | None, purpose: str) -> tuple[JobSpec, ServeSpec]:
-    """Load a job and its serve section.
-
-    Raises:
-        JobFileError: if it has no serve section, which `purpose` requires.
-    """
-    spec = load_job(path, settings, reads_rows=False)
-    return spec, serving_of(spec, purpose, str(path))
 
 
 def out() -> rich.console.Console:

@@ -18,14 +18,13 @@ from orchestrator.cli.options import (
     InsecureLocal,
     JobFile,
     Settings,
-    load_served,
     out,
     print_json,
     results_only,
     table,
 )
 from orchestrator.execution import quiet_libraries
-from orchestrator.loading import storage_of
+from orchestrator.loading import load_served, storage_of
 from orchestrator.records import registry
 from serve.engines.timing_curve import Curve
 from serve.tools import cost_frontier

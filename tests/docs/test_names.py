@@ -78,12 +78,13 @@ def mistake(words: list[str], *, is_whole: bool) -> str:
     """
     command: Any = typer.main.get_command(app)
     rest, context = words, command.make_context("winnow", [], resilient_parsing=True)
-    while hasattr(command, "commands"):
+    while hasattr(command, "get_command"):
         if not rest:
             return "names no command" if is_whole else ""
-        if rest[0] not in command.commands:
-            return f"there is no command {rest[0]}"
-        command, rest = command.commands[rest[0]], rest[1:]
+        named, rest = rest[0], rest[1:]
+        command = command.get_command(context, named)
+        if command is None:
+            return f"there is no command {named}"
     if not rest and not is_whole:
         return ""
     try:
