@@ -31,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import learning  # noqa: E402 - runs from a clone, installed or not
 from benchmarks.learning import CHANCE_T, DEVICE, Row, Scores, compared, table  # noqa: E402
+from benchmarks.learning_targets import tokenizer_of  # noqa: E402
 from jobs.spec.data import SourceSpec  # noqa: E402
 from jobs.spec.model import ModelSpec  # noqa: E402
 from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerSpec  # noqa: E402
@@ -84,14 +85,31 @@ def main() -> int:
 
 def e2e(data: Path, folder: Path, rows: int) -> Subject:
     """Returns pairs of sentences for the same facts, and a base that writes such sentences."""
-    subject = learning.prompts(data, folder)
-    first = dataclasses.replace(subject, train=subject.train[:FIRST_ROWS], epochs=1.0)
-    base, _ = learning.ours(first, 0, folder / "first")
-    train_rows, eval_rows = (
-        pairs(table(data / f"e2e/{split}.csv", ","), count)
-        for split, count in (("train", rows), ("test", JUDGED))
+    read = {split: table(data / f"e2e/{split}.csv", ",") for split in ("train", "test")}
+    written = [
+        {"prompt": f"{row['mr']} : ", "response": row["ref"]} for row in read["train"][:FIRST_ROWS]
+    ]
+    start = folder / "llama"
+    tokenizer = tokenizer_of([text for row in written for text in row.values()])
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
-    return Subject(train_rows, eval_rows, str(base))
+    transformers.LlamaForCausalLM(config).save_pretrained(start)
+    tokenizer.save_pretrained(start)
+    fields = {"prompt": "prompt", "response": "response", "max_length": LENGTH}
+    first = learning.Subject("first", written, written[:64], str(start), fields, 2.0, 8, 2e-3)
+    base, _ = learning.ours(first, 0, folder / "first")
+    train_rows = pairs(read["train"], rows)
+    return Subject(train_rows, pairs(read["test"], JUDGED), str(base))
 
 
 def pairs(rows: Sequence[Row], count: int) -> list[Row]:

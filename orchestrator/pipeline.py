@@ -119,6 +119,7 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
 
 def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> Plan:
     """Decide and record what to try on these nodes."""
+    preflight.check_ability(context.spec)
     preflight.check_base(context.spec)
     plan = plan_on(context.spec, inventory)
     plan = plan.among(wanted) if wanted else plan

@@ -21,7 +21,7 @@ def plan_on(spec: JobSpec, nodes: Inventory) -> Plan:
     """
     from jobs.training.data.longest_row import longest_row, longest_target  # imports pyarrow
 
-    shape = shape_of(spec.model.base, spec.task)  # which fetches the configuration from the hub
+    shape = shape_of(spec.model.base, spec.task)  # which may fetch the configuration from the hub
     preflight.check_ability(spec)
     return make_plan(spec, nodes, shape, longest_row(spec), read_book(), longest_target(spec))
 

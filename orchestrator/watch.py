@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import (
+    BaseScored,
     BestKept,
     CheckpointSkipped,
     Evaluated,
@@ -58,6 +59,8 @@ class FitWatch:
         match event:
             case Tokenised():
                 self._notify(Progress(f"tokens {event.split}", event.done, event.total))
+            case BaseScored():
+                self._notify(Progress("base", event.done, event.total, "rows scored"))
             case Started():
                 self._start(event)
             case Stepped():

@@ -21,7 +21,7 @@ from jobs.training.model.precision import autocast
 from jobs.training.quality import QualityReport
 from jobs.training.scores import GatheredScores, OneForward, Scores
 from jobs.training.session import Session
-from jobs.training.task import Batch
+from jobs.training.task import Batch, training_of
 from jobs.training.world import World
 
 KEPT_NUMBERS = 2048
@@ -32,9 +32,11 @@ def final_precision(config: TrainingConfig, world: World) -> Precision:
     """Returns the precision of the last evaluation: fp32, which the saved weights have.
 
     Adapters and sharded models are evaluated in the training precision, because their weights are
-    in memory in this precision only.
+    in memory in this precision only, and what is compared with the base as the base was scored.
     """
-    has_fp32 = config.model.adapter is None and not parallel.is_sharded(config, world)
+    compares = training_of(config.model.task).has_references
+    is_narrow = config.model.adapter is not None or parallel.is_sharded(config, world)
+    has_fp32 = not is_narrow and not compares
     return "fp32" if has_fp32 else config.precision
 
 

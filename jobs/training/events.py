@@ -37,6 +37,14 @@ class Tokenised:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseScored:
+    """The base has scored some rows, with which the loss compares the model."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """One optimizer step is done."""
 
@@ -265,6 +273,7 @@ class CheckpointRef:
 
 Event = (
     Tokenised
+    | BaseScored
     | Started
     | Stepped
     | Evaluated

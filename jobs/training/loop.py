@@ -19,6 +19,7 @@ from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.evaluate import evaluate, evaluate_last, final_precision, sample_scores
 from jobs.training.events import (
+    BaseScored,
     CheckpointRef,
     CheckpointSkipped,
     Evaluated,
@@ -72,7 +73,10 @@ def train(
         report_main(WorkersReady())
         try:
             corpus = load_corpus(config, lambda *done: report_main(Tokenised(*done)))
-            trained = run(build_session(config, corpus, world), report_main, store, leave)
+            session = build_session(
+                config, corpus, world, progress=lambda *done: report_main(BaseScored(*done))
+            )
+            trained = run(session, report_main, store, leave)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))

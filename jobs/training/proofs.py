@@ -7,7 +7,7 @@ on earlier tokens of its own sample, whether the sample is alone in its row or p
 import dataclasses
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,7 +121,7 @@ def _with_accepted_columns(corpus: Corpus, model: Any, own: Sequence[str]) -> Co
 def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
     embeddings = token_embeddings(model)
     known = math.inf if embeddings is None else embeddings.shape[0]
-    largest = max(int(tokens.columns[INPUT_IDS].max()) for tokens in (corpus.train, corpus.eval))
+    largest = max(int(ids.max()) for each in (corpus.train, corpus.eval) for ids in _ids_of(each))
     if largest >= known:
         raise ModelError(_unknown_token(largest, config, known))
     _check_targets(corpus, model, config, known)
@@ -132,6 +132,14 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
             f"{config.model.base} takes {room} tokens, and the longest row has {longest}; set"
             f" data.max_length to {room} or less"
         )
+
+
+def _ids_of(tokens: TokenSet) -> Iterator[NDArray[Any]]:
+    """Yields the tokens of each sequence of all rows."""
+    yield tokens.columns[INPUT_IDS]
+    for name, column in tokens.ragged.items():
+        if name.endswith(INPUT_IDS):
+            yield column.values
 
 
 def _room(tokens: TokenSet, model: Any) -> float:

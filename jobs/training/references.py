@@ -1,6 +1,8 @@
 """What the base gives every row, for losses that compare with it: computed once and cached."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from jobs.training.config import TrainingConfig, eval_batch
 from jobs.training.corpus import Corpus
 from jobs.training.data import cache, encoding
+from jobs.training.data.batches import Indices
+from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import TokenSet, TokenStore
 from jobs.training.model import adapter
 from jobs.training.model.precision import autocast
@@ -19,23 +23,32 @@ from jobs.training.world import World
 
 LABELS = "labels"
 """Column of a cached table."""
+BLOCK = 8
+"""Batches of each worker between two reports of progress."""
 
 
 def with_references(
-    corpus: Corpus, training: TaskTraining, model: Any, config: TrainingConfig, world: World
+    corpus: Corpus,
+    training: TaskTraining,
+    model: Any,
+    config: TrainingConfig,
+    world: World,
+    progress: Progress | None = None,
 ) -> Corpus:
     """Returns the corpus with the task's `reference` of every row as its labels, (rows, n).
 
-    The model must be as it was loaded: an untrained adapter changes nothing. All workers must call
-    this; they divide the rows, and machines that know them already do not compute them again.
+    The model must be as it was loaded, whole on each device: an untrained adapter changes nothing.
+    All workers must call this; they divide the rows, and do not compute them again where all of
+    their machines know them. `progress` is told the scored rows and all rows.
     """
     key = _key(corpus, model, config)
     found = cache.find(key)
     if not all(world.gather(found is not None)):
-        made = _scored(corpus, training, model, config, world)
-        found = cache.table(key, lambda: made)
+        values = _scored(corpus, training, model, config, world, progress or _ignore)
+        found = cache.table(key, lambda: pa.table({LABELS: encoding.vectors(values)}))
     assert found is not None
-    values = encoding.labels(found[LABELS])
+    values = encoding.labels(found[LABELS]).astype(np.float32)
+    assert len(values) == len(corpus.train) + len(corpus.eval)
     train, rest = np.split(values, [len(corpus.train)])
     return dataclasses.replace(
         corpus,
@@ -49,43 +62,78 @@ def is_known(corpus: Corpus, model: Any, config: TrainingConfig) -> bool:
     return cache.find(_key(corpus, model, config)) is not None
 
 
-@torch.no_grad()
 def _scored(
-    corpus: Corpus, training: TaskTraining, model: Any, config: TrainingConfig, world: World
-) -> pa.Table:
-    """Returns a table of the references of the training rows, then of the evaluation rows."""
+    corpus: Corpus,
+    training: TaskTraining,
+    model: Any,
+    config: TrainingConfig,
+    world: World,
+    progress: Progress,
+) -> NDArray[np.float32]:
+    """Returns the references of the training rows, then of the evaluation rows, (rows, n)."""
+    splits = (corpus.train, corpus.eval)
+    total, parts = sum(map(len, splits)), list[NDArray[np.float32]]()
     model.eval()
     try:
-        with autocast(config.precision, world.device):
-            parts = [
-                _of_rows(tokens, training, model, config, world)
-                for tokens in (corpus.train, corpus.eval)
-            ]
+        for tokens in splits:
+            told = functools.partial(_add, progress, sum(map(len, parts)), total)
+            parts.append(_Scorer(tokens, training, model, config, world).all_rows(told))
     finally:
         model.train()
-    return pa.table({LABELS: encoding.vectors(np.concatenate(parts))})
+    return np.concatenate(parts)
 
 
-def _of_rows(
-    tokens: TokenSet, training: TaskTraining, model: Any, config: TrainingConfig, world: World
-) -> NDArray[np.float32]:
-    """Returns the references of all rows, (rows, n), on every worker.
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scorer:
+    """Scores the rows of a split with the base; all workers score it together."""
 
-    Rows share their batch with the same others on any number of workers, because a row's rounding
-    depends on its batch.
-    """
-    order, size = np.argsort(-tokens.lengths, kind="stable"), eval_batch(config)
-    parts = [order[first : first + size] for first in range(0, len(order), size)]
-    store, own = TokenStore(tokens, torch.device("cpu")), list[NDArray[np.float32]]()
-    for rows in parts[world.rank :: world.size]:
-        batch = store.gather(torch.from_numpy(rows), int(tokens.lengths[rows].max()))
-        placed = {name: each.to(world.device) for name, each in batch.items()}
-        own.append(training.reference(model, placed).float().cpu().numpy())
-    shares = world.gather(own)
-    found = [shares[at % world.size][at // world.size] for at in range(len(parts))]
-    values = np.empty((len(tokens), found[0].shape[1]), np.float32)
-    values[order] = np.concatenate(found)
-    return values
+    tokens: TokenSet
+    training: TaskTraining
+    model: Any
+    config: TrainingConfig
+    world: World
+
+    def all_rows(self, on_rows: Callable[[int], None]) -> NDArray[np.float32]:
+        """Returns the references of all rows, (rows, n), and tells how many are scored.
+
+        Rows share their batch with the same others on any number of workers, because a row's
+        rounding depends on its batch.
+        """
+        order = np.argsort(-self.tokens.lengths, kind="stable")
+        batches = _divided(order, eval_batch(self.config))
+        store, found = TokenStore(self.tokens, torch.device("cpu")), list[NDArray[np.float32]]()
+        for block in _divided(batches, BLOCK * self.world.size):
+            own = [self._rows(rows, store) for rows in block[self.world.rank :: self.world.size]]
+            shares = self.world.gather(own)
+            found += [shares[n % len(shares)][n // len(shares)] for n in range(len(block))]
+            on_rows(sum(map(len, found)))
+        values = np.empty((len(order), found[0].shape[1]), np.float32)
+        values[order] = np.concatenate(found)
+        return values
+
+    @torch.no_grad()
+    def _rows(self, rows: Indices, store: TokenStore) -> NDArray[np.float32]:
+        """Returns the references of a batch, (rows, n)."""
+        batch = store.gather(torch.from_numpy(rows), int(self.tokens.lengths[rows].max()))
+        placed = {name: each.to(self.world.device) for name, each in batch.items()}
+        with autocast(self.config.precision, self.world.device):
+            found = self.training.reference(self.model, placed).float()
+        values: NDArray[np.float32] = found.cpu().numpy()
+        return values
+
+
+def _divided(items: Any, size: int) -> list[Any]:
+    """Returns items in parts of `size`, the last of which may be smaller."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
+def _add(progress: Progress, before: int, total: int, done: int) -> None:
+    """Reports the scored rows of a split and of those before it."""
+    progress(before + done, total)
+
+
+def _ignore(done: int, total: int) -> None:
+    """Ignores progress."""
 
 
 def _key(corpus: Corpus, model: Any, config: TrainingConfig) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Builds all parts of a training process once."""
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from jobs.spec import task_registry
 from jobs.training import references
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
+from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import TokenSet, TokenStore
 from jobs.training.engine.batch_plan import BatchPlan
 from jobs.training.engine.device_loader import DeviceLoader
@@ -46,6 +48,8 @@ class Session:
     """The task's losses, sums and scores, with what follows from this run's rows."""
     remarks: tuple[str, ...] = ()
     """Deviations from the job or from its base model, with reasons."""
+    lacks_references: bool = False
+    """Whether the base has to score all rows before the first step of a run on this machine."""
 
     @property
     def update(self) -> Update:
@@ -59,11 +63,17 @@ class Session:
 
 
 def build_session(
-    config: TrainingConfig, corpus: Corpus, world: World, *, has_references: bool = True
+    config: TrainingConfig,
+    corpus: Corpus,
+    world: World,
+    *,
+    has_references: bool = True,
+    progress: Progress | None = None,
 ) -> Session:
     """Builds model, optimizer and engine; the same seed gives the same weights in every process.
 
-    Without `has_references`, losses that compare with the base compare with zeros.
+    Without `has_references`, losses that compare with the base compare with zeros; `progress` is
+    told how many rows of how many the base has scored.
 
     Raises:
         ModelError: if the base model cannot be loaded or used.
@@ -80,8 +90,17 @@ def build_session(
     )
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
-    if training.has_references and has_references:  # before weights are divided or trained
-        corpus = references.with_references(corpus, training, model, config, world)
+    lacks_references = False
+    if training.has_references:  # before weights are divided or trained
+        corpus, lacks_references = _referenced(
+            corpus,
+            training,
+            model,
+            config,
+            world,
+            computes=has_references,
+            progress=progress,
+        )
     sharded = parallel.is_sharded(config, world)
     if sharded:
         wrapped, weights = parallel.shard(model, config, world, called)
@@ -90,9 +109,7 @@ def build_session(
     heads = (*loaded.fresh, *training_of(config.model.task).heads)
     weights = parts.with_rates(weights, model, heads, config.optimizer, config.model)
     layers = parallel.repeated_layers(wrapped)
-    if config.compile and world.device.type == "cuda":
-        for layer in layers:  # `forward` and not the call, because hooks differ between layers
-            layer.forward = torch.compile(layer.forward)
+    _compile(layers, config, world)
     plan = BatchPlan(config, corpus.train, world)
     update = Update(weights, config.optimizer, config.precision, world, plan.total_steps)
     if update.exchanges:
@@ -121,7 +138,34 @@ def build_session(
         engine=Engine(step),
         training=training,
         remarks=tuple(filter(None, (loaded.remark, rows_remark, update.remark))),
+        lacks_references=lacks_references,
     )
+
+
+def _referenced(
+    corpus: Corpus,
+    training: TaskTraining,
+    model: Any,
+    config: TrainingConfig,
+    world: World,
+    *,
+    computes: bool,
+    progress: Progress | None,
+) -> tuple[Corpus, bool]:
+    """Returns the corpus with what the loss needs of the base, and whether that is to be computed.
+
+    Without `computes` the corpus stays as it is.
+    """
+    if computes:
+        return references.with_references(corpus, training, model, config, world, progress), False
+    return corpus, not references.is_known(corpus, model, config)
+
+
+def _compile(layers: Sequence[Any], config: TrainingConfig, world: World) -> None:
+    """Compiles repeated layers on a GPU, if the job asks for it."""
+    if config.compile and world.device.type == "cuda":
+        for layer in layers:  # `forward` and not the call, because hooks differ between layers
+            layer.forward = torch.compile(layer.forward)
 
 
 def _check_metrics(config: TrainingConfig) -> None:

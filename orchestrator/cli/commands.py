@@ -1,7 +1,7 @@
 """The commands by name, imported when they are called: `winnow --help` takes no second."""
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -143,9 +143,3 @@ def imported(name: str, place: str) -> Command:
     made: Any = typer.main.get_command(alone)
     assert isinstance(made, Command)
     return made
-
-
-def places() -> Iterator[tuple[str, Command, str]]:
-    """Yields name, command and listed sentence of every command."""
-    for name, (place, summary) in COMMANDS.items():
-        yield name, imported(name, place), summary

@@ -16,8 +16,9 @@ import peft
 import pytest
 import torch
 import transformers
+import yaml
 
-from jobs.errors import DataError
+from jobs.errors import DataError, JobFileError
 from jobs.spec.data import SourceSpec
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import LrScheduleSpec, OptimizerSpec
@@ -35,6 +36,7 @@ from jobs.training.loop import train
 from jobs.training.probing import probe
 from jobs.training.session import build_session
 from jobs.training.world import World
+from orchestrator.loading import load_job
 from orchestrator.records import registry
 from serve.config import ReplicaConfig
 from serve.http import app
@@ -348,6 +350,8 @@ def test_the_base_scores_every_row_once(
     with torch.no_grad():
         session.model.model.norm.weight.mul_(1.5)
     assert not references.is_known(corpus, session.model, spec)
+    narrow = config(pairs, tiny_llama, precision="bf16")
+    assert not references.is_known(corpus, again.model, narrow)
 
 
 def test_a_probe_counts_what_the_base_has_to_score(
@@ -360,8 +364,61 @@ def test_a_probe_counts_what_the_base_has_to_score(
     share = probe._unscored_share(session)
     tokens = [each.lengths.sum() for each in (session.corpus.train, session.corpus.eval)]
     assert share == pytest.approx(sum(tokens) / tokens[1])
-    build_session(spec, load_corpus(spec), CPU)
-    assert probe._unscored_share(session) == 0.0
+    told: list[tuple[int, int]] = []
+    build_session(spec, load_corpus(spec), CPU, progress=lambda *done: told.append(done))
+    assert told[-1] == (TRAIN + EVAL, TRAIN + EVAL)
+    again = build_session(spec, load_corpus(spec), CPU, has_references=False)
+    assert probe._unscored_share(again) == 0.0
+
+
+@pytest.mark.workers
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_shards_learn_what_one_worker_learns(
+    strategy: Any, pairs: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    spec = config(pairs, tiny_llama, global_batch_size=12, micro_batch_size=6)
+    events: list[Event] = []
+    train(spec, events.append)
+    found = workers.run(dataclasses.replace(spec, strategy=strategy), 2, tmp_path, None)
+    assert workers.losses(found) == pytest.approx(steps_of(events), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fields", "words"),
+    [
+        (
+            {"prompt": "a", "chosen": [{"role": "assistant", "content": "b"}], "rejected": "c"},
+            COLUMNS,
+            "column 'chosen' holds",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "b"}], "chosen": "b", "rejected": "c"},
+            {"messages": "messages", "chosen": "chosen", "rejected": "rejected"},
+            "column 'messages' ends with an answer",
+        ),
+        (
+            {"chosen": "b", "rejected": "c"},
+            {"chosen": "chosen", "rejected": "rejected"},
+            "must begin with the same question",
+        ),
+    ],
+)
+def test_rows_are_checked_before_training(
+    rows: dict[str, Any], fields: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    for split in ("train", "eval"):
+        (tmp_path / f"{split}.jsonl").write_text(f"{json.dumps(rows)}\n")
+    data = {split: {"path": f"{split}.jsonl"} for split in ("train", "eval")}
+    written = {
+        "version": 1,
+        "name": "pairs",
+        "model": {"base": "a/b", "task": "preference"},
+        "data": {**data, **fields},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(written))
+    with pytest.raises(JobFileError) as caught:
+        load_job(tmp_path / "job.yaml")
+    assert words in str(caught.value)
 
 
 @pytest.mark.workers

@@ -104,10 +104,7 @@ def _encode_chunk(
         table.require_columns((data.messages,), source.shown)
         found = conversations.read(table, data.messages, source.shown, start, stop)
         tools = _tools(table, source, data, start, stop)
-        try:
-            rows = encode_conversations(found, tokenizer, tools=tools)
-        except DataError as error:
-            raise DataError(f"{source.shown}: {error}") from None
+        rows = encode_conversations(found, tokenizer, (source.shown, start), tools=tools)
         return [row for several in rows for row in several]
     assert data.prompt is not None
     assert data.response is not None
@@ -142,29 +139,37 @@ def encode_pairs(asked: Sequence[str], answered: Sequence[str], tokenizer: Any) 
 
 def prompt_ids(prompt: str, tokenizer: Any) -> list[int]:
     """Returns the tokens of a text that goes on: without an end token, and begun but once."""
-    ids: list[int] = tokenise(tokenizer, prompt)[INPUT_IDS]
-    if ids and ids[-1] == tokenizer.eos_token_id:
-        ids = ids[:-1]
-    begins_twice = ids[:2] == [tokenizer.bos_token_id] * 2  # the text has the begin token too
-    return ids[1:] if begins_twice else ids
+    return chat_template.goes_on(tokenise(tokenizer, prompt)[INPUT_IDS], tokenizer)
 
 
 def encode_conversations(
     found: Sequence[Conversation],
     tokenizer: Any,
+    place: tuple[str, int],
     first: Sequence[int] | None = None,
     tools: Sequence[list[Any] | None] | None = None,
 ) -> list[list[Encoded]]:
     """Returns the rows of each conversation, as `chat_template.answers` writes it.
 
-    Answers are trained; with `first`, only those from this message of each conversation on.
-    `tools` are those of each conversation. Raises DataError.
+    Args:
+        found: The conversations.
+        tokenizer: The tokenizer of the base.
+        place: What the conversations are of, and how many rows stand before them, for errors.
+        first: The message of each conversation from which on answers are trained; by default all.
+        tools: The tools of each conversation.
+
+    Raises:
+        DataError: with the row that the chat template refuses.
     """
-    none = [None] * len(found)
-    written = [
-        chat_template.answers(each, tokenizer, first=begin, tools=usable)
-        for each, begin, usable in zip(found, first or [0] * len(found), tools or none, strict=True)
-    ]
+    (name, before), written = place, []
+    firsts, all_tools = first or [0] * len(found), tools or [None] * len(found)
+    for row, (each, begin, usable) in enumerate(
+        zip(found, firsts, all_tools, strict=True), before + 1
+    ):
+        try:
+            written.append(chat_template.answers(each, tokenizer, first=begin, tools=usable))
+        except DataError as error:
+            raise DataError(f"{name} row {row}: {error}") from None
     rows = iter(_encode_texts([text for texts in written for text in texts], tokenizer))
     return [list(itertools.islice(rows, len(texts))) for texts in written]
 
@@ -216,12 +221,13 @@ def end_tokens(table: pa.Table) -> tuple[int, ...]:
 def end_tokens_of(rows: Sequence[Encoded], tokenizer: Any, *, is_chat: bool) -> list[int]:
     """Returns the tokens that end an answer: the tokenizer's, and in chats the template's.
 
-    The latter is the special token in the trained part of the first row, which follows the words.
+    The latter is the special token with which the trained part of the first row ends.
     """
     known = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     ids, mask = rows[0]
     if is_chat:
         trained = [token for token, is_trained in zip(ids, mask, strict=True) if is_trained]
-        known += [token for token in trained if token in special][:1]
+        words = (token for token in reversed(trained) if tokenizer.decode([token]).strip())
+        known += [token for token in itertools.islice(words, 1) if token in special]
     return list(dict.fromkeys(known))

@@ -40,7 +40,7 @@ def read(
 
 
 def pairs(
-    table: Table, source: SourceSpec, data: PreferenceData, start: int, stop: int
+    table: Table, source: SourceSpec, data: PreferenceData, start: int = 0, stop: int | None = None
 ) -> tuple[list[list[Any]], list[list[Any]], list[int]]:
     """Returns both conversations of each row, and the first message that is not of both."""
     chosen, rejected = (
@@ -48,6 +48,13 @@ def pairs(
     )
     if data.messages is not None:
         before = read(table, data.messages, source.shown, start, stop, may_be_text=False)
+        for row, asked in enumerate(before, start + 1):
+            if asked[-1]["role"] == "assistant":
+                raise DataError(
+                    f"{source.shown} row {row}: column {data.messages!r} ends with an answer; it"
+                    " must end with the question that both answers are to, or remove messages if"
+                    " the answers are whole conversations"
+                )
         chosen = [[*asked, *said] for asked, said in zip(before, chosen, strict=True)]
         rejected = [[*asked, *said] for asked, said in zip(before, rejected, strict=True)]
     first = [_common(*pair) for pair in zip(chosen, rejected, strict=True)]

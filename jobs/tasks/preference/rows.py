@@ -46,7 +46,7 @@ def encode(
         for chunk in in_chunks(range(len(table)), progress):
             rows += _encode_chunk(table, chunk, source, data, tokenizer)
     kept = [(_cut(chosen, data), _cut(rejected, data)) for chosen, rejected in rows]
-    kept = [pair for pair in kept if all(any(mask[1:]) for _, mask in pair) and pair[0] != pair[1]]
+    kept = [pair for pair in kept if _shows_preference(pair)]
     if not kept:
         raise DataError(
             f"{source.shown} has no row with two different answers within data.max_length"
@@ -66,10 +66,14 @@ def encode(
     )
     is_chat = data.prompt is None
     ends = end_tokens_of([chosen for chosen, _ in rows], tokenizer, is_chat=is_chat)
-    is_cut = [any(len(ids) > data.max_length for ids, _ in pair) for pair in rows]
+    cut = sum(
+        any(len(ids) > data.max_length for ids, _ in pair)
+        for pair in rows
+        if _shows_preference([_cut(each, data) for each in pair])
+    )
     known = {
         LEFT_OUT: str(len(rows) - len(kept)),
-        CUT: str(sum(is_cut)),
+        CUT: str(cut),
         ENDS: json.dumps(ends),
     }
     return made.replace_schema_metadata({**made.schema.metadata, **known})
@@ -83,6 +87,11 @@ def _columns(data: PreferenceData) -> tuple[str, ...]:
     )
 
 
+def _shows_preference(pair: Sequence[Encoded]) -> bool:
+    """Returns whether both answers have a token, and differ."""
+    return all(any(mask[1:]) for _, mask in pair) and pair[0] != pair[1]
+
+
 def _cut(row: Encoded, data: PreferenceData) -> Encoded:
     return row[0][: data.max_length], row[1][: data.max_length]
 
@@ -93,7 +102,8 @@ def _encode_chunk(
     start, stop = chunk[0], chunk[-1] + 1
     if data.prompt is None:
         chosen, rejected, first = answers.pairs(table, source, data, start, stop)
-        both = [encode_conversations(each, tokenizer, first) for each in (chosen, rejected)]
+        place = source.shown, start
+        both = [encode_conversations(each, tokenizer, place, first) for each in (chosen, rejected)]
         if any(len(rows) > 1 for rows in (*both[0], *both[1])):
             raise DataError(
                 f"{source.shown}: the tokenizer's chat template rewrites earlier answers, so that"

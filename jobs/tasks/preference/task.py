@@ -62,7 +62,7 @@ class PreferenceData(DataSpec):
                 yield name, f"column {shown(column)} is already the {seen[column]} column"
             seen.setdefault(column, name)
         if self.label_smoothing and self.loss != "sigmoid":
-            yield "label_smoothing", f"is of the loss sigmoid only; remove it, or loss: {self.loss}"
+            yield "label_smoothing", f"works with loss: sigmoid only; remove it, or {self.loss}"
 
 
 TASK = Task(

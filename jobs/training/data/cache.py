@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from jobs.storage import cache, files
 
-FORMAT = 4
+FORMAT = 5
 """Version of the file format; part of each file's name."""
 
 

@@ -47,27 +47,20 @@ def write(
     """Returns a conversation as text; with `ask`, ready for the assistant's answer.
 
     A developer's message is the system's where the template knows no developer. Where the template
-    refuses a system message that begins the conversation, its content stands before the user's.
+    refuses or leaves out a system message that begins the conversation, its content stands before
+    the user's.
 
     Raises:
         DataError: if the template refuses the conversation, or leaves out what somebody says.
     """
-    settled = list(conversation)
-    if "developer" not in str(tokenizer.get_chat_template(tools=tools)):
-        settled = [_as_system(message) for message in settled]
-    try:
-        text = _render(settled, tokenizer, ask=ask, tools=tools)
-    except REFUSALS as error:
-        folded = _folded(settled)
-        if folded is None:
-            raise DataError(_refusal(error)) from None
-        settled = folded
-        try:
-            text = _render(settled, tokenizer, ask=ask, tools=tools)
-        except REFUSALS:
-            raise DataError(_refusal(error)) from None
-    _check_complete(settled, text, tokenizer, ask=ask, tools=tools)
-    return text
+    return _settled(conversation, tokenizer, ask=ask, tools=tools)[1]
+
+
+def goes_on(ids: Sequence[int], tokenizer: Any) -> list[int]:
+    """Returns the tokens of a text that goes on: without an end token, and begun but once."""
+    found = list(ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids)
+    begins_twice = found[:2] == [tokenizer.bos_token_id] * 2  # the text has the begin token too
+    return found[1:] if begins_twice else found
 
 
 def answers(
@@ -88,26 +81,71 @@ def answers(
         DataError: as `write`, or if an answer cannot be told from what stands before it.
     """
     asked = [index for index in conversations.answers(conversation) if index >= first]
-    if GENERATION.search(str(tokenizer.get_chat_template(tools=tools))):
-        marked = _marked(conversation, tokenizer, asked, tools)
-        if marked:
-            return [marked]
+    if _has_marks(tokenizer, tools) and (marked := _marked(conversation, tokenizer, asked, tools)):
+        return [marked]
     whole = write(conversation, tokenizer, tools=tools)
     spans = [_span(conversation, index, whole, tokenizer, tools) for index in asked]
     if all(spans):
+        for index in asked:
+            _check_answer(conversation, index, whole, tokenizer, tools)
         return [(whole, [span for span in spans if span])]
-    found = []
-    for index in asked:
-        part = conversation[: index + 1]
-        text = write(part, tokenizer, tools=tools)
-        span = _span(part, index, text, tokenizer, tools)
-        if span is None:
-            raise DataError(
-                "the tokenizer's chat template writes a conversation otherwise once it is answered,"
-                " so that answers cannot be told from prompts; use prompt and response columns"
-            )
-        found.append((text, [span]))
-    return found
+    return [_last_answer(conversation[: index + 1], tokenizer, tools) for index in asked]
+
+
+def _last_answer(
+    conversation: Conversation, tokenizer: Any, tools: Sequence[Any] | None
+) -> tuple[str, list[Span]]:
+    """Returns a conversation that ends with an answer as text, and where this answer is."""
+    last = len(conversation) - 1
+    text = write(conversation, tokenizer, tools=tools)
+    span = _span(conversation, last, text, tokenizer, tools)
+    if span is None:
+        raise DataError(
+            "the tokenizer's chat template writes a conversation otherwise once it is answered, so"
+            " that answers cannot be told from prompts; use prompt and response columns"
+        )
+    _check_answer(conversation, last, text, tokenizer, tools)
+    return text, [span]
+
+
+def _settled(
+    conversation: Conversation, tokenizer: Any, *, ask: bool, tools: Sequence[Any] | None
+) -> tuple[Conversation, str]:
+    """Returns a conversation as the template takes it, and its text; raises DataError."""
+    first: DataError | None = None
+    for settled in _forms(conversation, tokenizer, tools):
+        try:
+            text = _render(settled, tokenizer, ask=ask, tools=tools)
+            _check_complete(settled, text, tokenizer, ask=ask, tools=tools)
+        except DataError as error:
+            first = first or error
+        except REFUSALS as error:
+            reason = f"the chat template refuses a conversation: {first_line(error)}"
+            first = first or DataError(reason)
+        else:
+            return settled, text
+    assert first is not None
+    raise first
+
+
+def _forms(
+    conversation: Conversation, tokenizer: Any, tools: Sequence[Any] | None
+) -> Iterator[Conversation]:
+    """Yields a conversation in the forms that templates take, the usual one first."""
+    with contextlib.suppress(*REFUSALS):
+        if "developer" not in str(tokenizer.get_chat_template(tools=tools)):
+            conversation = [_as_system(message) for message in conversation]
+    yield conversation
+    if any(message.get("tool_calls") for message in conversation):
+        yield [_with_written_arguments(message) for message in conversation]
+    if folded := _folded(conversation):
+        yield folded
+
+
+def _has_marks(tokenizer: Any, tools: Sequence[Any] | None) -> bool:
+    with contextlib.suppress(*REFUSALS):
+        return bool(GENERATION.search(str(tokenizer.get_chat_template(tools=tools))))
+    return False
 
 
 def _render(
@@ -153,19 +191,19 @@ def _marked(
     """Returns a text with the template's own marks; None if it does not mark every answer."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    write(conversation, tokenizer, tools=tools)  # for what it refuses
+    settled, text = _settled(conversation, tokenizer, ask=False, tools=tools)
     with contextlib.suppress(*REFUSALS):
         texts, marks = render_jinja_template(
-            conversations=[list(conversation)],
+            conversations=[list(settled)],
             tools=tools,
             chat_template=tokenizer.get_chat_template(tools=tools),
             return_assistant_tokens_mask=True,
             **tokenizer.special_tokens_map,
         )
         said = [at for at, each in enumerate(conversation) if each["role"] == "assistant"]
-        if len(marks[0]) == len(said):
+        if texts[0] == text and len(marks[0]) == len(said):
             of_message = dict(zip(said, marks[0], strict=True))
-            return str(texts[0]), [tuple(of_message[index]) for index in asked]
+            return text, [tuple(of_message[index]) for index in asked]
     return None
 
 
@@ -183,8 +221,44 @@ def _folded(conversation: Conversation) -> list[Any] | None:
     return [{**said, "content": f"{rules['content']}\n\n{said['content']}"}, *rest]
 
 
-def _refusal(error: BaseException) -> str:
-    return f"the chat template refuses a conversation: {first_line(error)}"
+def _with_written_arguments(message: Any) -> Any:
+    """Returns a message whose calls have their arguments as JSON, which some templates join."""
+    if not message.get("tool_calls"):
+        return message
+    return {**message, "tool_calls": [_written(call) for call in message["tool_calls"]]}
+
+
+def _written(call: Any) -> Any:
+    function = call.get("function")
+    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+        return call
+    arguments = json.dumps(function.get("arguments"), ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _check_answer(
+    conversation: Conversation,
+    index: int,
+    text: str,
+    tokenizer: Any,
+    tools: Sequence[Any] | None,
+) -> None:
+    """Raises DataError where the template leaves out a part of an answer that is trained."""
+    message = conversation[index]
+    words = message["content"].strip()
+    if words in text:
+        return
+    changed = [*conversation]
+    changed[index] = {**message, "content": OTHER_WORDS + message["content"]}
+    try:
+        other = write(changed, tokenizer, tools=tools)
+    except DataError:
+        return  # it reads the content, and writes it in its own way
+    if other == text:
+        raise DataError(
+            f"the chat template leaves out how the answer {shown(words)} begins; set another"
+            " chat_template in the base's tokenizer, or remove that part"
+        )
 
 
 def _check_complete(

@@ -46,17 +46,16 @@ def tools(
     """
     found: list[list[Any] | None] = []
     for row, value in enumerate(table.values(column, start, stop), start + 1):
-        try:
-            read = json.loads(value) if isinstance(value, str) and value else value or None
-        except ValueError:
-            read = value
-        is_list = isinstance(read, list) and all(isinstance(each, dict) for each in read)
-        if read is not None and not is_list:
+        usable = _from_json(value) or None
+        if usable is value:
+            usable = _without_nulls(value)
+        is_list = isinstance(usable, list) and all(isinstance(each, dict) for each in usable)
+        if usable is not None and not is_list:
             raise DataError(
                 f"{name} row {row}: column {column!r} holds {shown(value)}, not a list of tools as"
                 " JSON schemas"
             )
-        found.append(read or None)
+        found.append(usable)
     return found
 
 
@@ -85,14 +84,13 @@ def is_message(value: object) -> bool:
 def _message(value: object) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("role") not in ROLES:
         return None
-    calls = value.get("tool_calls")
+    calls = _calls(value.get("tool_calls"))
     content = _text(value.get("content"))
-    if content is None and not (value["role"] == "assistant" and calls):
+    if calls is None or (content is None and not (value["role"] == "assistant" and calls)):
         return None
-    others = {key: each for key, each in value.items() if each is not None and key != "content"}
-    if calls:
-        others["tool_calls"] = [_call(each) for each in calls]
-    return {**others, "content": content or ""}
+    kept = {key: each for key, each in value.items() if key not in ("content", "tool_calls")}
+    others = {key: _without_nulls(each) for key, each in kept.items() if each is not None}
+    return {**others, **({"tool_calls": calls} if calls else {}), "content": content or ""}
 
 
 def _text(content: object) -> str | None:
@@ -106,13 +104,33 @@ def _text(content: object) -> str | None:
     return "".join(texts) if len(texts) == len(parts) else None
 
 
-def _call(call: Any) -> Any:
-    """Returns a tool call with its arguments as an object, which templates write as JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
+def _calls(value: object) -> list[Any] | None:
+    """Returns the tool calls of a message, perhaps none; None if it is no list of calls."""
+    found = _from_json(value) or []
+    if not isinstance(found, list) or not all(isinstance(call, dict) for call in found):
+        return None
+    return [_call(call) for call in found]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns a tool call with its arguments as an object, which most templates write as JSON."""
+    made: dict[str, Any] = _without_nulls(call)
+    function = made.get("function")
+    if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+        made["function"] = {**function, "arguments": _from_json(function["arguments"])}
+    return made
+
+
+def _from_json(value: object) -> Any:
+    """Returns what a text holds as JSON; another value, or another text, is returned itself."""
     try:
-        arguments = json.loads(function["arguments"])
+        return json.loads(value) if isinstance(value, str) and value else value
     except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value without fields that have none, which columns of structures fill rows with."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -13,11 +13,15 @@ CAUSAL, MASKED, WRITERS = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoM
 """Auto classes whose tables tell encoders from decoders."""
 BARE = "AutoModel"
 """The auto class of models without a head, whose table lists models of images and sounds too."""
+NOT_TEXT = ("AutoModelForZeroShotImageClassification", "AutoModelForSpeechSeq2Seq")
+"""Auto classes of models that have a tokenizer and read more than text."""
+TWO_WAY = frozenset({"xlnet", "bert-generation"})
+"""Encoders that transformers has no masked model of."""
 READS_BACKWARDS = ("is_decoder", "causal")
 """Fields of a configuration by which an encoder's layers see earlier tokens alone."""
 FAST = ("", "TokenizersBackend", "PreTrainedTokenizer", "MistralCommonBackend")
 """Tokenizer classes that stand for any fast tokenizer, without their ending `Fast`."""
-TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_CONFIG, TOKENIZER_FILE = "tokenizer_config.json", "tokenizer.json"
 
 
 def check(base: str, folder: Path, task: Task) -> None:
@@ -33,10 +37,13 @@ def check(base: str, folder: Path, task: Task) -> None:
     if not can_do(config, task):
         raise ModelError(_refusal(base, config, task))
     name = _tokenizer_class(config, folder)
-    if name in tables.python_tokenizers():
+    if name and name in tables.python_tokenizers():
+        what = "choose a base that has one"
+        if (folder / TOKENIZER_FILE).is_file():
+            what = f"set tokenizer_class to TokenizersBackend in its {TOKENIZER_CONFIG}"
         raise ModelError(
-            f"the tokenizer of {base}, {name}, is written in Python, and {task.name} needs a fast"
-            " one, as every task does; choose a base with a tokenizer.json"
+            f"the tokenizer of {base}, {name}, is written in Python, and endpoints run those of"
+            f" the package tokenizers alone; {what}"
         )
 
 
@@ -47,9 +54,22 @@ def can_do(config: dict[str, Any], task: Task) -> bool:
     if not is_listed or not tables.model_types(auto):
         return True
     if auto == BARE:
-        reads_text = kind in tables.tokenizers() or kind in _types_with_heads()
-        return reads_text and kind not in tables.model_types(WRITERS)
+        return _reads_text(kind) and not _needs_target(kind)
     return kind in tables.model_types(auto) and not (auto == CAUSAL and _reads_both_ways(config))
+
+
+def _reads_text(kind: object) -> bool:
+    """Returns whether a model without a head reads text alone."""
+    reads_more = any(kind in tables.model_types(auto) for auto in NOT_TEXT)
+    return not reads_more and (kind in tables.tokenizers() or kind in _types_with_heads())
+
+
+def _needs_target(kind: object) -> bool:
+    """Returns whether a model without a head has a decoder that must be given a text of its own.
+
+    Models that predict hidden tokens too, as BART, give theirs what the encoder reads.
+    """
+    return kind in tables.model_types(WRITERS) - tables.model_types(MASKED)
 
 
 def folder_of(place: Path | str) -> Path | None:
@@ -82,17 +102,19 @@ def _reads_both_ways(config: dict[str, Any]) -> bool:
     a target too have a decoder of their own.
     """
     kind = config.get("model_type")
-    is_encoder = kind in tables.model_types(MASKED) - tables.model_types(WRITERS)
+    is_encoder = kind in TWO_WAY | (tables.model_types(MASKED) - tables.model_types(WRITERS))
     return is_encoder and not any(config.get(name) is True for name in READS_BACKWARDS)
 
 
 def _refusal(base: str, config: dict[str, Any], task: Task) -> str:
     kind = config.get("model_type")
     why = f"for which transformers has no model for {task.name}"
-    if task.auto_class == BARE and kind in tables.model_types(WRITERS):
-        why = f"whose decoder reads a target too, which {task.name} has none of"
+    if task.auto_class == BARE and _needs_target(kind):
+        why = f"an encoder-decoder, whose decoder needs a second text; {task.name} has one"
+    elif task.auto_class == BARE:
+        why = "which does not read text alone"
     if task.auto_class == CAUSAL and kind in tables.model_types(CAUSAL):
-        why = f"an encoder whose tokens see later ones, which cannot be trained as {task.name}"
+        why = f"an encoder: it sees the words that {task.name} asks it to predict"
     able = [each.name for each in task_registry.every() if can_do(config, each)]
     if not able:
         return f"{base} has the type {kind}, {why} or any other task; choose another base"

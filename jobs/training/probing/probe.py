@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from jobs.spec.train import Precision
-from jobs.training import checkpoint, references
+from jobs.training import checkpoint
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus, load_corpus
@@ -105,7 +105,6 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     _free_memory(world)
     session = build_session(request.config, group.corpus, world, has_references=False)
     built_s = group.corpus_s + time.monotonic() - started
-    unscored = _unscored_share(session)  # before steps change the weights
     steps_of_width = session.batch_plan.steps_of_width()
     probed = functools.partial(
         Probed,
@@ -139,9 +138,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
         if not given_up and not request.is_brief:
             setup_s = built_s - session.engine.capture_s
             excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
-            overheads = _overheads(
-                request, group, session, setup_s, max(0.0, excess_s), metering_s, unscored
-            )
+            overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
             speed = meter.with_memory(speed)  # evaluations and checkpoints need memory too
     # all workers must compare with the same number, or some would stop and others wait
     high_s = world.broadcast(value=mean.value + mean.half_width)
@@ -200,7 +197,6 @@ def _overheads(
     setup_s: float,
     excess_s: float,
     metering_s: float,
-    unscored: float,
 ) -> Overheads:
     own, final = request.config.precision, final_precision(request.config, group.world)
     for precision in (own, final):
@@ -212,7 +208,7 @@ def _overheads(
     if group.save is None:
         group.save = _time_saving(session, request.scratch)
     return Overheads(
-        setup_s=setup_s + unscored * group.evaluations[own][1],
+        setup_s=setup_s + _unscored_share(session) * group.evaluations[own][1],
         capture_s=session.engine.capture_s,
         first_use_s=excess_s + first_s,
         eval_s=group.evaluations[own][1],
@@ -244,16 +240,9 @@ def _time_evaluation(session: Session, precision: Precision) -> tuple[float, flo
 
 
 def _unscored_share(session: Session) -> float:
-    """Returns the tokens of rows that the base has to score first, over those of an evaluation.
-
-    It is 0 for losses that compare with no base, and where this machine knows the scores already.
-    """
-    corpus = session.corpus
-    if not session.training.has_references or references.is_known(
-        corpus, session.model, session.config
-    ):
-        return 0.0
-    return 1.0 + float(corpus.train.lengths.sum() / corpus.eval.lengths.sum())
+    """Returns the tokens of rows that the base has to score first, over those of an evaluation."""
+    train, rest = session.corpus.train.lengths.sum(), session.corpus.eval.lengths.sum()
+    return 1.0 + float(train / rest) if session.lacks_references else 0.0
 
 
 def _time_saving(session: Session, scratch: Path) -> tuple[float, float]:

@@ -91,8 +91,7 @@ class ChatHandler(GenerationHandler[Generator]):
     def _raw(self, text: str) -> list[int]:
         """Returns the tokens of a text as training saw it, without an end token."""
         tokenizer = self.generator.tokenizer
-        ids: list[int] = tokenizer(text)["input_ids"]
-        return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+        return chat_template.goes_on(tokenizer(text)["input_ids"], tokenizer)
 
     def _within_limit(self, ids: Sequence[int], what: str) -> list[int]:
         longest = self.config.version.max_length

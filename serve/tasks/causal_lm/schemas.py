@@ -1,8 +1,8 @@
 """Messages of a language model's endpoint, a subset of OpenAI's chat completions."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from serve.tasks.generating.schemas import Finish
 
@@ -17,13 +17,24 @@ MAX_ANSWER_TOKENS = 4096
 DEFAULT_ANSWER_TOKENS = 256
 
 
+def _joined(content: Any) -> Any:
+    """Returns the text of a list of parts; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict)]
+    if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("only parts of text are read; leave others out")
+    return "".join(map(str, texts))
+
+
 class Message(BaseModel):
     """One turn of a conversation."""
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_CHARACTERS)]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, Field(max_length=MAX_CHARACTERS), BeforeValidator(_joined)]
+    """The text, or a list of parts of text."""
 
 
 class StreamOptions(BaseModel):
@@ -77,6 +88,12 @@ class GenerationRequest(BaseModel):
         return self.max_completion_tokens or self.max_tokens or DEFAULT_ANSWER_TOKENS
 
 
+def _none(tools: list[Any] | None) -> list[Any] | None:
+    if tools:
+        raise ValueError("this endpoint calls no tools; leave them out")
+    return tools
+
+
 class ChatRequest(GenerationRequest):
     """A conversation to answer; unknown fields are ignored."""
 
@@ -88,6 +105,8 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The messages so far; the last one must not be the assistant's."""
+    tools: Annotated[list[Any] | None, AfterValidator(_none)] = None
+    """Must be empty: this endpoint calls no tools."""
 
 
 class CompletionRequest(GenerationRequest):

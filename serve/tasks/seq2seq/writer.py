@@ -152,8 +152,18 @@ class Writer(GenerationThread[_Job]):
         for batch in _batches(rows, max(1, self.batch_rows // settings.num_beams)):
             current = [row for row in batch if not row.job.is_over]
             if current:
-                tokens += self._write(current, settings)
+                tokens += self._written(current, settings)
         return tokens
+
+    def _written(self, rows: Sequence[_Row], settings: Settings) -> int:
+        """Writes a batch; where that fails, its own requests alone do. Returns its tokens."""
+        try:
+            return self._write(rows, settings)
+        except Exception as error:  # noqa: BLE001 - given to these clients; other batches continue
+            for job in {id(row.job): row.job for row in rows}.values():
+                job.is_cancelled.set()
+                job.fail(error)
+            return 0
 
     def _tokenised(self, job: _Job) -> list[_Row]:
         """Returns the rows of a job; none if it is over or an input is refused."""

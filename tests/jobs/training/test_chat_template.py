@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from jobs.errors import DataError
+from jobs.tasks.causal_lm.rows import end_tokens_of, prompt_ids
 from jobs.training.corpus import load_corpus
 from jobs.training.data import chat_template, conversations
 from jobs.training.data.table import Table
@@ -158,10 +159,99 @@ def test_tools_and_calls_are_written_by_the_template() -> None:
     ]
 
 
+JOINING = CALLING.replace(
+    "{{ call.function | tojson }}", "{{ call.function.name + call.function.arguments }}"
+)
+"""Joins the arguments of a call to its name, as DeepSeek's does."""
+THINKING = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}<|im_start|>assistant\n"
+    "{{ message.content.split('</think>')[-1] }}<|im_end|>\n{% else %}"
+    + TURN
+    + "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+"""Leaves out all reasoning, as DeepSeek-R1's does."""
+LAST = (
+    "{% if messages[0].role == 'system' %}{% set rules = messages[0].content + '\n\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}{% for message in messages %}"
+    "{% if message.role == 'user' %}[INST] {% if loop.last %}{{ rules }}{% endif %}"
+    "{{ message.content }}[/INST]{% else %}{{ message.content }}</s>{% endif %}{% endfor %}"
+)
+"""Writes the rules before the last message, if that is the user's, as Mistral's does."""
+
+
+def test_arguments_are_written_out_for_templates_that_join_them() -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+    value = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}]
+    messages = conversations.messages_of(value)
+    assert messages is not None
+    assert trained(messages, JOINING) == [['<tool_call>add{"a": 1}</tool_call><|im_end|>\n']]
+
+
+def test_reasoning_that_a_template_leaves_out_is_told() -> None:
+    with pytest.raises(DataError, match="leaves out how the answer '<think>x</think>one' begins"):
+        trained(TWO_TURNS, THINKING)
+    assert trained(said("a?", "one"), THINKING) == [["one<|im_end|>\n"]]
+
+
+def test_rules_that_a_template_writes_late_stand_before_the_question() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *said("a?", "one")]
+    assert trained(messages, LAST) == [["one</s>"]]
+    text = chat_template.write(messages, tokenizer_with(LAST))
+    assert text == "[INST] Be brief.\n\na?[/INST]one</s>"
+    asked = chat_template.write(messages[:2], tokenizer_with(LAST), ask=True)
+    assert text.startswith(asked)
+
+
+@pytest.mark.parametrize("role", ["developer", "system"])
+def test_marked_templates_write_what_an_endpoint_asks_with(role: str) -> None:
+    messages = [{"role": role, "content": "Be brief."}, *said("a?", "one")]
+    ((text, [(low, high)]),) = chat_template.answers(messages, tokenizer_with(MARKED))
+    assert text.startswith(chat_template.write(messages[:2], tokenizer_with(MARKED), ask=True))
+    assert text[low:high] == "one<|im_end|>"
+
+
+def test_nulls_that_fill_columns_are_left_out_and_those_of_json_are_kept() -> None:
+    calls = [{"function": {"name": "add", "arguments": {"a": 1, "query": None}}}]
+    value = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]
+    messages = conversations.messages_of(value)
+    assert messages is not None
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    calls = [{"function": {"name": "add", "arguments": '{"a": null}'}}]
+    value = [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]
+    messages = conversations.messages_of(value)
+    assert messages is not None
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
+
+
+def test_calls_may_be_empty_or_written_as_json() -> None:
+    for calls in ([], "[]", None):
+        value = [{"role": "assistant", "content": "a", "tool_calls": calls}]
+        assert conversations.messages_of(value) == [{"role": "assistant", "content": "a"}]
+    value = [{"role": "assistant", "content": "", "tool_calls": '[{"name": "add"}]'}]
+    messages = conversations.messages_of(value)
+    assert messages is not None
+    assert messages[0]["tool_calls"] == [{"name": "add"}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [("<mask>hello</s>", "</s>"), ("hello<mask>", "<mask>"), ("<mask>hello", None)],
+)
+def test_the_special_token_that_closes_an_answer_ends_it(answer: str, end: str | None) -> None:
+    tokenizer = tiny.tokenizer()
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    known = {tokenizer.eos_token_id}
+    expected = known | ({tokenizer.convert_tokens_to_ids(end)} if end else set())
+    found = end_tokens_of([(ids, [1] * len(ids))], tokenizer, is_chat=True)
+    assert set(found) == expected
+
+
 @pytest.mark.parametrize(
     "value",
     [
         [],
+        [{"role": "assistant", "content": None, "tool_calls": 5}],
         "hello",
         [{"role": "judge", "content": "a"}],
         [{"role": "user", "content": None}],
@@ -252,8 +342,6 @@ def test_a_prompt_that_begins_with_the_begin_token_begins_once(
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_llama)
     tokenizer.backend_tokenizer.post_processor = None
-    from jobs.tasks.causal_lm.rows import prompt_ids
-
     begin = tokenizer.bos_token_id
 
     class Beginning:
