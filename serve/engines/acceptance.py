@@ -1,5 +1,6 @@
 """Checks that an engine reproduces the scores of training, alone and in batches."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class AcceptanceCheck:
 
     An engine passes if its scores are finite, its labels and its accuracy are those of training,
     and a row's scores do not depend on the other rows of its batch. Of vectors, the cosines with
-    the reference vectors of all rows are compared.
+    the reference vectors of all rows are compared; of hidden tokens, the mean loss of each row.
     """
 
     sample: EvalSample
@@ -134,5 +135,23 @@ def scores(
 
     They are [rows, labels], or [tokens, labels] if each token has its own.
     """
-    pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
-    return ACTIVATIONS[activation](np.concatenate(pieces))
+    batches = [rows[first : first + batch] for first in range(0, len(rows), batch)]
+    if activation == "token-loss":
+        return np.concatenate([losses(engine.run(each), each) for each in batches])
+    return ACTIVATIONS[activation](np.concatenate([engine.run(each) for each in batches]))
+
+
+def losses(logits: Logits, rows: Sequence[Row]) -> Logits:
+    """Returns the mean loss of the hidden tokens of each row, [rows, 1].
+
+    Args:
+        logits: Those of the hidden tokens of all rows, [hidden, vocabulary].
+        rows: The rows, whose hidden tokens are known.
+    """
+    targets = np.concatenate([row.originals for row in rows]).astype(np.int64)
+    largest = logits.max(axis=1)
+    sums = np.log(np.exp(logits - largest[:, None]).sum(axis=1)) + largest
+    all_losses = sums - logits[np.arange(len(logits)), targets]
+    ends = list(itertools.accumulate(len(row.originals) for row in rows))[:-1]
+    means = [part.mean() for part in np.split(all_losses, ends)]
+    return np.array(means, dtype=np.float32)[:, None]
