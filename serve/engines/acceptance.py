@@ -31,6 +31,11 @@ CHECK_BATCH, CHECK_SINGLE = 32, 48
 """Acceptance check: rows of a batch, and number of rows that are also run one by one."""
 
 
+VOCABULARY_BATCH = 8
+"""Acceptance check: rows of a batch whose hidden tokens are scored with the whole vocabulary, which
+takes memory."""
+
+
 REFERENCE: EngineName = "torch-fp32"
 
 
@@ -42,7 +47,13 @@ def expected_scores(factory: EngineFactory, sample: EvalSample) -> Logits:
     if sample.scores is not None:
         return sample.scores
     engine = factory.make(REFERENCE, sample)
-    return sample.items(scores(engine, sample.rows, CHECK_BATCH, sample.activation))
+    batch = batch_of(sample.activation)
+    return sample.items(scores(engine, sample.rows, batch, sample.activation))
+
+
+def batch_of(activation: Activation) -> int:
+    """Returns the rows of a batch in the acceptance check."""
+    return VOCABULARY_BATCH if activation == "token-loss" else CHECK_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +72,10 @@ class AcceptanceCheck:
     def run(self, engine: Engine) -> EngineResult:
         """Checks an engine; the result has a refusal if it fails."""
         rows = self.sample.rows
-        engine.run(rows[:CHECK_BATCH])
+        batch = batch_of(self.sample.activation)
+        engine.run(rows[:batch])
         begin = time.perf_counter()
-        together = scores(engine, rows, CHECK_BATCH, self.sample.activation)
+        together = scores(engine, rows, batch, self.sample.activation)
         spent_s = time.perf_counter() - begin
         alone = scores(engine, rows[:CHECK_SINGLE], 1, self.sample.activation)
         items, others, reference = self.sample.items(together), alone, self.reference
@@ -148,10 +160,10 @@ def losses(logits: Logits, rows: Sequence[Row]) -> Logits:
         logits: Those of the hidden tokens of all rows, [hidden, vocabulary].
         rows: The rows, whose hidden tokens are known.
     """
-    targets = np.concatenate([row.originals for row in rows]).astype(np.int64)
-    largest = logits.max(axis=1)
-    sums = np.log(np.exp(logits - largest[:, None]).sum(axis=1)) + largest
-    all_losses = sums - logits[np.arange(len(logits)), targets]
-    ends = list(itertools.accumulate(len(row.originals) for row in rows))[:-1]
-    means = [part.mean() for part in np.split(all_losses, ends)]
+    ends = list(itertools.accumulate(len(row.hidden) for row in rows))[:-1]
+    means = []
+    for row, part in zip(rows, np.split(logits, ends), strict=True):
+        largest = part.max(axis=1, keepdims=True)
+        sums = np.log(np.exp(part - largest).sum(axis=1)) + largest[:, 0]
+        means.append((sums - part[np.arange(len(part)), np.array(row.originals)]).mean())
     return np.array(means, dtype=np.float32)[:, None]
