@@ -1,4 +1,4 @@
-"""`winnow export`: exports a published classifier for other servers."""
+"""`winnow export`: exports a published model for other servers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +41,6 @@ def export(
         return
     out().print(f"{found.name} {found.id} is in {made.folder}", markup=False)
     out().print(
-        f"predicts the same labels as the model; {made.texts_per_s:,.0f} texts/s on one core here,"
+        f"its scores are those of the model; {made.texts_per_s:,.0f} texts/s on one core here,"
         f" fastest in batches of {made.batch_rows} of the longest texts"
     )

@@ -16,6 +16,8 @@ Text = tuple[str, ...]
 SPREAD_TEXTS = 64
 """Fewest texts that are tokenised on all cores; fewer are faster on one."""
 Matrix = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
+"""Places of tokens among all tokens of a batch, padding included."""
 Logits = npt.NDArray[np.float32]
 PendingBatch = Callable[[], Logits]
 """Waits for a launched batch and returns its logits; a CPU engine computes them in this call."""
@@ -33,6 +35,10 @@ class Row:
     """Token type ids: 0 in the first text, 1 in the second; empty if all are 0."""
     is_cut: bool = False
     """True if the input was longer than the model's limit and was cut."""
+    hidden: Sequence[int] = ()
+    """Places of the hidden tokens, which a masked language model predicts."""
+    originals: Sequence[int] = ()
+    """The tokens that are hidden there; empty if they are not known."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -204,3 +210,12 @@ class Padding:
             types[: len(rows)][inside] = np.fromiter(
                 itertools.chain.from_iterable(row.types for row in rows), np.int64
             )
+
+    def hidden(self, rows: Sequence[Row], width: int) -> Places:
+        """Returns the places of the hidden tokens of rows that are padded to a width, [hidden]."""
+        places = [
+            number * width + (width - len(row) if self.on_left else 0) + at
+            for number, row in enumerate(rows)
+            for at in row.hidden
+        ]
+        return np.array(places, dtype=np.int64)

@@ -1,5 +1,6 @@
 """Checks that an engine reproduces the scores of training, alone and in batches."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ CHECK_BATCH, CHECK_SINGLE = 32, 48
 """Acceptance check: rows of a batch, and number of rows that are also run one by one."""
 
 
+VOCABULARY_BATCH = 8
+"""Acceptance check: rows of a batch whose hidden tokens are scored with the whole vocabulary, which
+takes memory."""
+
+
 REFERENCE: EngineName = "torch-fp32"
 
 
@@ -41,7 +47,13 @@ def expected_scores(factory: EngineFactory, sample: EvalSample) -> Logits:
     if sample.scores is not None:
         return sample.scores
     engine = factory.make(REFERENCE, sample)
-    return sample.items(scores(engine, sample.rows, CHECK_BATCH, sample.activation))
+    batch = batch_of(sample.activation)
+    return sample.items(scores(engine, sample.rows, batch, sample.activation))
+
+
+def batch_of(activation: Activation) -> int:
+    """Returns the rows of a batch in the acceptance check."""
+    return VOCABULARY_BATCH if activation == "token-loss" else CHECK_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class AcceptanceCheck:
 
     An engine passes if its scores are finite, its labels and its accuracy are those of training,
     and a row's scores do not depend on the other rows of its batch. Of vectors, the cosines with
-    the reference vectors of all rows are compared.
+    the reference vectors of all rows are compared; of hidden tokens, the mean loss of each row.
     """
 
     sample: EvalSample
@@ -60,9 +72,10 @@ class AcceptanceCheck:
     def run(self, engine: Engine) -> EngineResult:
         """Checks an engine; the result has a refusal if it fails."""
         rows = self.sample.rows
-        engine.run(rows[:CHECK_BATCH])
+        batch = batch_of(self.sample.activation)
+        engine.run(rows[:batch])
         begin = time.perf_counter()
-        together = scores(engine, rows, CHECK_BATCH, self.sample.activation)
+        together = scores(engine, rows, batch, self.sample.activation)
         spent_s = time.perf_counter() - begin
         alone = scores(engine, rows[:CHECK_SINGLE], 1, self.sample.activation)
         items, others, reference = self.sample.items(together), alone, self.reference
@@ -134,5 +147,23 @@ def scores(
 
     They are [rows, labels], or [tokens, labels] if each token has its own.
     """
-    pieces = [engine.run(rows[first : first + batch]) for first in range(0, len(rows), batch)]
-    return ACTIVATIONS[activation](np.concatenate(pieces))
+    batches = [rows[first : first + batch] for first in range(0, len(rows), batch)]
+    if activation == "token-loss":
+        return np.concatenate([losses(engine.run(each), each) for each in batches])
+    return ACTIVATIONS[activation](np.concatenate([engine.run(each) for each in batches]))
+
+
+def losses(logits: Logits, rows: Sequence[Row]) -> Logits:
+    """Returns the mean loss of the hidden tokens of each row, [rows, 1].
+
+    Args:
+        logits: Those of the hidden tokens of all rows, [hidden, vocabulary].
+        rows: The rows, whose hidden tokens are known.
+    """
+    ends = list(itertools.accumulate(len(row.hidden) for row in rows))[:-1]
+    means = []
+    for row, part in zip(rows, np.split(logits, ends), strict=True):
+        largest = part.max(axis=1, keepdims=True)
+        sums = np.log(np.exp(part - largest).sum(axis=1)) + largest[:, 0]
+        means.append((sums - part[np.arange(len(part)), np.array(row.originals)]).mean())
+    return np.array(means, dtype=np.float32)[:, None]

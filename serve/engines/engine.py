@@ -26,11 +26,14 @@ class Head:
     """The class of transformers that loads the model."""
     is_per_token: bool = False
     """True if each token has logits of its own, and not each row."""
+    is_per_hidden: bool = False
+    """True if each hidden token of a row has logits of its own, over the vocabulary."""
 
     @classmethod
     def of(cls, task: Task) -> "Head":
         """Returns the output of a task's models."""
-        return cls(task.auto_class, task.activation in PER_TOKEN)
+        is_per_hidden = task.activation == "token-loss"
+        return cls(task.auto_class, task.activation in PER_TOKEN, is_per_hidden)
 
 
 ROW_HEAD = Head()
@@ -65,7 +68,7 @@ class Engine(Protocol):
 
     Logits are [rows, labels]. If each token has its own, they are [tokens, labels]: those of all
     tokens of the first row, special ones included, then of the second row, and so on, without
-    padding.
+    padding. If each hidden token has its own, they are [hidden, vocabulary], in the same order.
     """
 
     name: EngineName

@@ -18,6 +18,7 @@ from jobs.spec.train import Precision
 from jobs.storage import files
 from jobs.training import eval_sample
 from jobs.training.config import Device
+from jobs.training.eval_sample import SampleRow
 from jobs.training.out_of_memory import is_out_of_memory
 from serve.batching.rows import Logits, Row, Tokenizer
 from serve.engines import onnx_engine, openvino_engine, openvino_graph, optional_packages
@@ -112,9 +113,11 @@ class EngineFactory:
     def _torch(self, precision: Precision, sample: EvalSample) -> Engine:
         """Creates a torch engine; with CUDA graphs on a GPU, unless the model cannot be captured.
 
-        T5, for example, cannot, because it synchronises with the host.
+        T5, for example, cannot, because it synchronises with the host; nor can a masked language
+        model, because batches of a shape differ in their number of hidden tokens.
         """
-        captured = self._captured(precision, sample) if self.device == "cuda" else None
+        is_captured = self.device == "cuda" and not self.head.is_per_hidden
+        captured = self._captured(precision, sample) if is_captured else None
         return captured or TorchEngine(
             self.model, self.tokenizer, precision, self.device, self.threads, self.head
         )
@@ -163,7 +166,7 @@ def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSa
     """Reads the evaluation sample in a model's folder; without rows if the folder has none."""
     rows = eval_sample.read(folder)
     scores: list[Any] = [row.scores for row in rows if row.scores]
-    own = tuple(Row(row.ids, row.types) for row in rows)
+    own = tuple(_row(row) for row in rows)
     if activation not in PER_TOKEN:
         known = np.array(scores, dtype=np.float32) if scores else None
         spread = eval_sample.spread_of(rows) if scores and activation == "identity" else ()
@@ -181,3 +184,10 @@ def read_eval_sample(folder: Path, activation: Activation = "softmax") -> EvalSa
             [begin + at for begin, places in zip(begins, scored, strict=False) for at in places]
         ),
     )
+
+
+def _row(row: SampleRow) -> Row:
+    if not row.originals:
+        return Row(row.ids, row.types)
+    hidden = [at for at, is_trained in enumerate(row.trained) if is_trained]
+    return Row(row.ids, row.types, hidden=hidden, originals=[row.originals[at] for at in hidden])

@@ -14,7 +14,7 @@ from jobs.spec.serve import EngineName
 from serve.batching.policy import Limits
 from serve.batching.rows import Logits, Padding, PendingBatch, Row, Tokenizer
 from serve.engines.engine import ROW_HEAD, Head, Shape, usual_widths
-from serve.engines.openvino_graph import input_names, padded_arrays, padded_logits
+from serve.engines.openvino_graph import PLACES, example_inputs, padded_arrays, padded_logits
 from serve.engines.torch_engine import load_classifier, quiet_tracing
 
 WARNINGS = 3
@@ -63,19 +63,20 @@ class OnnxEngine:
 
 def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEAD) -> None:
     """Writes a model as an ONNX graph with dynamic batch size and width."""
-    model, names = load_classifier(folder, head), input_names(tokenizer)
-    example = {name: torch.ones(2, 8, dtype=torch.int64) for name in names}
+    model, example = load_classifier(folder, head), example_inputs(tokenizer, head)
     free = {0: "rows", 1: "width"}
-    outputs = free if head.is_per_token else {0: "rows"}
+    axes = {**dict.fromkeys(example, free), "logits": free if head.is_per_token else {0: "rows"}}
+    if head.is_per_hidden:
+        axes[PLACES] = axes["logits"] = {0: "hidden"}
     with torch.inference_mode(), quiet_tracing():
         torch.onnx.export(
             model,
             (),
             str(graph),
             kwargs=example,
-            input_names=names,
+            input_names=list(example),
             output_names=["logits"],
-            dynamic_axes={**dict.fromkeys(names, free), "logits": outputs},
+            dynamic_axes=axes,
             opset_version=OPSET,
             dynamo=False,
         )

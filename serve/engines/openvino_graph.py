@@ -22,7 +22,9 @@ WIDTHS = 4
 """
 CALIBRATION_ROWS, CALIBRATION_BATCH = 128, 8
 """Rows that calibrate the value ranges of int8, and rows of one calibration batch."""
-NAMES = ("input_ids", "attention_mask", "token_type_ids")
+PLACES = "places"
+"""Input of a masked language model's graph: the hidden tokens among all tokens of the batch."""
+NAMES = ("input_ids", "attention_mask", "token_type_ids", PLACES)
 """Possible inputs of a graph for padded rows."""
 PACKED = ("bert",)
 """Model types whose rows are packed; rows of other models are padded."""
@@ -145,7 +147,7 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEA
     import openvino
 
     model: Any = load_classifier(folder, head)
-    if model.config.model_type in PACKED:
+    if model.config.model_type in PACKED and not head.is_per_hidden:
         bert = model.model if isinstance(model, PooledModel) else model.bert
         words = bert.embeddings.word_embeddings.weight.detach().numpy()
         np.save(graph.with_name(WORDS), words)
@@ -158,9 +160,7 @@ def export(folder: Path, tokenizer: Tokenizer, graph: Path, head: Head = ROW_HEA
         kind = PackedVectors if is_pooled else PackedClassifier
         model = PackedTokenClassifier(model) if head.is_per_token else kind(model)
     else:
-        example = {
-            name: torch.ones(2, WIDTHS, dtype=torch.int64) for name in input_names(tokenizer)
-        }
+        example = example_inputs(tokenizer, head)
     ports = [
         (name, openvino.PartialShape(dynamic(tensor.shape)), openvino.Type(tensor.numpy().dtype))
         for name, tensor in example.items()
@@ -214,6 +214,13 @@ def input_names(tokenizer: Tokenizer) -> list[str]:
     return [name for name in NAMES if name in tokenizer.input_names]
 
 
+def example_inputs(tokenizer: Tokenizer, head: Head) -> dict[str, torch.Tensor]:
+    """Returns inputs to trace a model with, by name."""
+    names = NAMES[:2] if head.is_per_hidden else input_names(tokenizer)
+    inputs = {name: torch.ones(2, 2 * WIDTHS, dtype=torch.int64) for name in names}
+    return inputs | ({PLACES: torch.arange(3)} if head.is_per_hidden else {})
+
+
 def names_of(graph: Any) -> set[str]:
     """Returns all names of a graph's inputs; an input may have several."""
     return {name for port in graph.inputs for name in port.get_names()}
@@ -261,7 +268,8 @@ def padded_logits(logits: Logits, rows: Sequence[Row], padding: Padding) -> Logi
 
 
 def padded_arrays(padding: Padding, rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """Pads rows and returns the arrays with these names, [rows, width] each."""
-    ids, mask, types = padding.apply(rows)
-    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    """Pads rows and returns the arrays with these names, [rows, width] each; PLACES is [hidden]."""
+    arrays = dict(zip(NAMES, padding.apply(rows), strict=False))
+    if PLACES in names:
+        arrays[PLACES] = padding.hidden(rows, arrays[NAMES[0]].shape[1])
     return {name: arrays[name] for name in names}

@@ -42,9 +42,8 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
     version = config.version
     factory = EngineFactory.of(version, config.device, config.threads)
     sample = eval_sample_of(version)
-    choice, engine = prepare(config, factory, sample)
+    choice, engine = warm(config, factory, sample)
     limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
-    warm_up(engine, limits, sample, version.max_length)
     lengths = [len(row) for row in sample.rows]
     saved = NOTHING
     if not engine.ahead and not choice.is_one_by_one:
@@ -57,6 +56,16 @@ def start(config: ReplicaConfig, on_batch: OnBatch) -> tuple[Choice, Batcher]:
         ahead=engine.ahead,
         saving=saved,
     )
+
+
+def warm(
+    config: ReplicaConfig, factory: EngineFactory, sample: EvalSample
+) -> tuple[Choice, Engine]:
+    """Selects and creates the engine of a replica, and warms it up; raises DeployError."""
+    choice, engine = prepare(config, factory, sample)
+    limits = config.limits(choice.batch_tokens, is_packed=engine.is_packed)
+    warm_up(engine, limits, sample, config.version.max_length)
+    return choice, engine
 
 
 def warm_up(engine: Engine, limits: Limits, sample: EvalSample, longest: int) -> None:
@@ -117,12 +126,13 @@ def _seconds(engine: Engine, pattern: Row, lengths: Sequence[int]) -> float:
 def _row(pattern: Row, length: int) -> Row:
     """Returns a row of a given length with the first and last token of a real row.
 
-    Some models require these special tokens.
+    Some models require these special tokens. Its first token is hidden, for a model that predicts
+    hidden tokens.
     """
     inside = pattern.ids[1:-1] or pattern.ids
     inner = itertools.islice(itertools.cycle(inside), max(0, length - 2))
     ids = (pattern.ids[0], *inner, pattern.ids[-1])
-    return Row(ids[-length:], (0,) * length)
+    return Row(ids[-length:], (0,) * length, hidden=(0,))
 
 
 def scored(engine: Engine, activation: Activation) -> Callable[[Sequence[Row]], PendingScores]:

@@ -16,7 +16,7 @@ from jobs.training.model import pooling
 from jobs.training.model.pooling import Pooling
 from jobs.training.model.precision import autocast
 from serve.batching.policy import Limits
-from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Row, Tokenizer
+from serve.batching.rows import Logits, Matrix, Padding, PendingBatch, Places, Row, Tokenizer
 from serve.engines.engine import ROW_HEAD, Head, Shape, usual_widths
 
 NAMES: dict[Precision, EngineName] = {
@@ -53,8 +53,43 @@ class PooledModel(torch.nn.Module):
         return transformers.modeling_outputs.SequenceClassifierOutput(logits=vectors)
 
 
+class HiddenTokenModel(torch.nn.Module):
+    """A masked language model whose head reads the hidden tokens only.
+
+    The head is the largest matrix product of a small model, and reads each token by itself.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.config = model, model.config
+        self._places: torch.Tensor | None = None
+        model.base_model.register_forward_hook(self._pick)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, places: torch.Tensor
+    ) -> Any:
+        """Returns an output of transformers with `logits`, [hidden, vocabulary].
+
+        Args:
+            input_ids: [rows, width].
+            attention_mask: [rows, width].
+            places: Places of the hidden tokens among all tokens of the batch, [hidden].
+        """
+        self._places = places
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return transformers.modeling_outputs.MaskedLMOutput(logits=output.logits.flatten(0, 1))
+
+    def _pick(self, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        """Replaces the last hidden states, [rows, width, n], by [1, hidden, n]."""
+        name = next(iter(output))
+        output[name] = output[name].flatten(0, 1)[self._places].unsqueeze(0)
+        return output
+
+
 def load_classifier(folder: Path, head: Head = ROW_HEAD) -> torch.nn.Module:
     """Reads a published model in fp32, whose outputs have the logits of each row, or token.
+
+    The outputs of a masked language model have those of each hidden token.
 
     A folder that says how vectors of tokens are pooled holds a model of vectors; any other holds a
     classifier.
@@ -65,7 +100,7 @@ def load_classifier(folder: Path, head: Head = ROW_HEAD) -> torch.nn.Module:
         return PooledModel(bare, pooled).eval()
     auto = getattr(transformers, head.auto_class)
     model: torch.nn.Module = auto.from_pretrained(folder, use_safetensors=True)
-    return model.eval()
+    return HiddenTokenModel(model).eval() if head.is_per_hidden else model.eval()
 
 
 @contextlib.contextmanager
@@ -99,7 +134,8 @@ class TorchEngine:
         self._device, self._precision = torch.device(device), precision
         self._model, self._head = load_classifier(folder, head).to(self._device), head
         self._padding = Padding.of(tokenizer)
-        self._has_types = "token_type_ids" in tokenizer.input_names
+        has_types = "token_type_ids" in tokenizer.input_names
+        self._has_types = has_types and not head.is_per_hidden
 
     def prepare(self, lengths: Sequence[int], limits: Limits, longest: int) -> Sequence[Shape]:
         """Returns shapes of the usual widths, which are to be run once."""
@@ -112,14 +148,19 @@ class TorchEngine:
     def launch(self, rows: Sequence[Row]) -> PendingBatch:
         """Pads a batch; the returned function computes its logits."""
         arrays = self._padding.apply(rows)
-        return lambda: self._forward(arrays)
+        if not self._head.is_per_hidden:
+            return lambda: self._forward(arrays)
+        places = self._padding.hidden(rows, arrays[0].shape[1])
+        return lambda: self._forward(arrays, places)
 
     @torch.inference_mode()
-    def _forward(self, arrays: Sequence[Matrix]) -> Logits:
+    def _forward(self, arrays: Sequence[Matrix], places: Places | None = None) -> Logits:
         ids, mask, types = (
             torch.from_numpy(array).to(self._device, non_blocking=True) for array in arrays
         )
         extra = {"token_type_ids": types} if self._has_types else {}
+        if places is not None:
+            extra["places"] = torch.from_numpy(places).to(self._device)
         with autocast(self._precision, self._device):
             logits = self._model(input_ids=ids, attention_mask=mask, **extra).logits
         if self._head.is_per_token:

@@ -1,4 +1,4 @@
-"""Exports a published classifier for other servers: as an ONNX graph or a Triton repository."""
+"""Exports a published model for other servers: as an ONNX graph or a Triton repository."""
 
 import json
 import shutil
@@ -47,14 +47,10 @@ def export(version: ModelVersion, form: Form, folder: Path, *, batch_rows: int =
         batch_rows: Triton's largest batch; its preferred batch is the fastest one here.
 
     Raises:
-        DeployError: if the folder is not empty, the task has no graph, or the graph fails the
-            acceptance check.
+        DeployError: if the folder is not empty, the task has no graph of this form, or the graph
+            fails the acceptance check.
     """
-    if not endpoint_of(version.task).is_exportable:
-        raise DeployError(
-            f"{version.name} is a model for {version.task}, which has no graph export; other"
-            f" servers can read it from {version.path} as it is"
-        )
+    _check_task(version, form)
     if text := optional_packages.refusal("onnx-fp32"):
         raise DeployError(text)
     if folder.exists() and any(folder.iterdir()):
@@ -106,6 +102,20 @@ instance_group [ {{ count: 1 kind: KIND_AUTO }} ]
 parameters {{ key: "version" value: {{ string_value: {json.dumps(version.id)} }} }}
 parameters {{ key: "max_length" value: {{ string_value: "{version.max_length}" }} }}
 """
+
+
+def _check_task(version: ModelVersion, form: Form) -> None:
+    """Raises DeployError if models of a version's task have no graph of a form."""
+    if not endpoint_of(version.task).is_exportable:
+        raise DeployError(
+            f"{version.name} is a model for {version.task}, which has no graph export; other"
+            f" servers can read it from {version.path} as it is"
+        )
+    if form == "triton" and Head.of(task_registry.find(version.task)).is_per_hidden:
+        raise DeployError(
+            f"{version.name} is a model for {version.task}, whose graph has an input that Triton"
+            " cannot batch, the places of hidden tokens; export it as onnx"
+        )
 
 
 def _measured(version: ModelVersion, factory: EngineFactory) -> Choice:

@@ -12,14 +12,16 @@ from typing import Any
 
 import httpx
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
 
-from jobs.errors import DataError
+from jobs.errors import DataError, DeployError
 from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
+from jobs.spec.serve import EngineName
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
 from jobs.storage.storage import open_storage
 from jobs.tasks.masked_lm import rows as masked_rows
@@ -37,6 +39,8 @@ from serve.http.errors import HttpError
 from serve.tasks.masked_lm.handler import FillMaskHandler
 from serve.tasks.masked_lm.schemas import FillRequest
 from serve.tasks.registry import endpoint_of
+from serve.tools.export import export
+from serve.version import ModelVersion
 from tests import tiny
 from tests.builders import job, training_config
 from tests.jobs.training import workers
@@ -214,14 +218,19 @@ def masked(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def handler(
+def version(
     trained: tuple[Path, list[Event]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FillMaskHandler]:
-    """The endpoint's handler of the trained model."""
+) -> ModelVersion:
+    """The trained model, published."""
     spec = job(model__task="masked-lm", data__max_length=2 * LENGTH)
     reference = CheckpointRef(str(trained[0].parent), 1, evaluations(trained[1])[-1])
     storage = open_storage(tmp_path_factory.mktemp("storage"))
-    version = registry.publish(spec, reference, (), run_id="test", storage=storage)
+    return registry.publish(spec, reference, (), run_id="test", storage=storage)
+
+
+@pytest.fixture(scope="module")
+def handler(version: ModelVersion) -> Iterator[FillMaskHandler]:
+    """The endpoint's handler of the trained model."""
     card = (Path(version.path) / "README.md").read_text(encoding="utf-8")
     assert "pipeline_tag: fill-mask" in card
     made = endpoint_of("masked-lm").load(ReplicaConfig(version))
@@ -280,6 +289,56 @@ def compare_fillings(ours: Any, theirs: Any) -> None:
         if other is not None:
             assert filling["sequence"] == other["sequence"]
             assert filling["token_str"] == other["token_str"]
+
+
+@pytest.mark.parametrize("name", ["torch-fp32", "onnx-fp32", "openvino-fp32"])
+def test_every_engine_fills_as_the_pipeline_does(
+    name: EngineName, version: ModelVersion, trained: tuple[Path, list[Event]]
+) -> None:
+    """Texts with one to three masks, in a list and alone."""
+    texts = [masked(number) for number in range(40)]
+    expected = transformers.pipeline("fill-mask", str(trained[0]))(texts, top_k=3)
+    made = endpoint_of("masked-lm").load(ReplicaConfig(version, engine=name))
+    assert isinstance(made, FillMaskHandler)
+
+    def fill(inputs: Any) -> Any:
+        request = FillRequest(inputs=inputs, top_k=3)
+        return json.loads(asyncio.run(made.fill(request, 30)).body)
+
+    try:
+        assert made.info.engine == name
+        compare_fillings(fill(texts), expected)
+        for number in (0, 1, 7):
+            compare_fillings(fill(texts[number]), expected[number])
+    finally:
+        made.close()
+
+
+def test_an_engine_is_chosen_of_those_that_compute_in_fp32(handler: FillMaskHandler) -> None:
+    results = {result.engine: result for result in handler.choice.trials}
+    assert set(results) == {"openvino-fp32", "onnx-fp32", "torch-fp32"}
+    assert not any(result.refusal for result in results.values())
+    assert handler.info.engine == max(results.values(), key=lambda each: each.texts_per_s).engine
+
+
+def test_the_exported_graph_predicts_hidden_tokens(
+    version: ModelVersion, trained: tuple[Path, list[Event]], tmp_path: Path
+) -> None:
+    assert export(version, "onnx", tmp_path / "out").texts_per_s > 0
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    texts = ["A superb <mask>", "<mask> film, indeed, a <mask>"]
+    given = dict(tokenizer(texts, padding=True, return_tensors="np"))
+    ids = given["input_ids"]
+    places = np.flatnonzero(ids == tokenizer.mask_token_id)
+    names = ("input_ids", "attention_mask")
+    (logits,) = session.run(None, {**{name: given[name] for name in names}, "places": places})
+    model = transformers.AutoModelForMaskedLM.from_pretrained(trained[0]).eval()
+    with torch.no_grad():
+        whole = model(**{name: torch.from_numpy(given[name]) for name in names}).logits
+    assert logits == pytest.approx(whole.flatten(0, 1)[places].numpy(), abs=1e-4)
+    with pytest.raises(DeployError, match="Triton cannot batch"):
+        export(version, "triton", tmp_path / "repository")
 
 
 @pytest.mark.parametrize(

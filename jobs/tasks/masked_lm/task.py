@@ -37,5 +37,5 @@ TASK = Task(
     eval_batch=16,
     scores_vocabulary=True,
     gate_rules=("perplexity",),
-    serve_fields=(),
+    serve_fields=("engine",),
 )

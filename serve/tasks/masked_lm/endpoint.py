@@ -22,6 +22,7 @@ class FillMaskEndpoint(TaskEndpoint):
 
     path = PATH
     title = "Masked language models"
+    is_exportable = True
 
     def load(self, config: ReplicaConfig) -> Handler:
         """Starts a masked language model; raises CheckpointError or DeployError."""

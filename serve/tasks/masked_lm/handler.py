@@ -14,6 +14,8 @@ from jobs.errors import DeployError
 from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.batching.request_queue import tokens_of
 from serve.config import ReplicaConfig
+from serve.engines import startup
+from serve.engines.engine_factory import EngineFactory, eval_sample_of
 from serve.http.handler import Handler, HttpResponse, error_of
 from serve.http.metrics import Metrics
 from serve.tasks.masked_lm.filler import Filler
@@ -30,11 +32,15 @@ class FillMaskHandler(Handler):
     path = PATH
 
     def __init__(self, config: ReplicaConfig) -> None:
-        """Reads the model and fills one mask, so that later requests are not slower.
+        """Selects the engine and runs each usual width, so that later requests are not slower.
+
+        Engines compute in fp32 unless the job names another engine or precision, because answers
+        are probabilities.
 
         Raises:
             CheckpointError: if a file of the model is missing or was altered.
-            DeployError: if the version is an adapter without its base model.
+            DeployError: if the version is an adapter without its base model, or no engine passes
+                the acceptance check.
         """
         version = fetched(config.version)
         if not (Path(version.path) / "config.json").exists():
@@ -42,17 +48,20 @@ class FillMaskHandler(Handler):
                 f"{version.name} {version.id} is an adapter without its base model; train it with"
                 " model.adapter.merge: true to serve it"
             )
-        config = replace(config, version=version)
+        precision = config.precision or (None if config.engine else "fp32")
+        config = replace(config, version=version, precision=precision)
         super().__init__(config, Metrics(version.name, version.id))
-        self.precision = config.precision or "fp32"
-        self._filler = Filler(Path(version.path), config.device, self.precision, config.threads)
+        self.choice, engine = startup.warm(
+            config,
+            EngineFactory.of(version, config.device, config.threads),
+            eval_sample_of(version),
+        )
+        self._filler = Filler(Path(version.path), engine)
         self._headers = {"content-type": "application/json", "x-model-version": version.id}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="fill-mask")
         self._waiting: dict[int, float] = {}
         """Tokens of each queued request, estimated from its characters."""
         self._tokens_per_s: float | None = None
-        row = [self._filler.tokenizer.mask_token_id]
-        self._thread.submit(self._filler.fill, [row], 1, lambda: False).result()
 
     @property
     def load(self) -> Load:
@@ -69,7 +78,7 @@ class FillMaskHandler(Handler):
             name=version.name,
             version=version.id,
             metrics=version.metrics,
-            engine=f"torch-{self.precision}",
+            engine=self.choice.engine,
             max_length=version.max_length,
             mask_token=self._filler.tokenizer.mask_token,
         )
@@ -108,7 +117,8 @@ class FillMaskHandler(Handler):
         begin, filler = time.perf_counter(), self._filler
         rows = filler.rows(request.texts, self.config.version.max_length)
         filler.check(rows, request.top_k)
-        filled = filler.fill(rows, request.top_k, is_over)
+        limits = self.config.limits(self.choice.batch_tokens, is_packed=False)
+        filled = filler.fill(rows, request.top_k, limits, is_over)
         found = [filler.render(each, is_over) for each in filled]
         rate = sum(map(len, rows)) / max(1e-6, time.perf_counter() - begin)
         before = self._tokens_per_s

@@ -446,7 +446,7 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
         (MASKED.replace("  text: text\n", ""), "data.text: is required"),
         (MASKED + "  mask_share: 0.9\n", "data.mask_share: 0.9 must be at most 0.5"),
         (MASKED + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of masked-lm"),
-        (MASKED + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
+        (MASKED + "serve: {route: /a, grpc: true}\n", "serve.grpc: is not supported yet"),
         (
             MASKED.replace("masked-lm}", "masked-lm, adapter: {type: lora}}"),
             "model.adapter: peft loads no adapter of masked-lm; set model.adapter.merge to true",
