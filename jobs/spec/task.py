@@ -11,10 +11,10 @@ from typing import Literal
 
 from jobs.errors import shown
 from jobs.spec.base import SpecModel
+from jobs.spec.row_form import RowForm
 
 Goal = Literal["max", "min"]
 ServeField = Literal["engine", "grpc", "fronts"]
-RowKind = Literal["labelled-texts", "conversations"]
 Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-softmax", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
 a row, the softmax of the logits of each token, or the mean loss of the tokens that are trained. A
@@ -110,10 +110,8 @@ class Task:
     """Rules of a rollout's gate that compare answers of two versions."""
     serve_fields: tuple[ServeField, ...] = ("engine", "grpc", "fronts")
     """Fields of the serve section that its endpoint honours, of those that not all do."""
-    learns_from: RowKind | None = None
-    """Rows that `winnow init` makes its first job of; None if it makes none."""
-    template: str = ""
-    """Its first job file, `package/file` of a template that `winnow init` fills."""
+    learns_from: tuple[RowForm, ...] = ()
+    """Forms of rows that `winnow init` writes its first job for."""
     lengths: tuple[int, ...] = (128, 256, 512)
     """Values of max_length that `winnow init` chooses from."""
     ignores: tuple[str, ...] = ()

@@ -13,22 +13,26 @@ import typer
 from jobs.errors import DataError, RunError
 from jobs.loader import loads
 from jobs.loader.rows import rows_match
+from jobs.spec import JobSpec, task_registry
 from jobs.spec.data import FOLDERS, FORMATS, SourceSpec
 from jobs.spec.paths import why_unreadable
 from jobs.storage import files
 from jobs.storage.storage import S3_SCHEME
-from jobs.training.data import columns, holdout, sources, writers
-from jobs.training.data.columns import Roles
+from jobs.training.data import holdout, row_forms, sources, writers
+from jobs.training.data import roles as row_roles
+from jobs.training.data.roles import Roles, RowLabels
+from jobs.training.data.row_forms import Named
 from jobs.training.data.table import Table
 from orchestrator.cli.options import AsJson, out, print_json
 from orchestrator.decisions import first_job
 from orchestrator.decisions.first_job import FirstJob, Found, FoundSplit
 
+DEFAULT = task_registry.find(task_registry.DEFAULT_TASK)
 EXAMPLE = FirstJob(
     name="my-classifier",
     train=SourceSpec(path="data/train.csv"),
     eval=SourceSpec(path="data/eval.csv"),
-    roles=Roles(text=("text",), label="label"),
+    roles=Roles(DEFAULT, DEFAULT.learns_from[0], {"text": ("text",), "label": ("label",)}),
 )
 """Content of the job file without --data."""
 EVAL_SPLITS = ("validation", "valid", "val", "dev", "eval", "test")
@@ -58,20 +62,33 @@ def init(
     label: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column with the label.")
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=COLUMN",
+            help="Column of a field of the data section, such as source=article; repeatable.",
+        ),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(metavar="NAME", help="What to learn; by default what the columns suit.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Write a first job file: an example to change, or the job for your own rows."""
     if path.exists():
         raise RunError(f"{path} exists already; name another file")
     if data is not None:
-        found = _write_for(data, eval_data, path, text or (), label)
+        choice = _choice(text or (), label, column or (), task)
+        found = _write_for(data, eval_data, path, choice)
         if as_json:
             print_json(found)
         else:
             out().print(first_job.summary(found), markup=False)
         return
-    if eval_data is not None or text or label is not None:
-        raise RunError("--eval, --text and --label say how to read --data; add --data FILE")
+    if eval_data is not None or text or label is not None or column or task:
+        raise RunError(
+            "--eval, --text, --label, --column and --task say how to read --data; add --data FILE"
+        )
     files.write_new({path: _job_file(EXAMPLE, path)})
     if as_json:
         print_json({"written": str(path)})
@@ -88,30 +105,54 @@ class _Split:
     rows: Table
 
 
-def _write_for(
-    name: str, eval_name: str | None, path: Path, text: Sequence[str], label: str | None
-) -> Found:
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the user said of the rows."""
+
+    columns: Named
+    task: str
+    """Empty for the task that the columns suit."""
+
+
+def _choice(text: Sequence[str], label: str | None, columns: Sequence[str], task: str) -> _Choice:
+    """Returns the columns of each field, and the task.
+
+    Raises:
+        DataError: for too many texts, and for a --column that is no FIELD=COLUMN.
+    """
+    if len(text) > 2:
+        raise DataError(f"--text names {len(text)} columns; name one, or two of sentence pairs")
+    named = {"text": tuple(text), "label": () if label is None else (label,)}
+    for each in columns:
+        field, mark, column = each.partition("=")
+        if not (field and mark and column):
+            raise DataError(f"--column {each} is not FIELD=COLUMN, such as source=article")
+        named[field] = (*named.get(field, ()), column)
+    return _Choice({field: names for field, names in named.items() if names}, task)
+
+
+def _write_for(name: str, eval_name: str | None, path: Path, choice: _Choice) -> Found:
     """Write the job file, and the split rows if there are no evaluation rows; returns a report.
 
     Raises:
         DataError: if no job suits the rows; nothing is written.
         StorageError: if a file exists already or cannot be written; nothing is written.
     """
-    if len(text) > 2:
-        raise DataError(f"--text names {len(text)} columns; name one, or two of sentence pairs")
     train, held_back = _read(name, eval_name)
-    roles = columns.choose(train.rows, name, text, label)
-    _check(train, held_back, roles, path)
-    texts = columns.texts_of(train.rows, roles)
-    labels = columns.labels_of(train.rows, roles, name)
-    parts = (train, held_back) if held_back else _split(train, texts, labels, path)
+    tasks = first_job.tasks_called(choice.task)
+    roles = row_forms.choose(train.rows, name, tasks, choice.columns, task=choice.task)
+    spec = _checked(train, held_back, roles, path)
+    labels = row_roles.labels_of(train.rows, roles, name)
+    parts = (train, held_back) if held_back else _split(train, roles, labels, path)
     job = FirstJob(
         name=first_job.name_of(name),
         train=_seen_from(path, parts[0].source),
         eval=_seen_from(path, parts[1].source),
         roles=roles,
-        labels=first_job.counted(labels) if roles.label is not None else {},
-        max_length=first_job.length_for(texts, first_job.task_for(roles)),
+        labels=row_roles.counted(labels),
+        max_length=_length(train.rows, roles, spec.data.sequences or (roles.texts,)),
+        max_target_length=_length(train.rows, roles, (spec.data.target_columns,)),
+        highest_score=_highest_score(train, held_back, roles),
     )
     new = () if held_back else parts
     contents = {Path(part.source.shown): writers.to_json_lines(part.rows) for part in new}
@@ -127,11 +168,13 @@ def _report(
     return Found(
         written=path,
         files=tuple(map(str, written[:-1])),
-        task=job.task.name,
+        task=job.roles.task.name,
         rows=len(rows),
-        columns=job.roles.inputs,
+        columns=job.roles.texts,
         label=job.roles.label,
-        left_out=tuple(n for n in rows.columns if n not in (*job.roles.inputs, job.roles.label)),
+        fields=job.roles.columns,
+        also_fits=job.roles.also_fits,
+        left_out=tuple(name for name in rows.columns if name not in job.roles.used),
         labels=job.labels,
         train=_found(job.train, parts[0]),
         eval=_found(job.eval, parts[1]),
@@ -184,26 +227,41 @@ def _eval_source(source: SourceSpec, eval_name: str | None) -> SourceSpec | None
     return held_back
 
 
-def _check(train: _Split, held_back: _Split | None, roles: Roles, path: Path) -> None:
-    """Raise DataError if training cannot use the columns, texts or labels."""
+def _length(rows: Table, roles: Roles, sequences: Sequence[Sequence[str]]) -> int:
+    """Returns the length in tokens that suits the texts of each sequence of columns."""
+    texts = [each for names in sequences for each in row_roles.texts_of(rows, names)]
+    return first_job.length_for(texts or [()], roles.task)
+
+
+def _highest_score(train: _Split, held_back: _Split | None, roles: Roles) -> int:
+    splits = (train, held_back) if held_back else (train,)
+    return max(row_roles.highest_number(split.rows, roles) for split in splits)
+
+
+def _checked(train: _Split, held_back: _Split | None, roles: Roles, path: Path) -> JobSpec:
+    """Return the job; raises DataError if training cannot use the columns, texts or labels."""
     later = SourceSpec(path=first_job.file_of(train.source.shown, "eval"))
     job = FirstJob(
         name="checked",
         train=train.source,
         eval=held_back.source if held_back else later,
         roles=roles,
+        highest_score=_highest_score(train, held_back, roles),
     )
     spec = loads(_job_file(job, path), str(path))
     splits = {"train": train.rows, **({"eval": held_back.rows} if held_back else {})}
     for violation in rows_match(spec, splits):
         raise DataError(violation.message)
+    return spec
 
 
 def _split(
-    data: _Split, texts: Sequence[tuple[str, ...]], labels: Sequence[str], path: Path
+    data: _Split, roles: Roles, labels: Sequence[RowLabels], path: Path
 ) -> tuple[_Split, _Split]:
     """Split one source into training and evaluation rows, with the paths of their new files."""
-    held_back = holdout.hold_back(texts, labels)
+    texts = row_roles.texts_of(data.rows, roles.inputs)
+    classes = [row[0] if roles.has_single_labels else "" for row in labels]
+    held_back = holdout.with_known_labels(holdout.hold_back(texts, classes), labels)
     if not held_back:
         of_label = " of the same label" if any(labels) else ""
         raise DataError(
@@ -232,6 +290,6 @@ def _seen_from(job: Path, source: SourceSpec) -> SourceSpec:
 
 
 def _job_file(job: FirstJob, path: Path) -> bytes:
-    package, _, name = job.task.template.partition("/")
+    package, _, name = job.roles.form.template.partition("/")
     template = importlib.resources.files(package).joinpath(name).read_text("utf-8")
     return first_job.fill(template, job, path.name).encode()

@@ -4,7 +4,6 @@ import math
 import re
 import string
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -14,14 +13,16 @@ import yaml
 from jobs.loader.source import read_scalar
 from jobs.spec import task_registry
 from jobs.spec.data import COMPRESSIONS, FORMATS, SourceSpec
+from jobs.spec.row_form import FormColumn
 from jobs.spec.task import Task
-from jobs.training.data.columns import Roles
-from jobs.training.data.labels import in_order
+from jobs.training.data.roles import Roles
 
 TOKENS_PER_WORD = 1.5
 """Typical for English; other languages have more."""
 FITTING = 0.95
 """Share of rows that max_length must not cut."""
+COLUMNS = "$columns"
+"""Line of a template that stands for the fields which name columns."""
 SHOWN_LABELS = 10
 """Most labels that are listed; the others are counted."""
 COMMENT_COLUMN = 35
@@ -44,11 +45,10 @@ class FirstJob:
     labels: Mapping[str, int] = field(default_factory=dict)
     """Number of rows of each label; empty without labels, or before they are counted."""
     max_length: int = task_registry.find(task_registry.DEFAULT_TASK).lengths[0]
-
-    @property
-    def task(self) -> Task:
-        """The task that suits the columns."""
-        return task_for(self.roles)
+    max_target_length: int = max_length
+    """Longest target, in tasks with a decoder."""
+    highest_score: float = 1.0
+    """Score of two texts that mean the same, in tasks with scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,13 @@ class Found:
     task: str
     rows: int
     columns: tuple[str, ...]
-    """Input columns: one text, two texts of a pair, or the conversations."""
+    """Columns of texts, lists and numbers: all that are used, without that of the label."""
     label: str | None
     """Column of the label; None without labels."""
+    fields: Mapping[str, tuple[str, ...]]
+    """The fields of the data section, each with the columns that it names."""
+    also_fits: tuple[str, ...]
+    """Other tasks that can learn from the rows."""
     left_out: tuple[str, ...]
     """Unused columns."""
     labels: Mapping[str, int]
@@ -86,26 +90,55 @@ class Found:
     """Commands to run next."""
 
 
-def task_for(roles: Roles) -> Task:
-    """Returns the task that learns from such columns."""
-    return next(task for task in task_registry.ours() if task.learns_from == roles.kind)
+def tasks_called(name: str) -> list[Task]:
+    """Returns the tasks of a name, with their variants; all of ours for an empty name.
+
+    Raises:
+        TaskError: if no installed package has the task.
+    """
+    if not name:
+        return [kind for task in task_registry.ours() for kind in task.kinds]
+    found = task_registry.find(name)
+    return list(found.kinds)
 
 
 def fill(template: str, job: FirstJob, file: str) -> str:
     """Returns the text of the job file; `file` is its name."""
-    text = [_scalar(column) for column in job.roles.text]
     values = {
         "file": file,
         "name": job.name,
         "train": _source(job.train),
         "eval": _source(job.eval),
         "max_length": str(job.max_length),
-        "text": text[0] if len(text) == 1 else f"[{', '.join(text)}]",
-        "label": _scalar(job.roles.label or ""),
+        "max_target_length": str(job.max_target_length),
+        "highest_score": f"{job.highest_score:g}",
         "labels": _comment(tuple(job.labels)),
-        "messages": _scalar(job.roles.messages or ""),
     }
-    return "".join(_fill_line(line, values) for line in template.splitlines(keepends=True))
+    lines = template.splitlines(keepends=True)
+    return "".join(
+        _column_lines(job.roles, line, values)
+        if line.strip() == COLUMNS
+        else _fill_line(line, values)
+        for line in lines
+    )
+
+
+def _column_lines(roles: Roles, line: str, values: Mapping[str, str]) -> str:
+    """Returns a line for each field that names columns, and for each setting of the form."""
+    indent, _, end = line.partition(COLUMNS)
+    fields = [_column_line(column, roles.columns[column.field]) for column in roles.form.columns]
+    settings = [(f"{field}: {_scalar(value)}", "") for field, value in roles.form.settings]
+    return "".join(
+        f"{_aligned(f'{indent}{code}', string.Template(comment).substitute(values))}{end}"
+        for code, comment in (*fields, *settings)
+    )
+
+
+def _column_line(column: FormColumn, names: Sequence[str]) -> tuple[str, str]:
+    """Returns the field with its columns, and its comment."""
+    written = [_scalar(name) for name in names]
+    value = written[0] if len(written) == 1 else f"[{', '.join(written)}]"
+    return f"{column.field}: {value}", column.comment
 
 
 def _fill_line(line: str, values: Mapping[str, str]) -> str:
@@ -114,19 +147,19 @@ def _fill_line(line: str, values: Mapping[str, str]) -> str:
     filled = string.Template(code).substitute(values)
     if not mark:
         return filled
-    return (
-        f"{filled.rstrip():<{COMMENT_COLUMN - 2}}  # {string.Template(comment).substitute(values)}"
-    )
+    return _aligned(filled.rstrip(), string.Template(comment).substitute(values))
+
+
+def _aligned(code: str, comment: str) -> str:
+    return f"{code:<{COMMENT_COLUMN - 2}}  # {comment}" if comment else code
 
 
 def summary(found: Found) -> str:
     """Returns the result in lines for the user."""
-    left_out = f" (not used: {', '.join(found.left_out)})" if found.left_out else ""
-    counts = [f"{label} ({rows:,})" for label, rows in found.labels.items()]
     lines = [
         f"rows      {found.rows:,} for {found.task}",
-        f"{'text' if found.label else 'messages':<9} {', '.join(found.columns)}{left_out}",
-        *([f"label     {found.label}: {first_and_more(counts)}"] if found.label else []),
+        *_found_columns(found),
+        *(f"also fits {name}: --task {name}" for name in found.also_fits),
         f"train     {_place(found.train)}",
         f"eval      {_place(found.eval)}",
         f"wrote     {', '.join((*found.files, found.written))}; next:",
@@ -135,10 +168,16 @@ def summary(found: Found) -> str:
     return "\n".join(lines)
 
 
-def counted(labels: Sequence[str]) -> dict[str, int]:
-    """Returns the number of rows of each label, in the order in which training numbers labels."""
-    counts = Counter(labels)
-    return {label: counts[label] for label in in_order(labels)}
+def _found_columns(found: Found) -> list[str]:
+    """Returns a line for each field, with the unused columns behind the first."""
+    left_out = f" (not used: {', '.join(found.left_out)})" if found.left_out else ""
+    counts = [f"{label} ({rows:,})" for label, rows in found.labels.items()]
+    labels = f": {first_and_more(counts)}" if counts else ""
+    lines = [
+        f"{field:<9} {', '.join(names)}{labels if found.label in names else ''}"
+        for field, names in found.fields.items()
+    ]
+    return [f"{lines[0]}{left_out}", *lines[1:]]
 
 
 def stem_of(path: str) -> str:

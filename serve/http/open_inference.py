@@ -1,10 +1,12 @@
 """The Open Inference Protocol, version 2, for tasks with texts in and tensors out.
 
-Handlers that implement `InferHandler` get its routes over HTTP and its calls over gRPC.
+Handlers that implement `InferHandler` get its routes over HTTP and its calls over gRPC; those whose
+tensors are the scores of texts implement `ScoringInferHandler`.
 """
 
 import abc
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import fastapi
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,7 +55,7 @@ class InferRequest(BaseModel):
 
 
 class InferResponse(BaseModel):
-    """Labels, their scores, and the scores of all labels."""
+    """The output tensors of the texts, such as labels with their scores."""
 
     id: str | None = None
     model_name: str
@@ -80,11 +82,14 @@ class ModelMetadata(BaseModel):
 
 
 class InferHandler(PredictHandler[Request]):
-    """Answers requests of the protocol, besides its own, from the scores of their texts."""
+    """Answers requests of the protocol besides its own."""
+
+    longest_text: ClassVar[int] = MAX_CHARACTERS
+    """Characters of the longest text in a request."""
 
     @abc.abstractmethod
-    def tensors(self, answer: Answer) -> list[Tensor]:
-        """The output tensors of scored texts, each of shape [texts] or [texts, n]."""
+    async def outputs(self, texts: Sequence[Text], timeout_s: float) -> list[Tensor]:
+        """The output tensors of texts, each of shape [texts] or [texts, n]; raises HttpError."""
 
     @abc.abstractmethod
     def output_info(self) -> list[TensorInfo]:
@@ -93,12 +98,12 @@ class InferHandler(PredictHandler[Request]):
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """The tensors of a request's texts; raises HttpError."""
         version = self.config.version
-        answer = await self.score(texts_of(request, is_pair=version.is_pair), timeout_s)
+        texts = texts_of(request, is_pair=version.is_pair, longest=self.longest_text)
         return InferResponse(
             id=request.id,
             model_name=version.name,
             model_version=version.id,
-            outputs=self.tensors(answer),
+            outputs=await self.outputs(texts, timeout_s),
         )
 
     def metadata(self) -> ModelMetadata:
@@ -112,6 +117,18 @@ class InferHandler(PredictHandler[Request]):
             inputs=[TensorInfo(name=name, datatype="BYTES", shape=[-1]) for name in inputs],
             outputs=self.output_info(),
         )
+
+
+class ScoringInferHandler(InferHandler[Request]):
+    """Answers requests of the protocol from the scores of their texts."""
+
+    @abc.abstractmethod
+    def tensors(self, answer: Answer) -> list[Tensor]:
+        """The output tensors of scored texts, each of shape [texts] or [texts, n]."""
+
+    async def outputs(self, texts: Sequence[Text], timeout_s: float) -> list[Tensor]:
+        """The output tensors of texts; raises HttpError."""
+        return self.tensors(await self.score(texts, timeout_s))
 
 
 def server_metadata() -> dict[str, Any]:
@@ -158,20 +175,24 @@ def add_routes(api: fastapi.FastAPI) -> None:
         return await named(name).infer(body, app.timeout(request))
 
 
-def texts_of(request: InferRequest, *, is_pair: bool) -> list[Text]:
-    """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs."""
+def texts_of(request: InferRequest, *, is_pair: bool, longest: int = MAX_CHARACTERS) -> list[Text]:
+    """The texts of a protocol request: tensor `text`, and `text_pair` for models of pairs.
+
+    Raises:
+        HttpError: 422 for other tensors, and for texts of more than `longest` characters.
+    """
     named = {tensor.name: tensor for tensor in request.inputs}
     wanted = ("text", "text_pair") if is_pair else ("text",)
     if sorted(tensor.name for tensor in request.inputs) != sorted(wanted):
         message = f"the inputs must be named {', '.join(wanted)}"
         raise HttpError(422, "invalid_request", message)
-    columns = [_strings(named[name]) for name in wanted]
+    columns = [_strings(named[name], longest) for name in wanted]
     if len({len(column) for column in columns}) > 1:
         raise HttpError(422, "invalid_request", "text and text_pair differ in length")
     return list(zip(*columns, strict=True))
 
 
-def _strings(tensor: Tensor) -> list[str]:
+def _strings(tensor: Tensor, longest: int) -> list[str]:
     data, count = tensor.data, len(tensor.data)
     if tensor.datatype != "BYTES" or not all(isinstance(text, str) for text in data):
         message = f"input {tensor.name} must be BYTES with strings as its data"
@@ -179,7 +200,7 @@ def _strings(tensor: Tensor) -> list[str]:
     if not 1 <= count <= MAX_TEXTS or tensor.shape not in ([count], [count, 1]):
         message = f"input {tensor.name} must be of shape [n] with n texts, 1 to {MAX_TEXTS}"
         raise HttpError(422, "invalid_request", message)
-    if any(len(text) > MAX_CHARACTERS for text in data):
-        message = f"input {tensor.name} has a text of more than {MAX_CHARACTERS} characters"
+    if any(len(text) > longest for text in data):
+        message = f"input {tensor.name} has a text of more than {longest} characters"
         raise HttpError(422, "invalid_request", message)
     return list(data)

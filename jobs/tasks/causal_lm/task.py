@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task
 
 NEEDS = (
@@ -48,6 +49,24 @@ class LanguageData(DataSpec):
             yield "tools", "is for conversations; name their column in messages, or remove it"
 
 
+CONVERSATIONS = RowForm(
+    columns=(
+        FormColumn(
+            "messages",
+            names=("messages",),
+            kinds=("conversation",),
+            comment="lists of {role, content}; what the assistant says is learnt",
+            may_have_any_name=True,
+        ),
+    ),
+    template="jobs.tasks.causal_lm/job.yaml",
+)
+DOCUMENTS = RowForm(
+    columns=(FormColumn("text", names=("text", "content", "document"), comment="plain documents"),),
+    template="jobs.tasks.causal_lm/documents.yaml",
+    is_whole_table=True,
+)
+
 TASK = Task(
     name="causal-lm",
     data=LanguageData,
@@ -70,7 +89,6 @@ TASK = Task(
     scores_vocabulary=True,
     gate_rules=("perplexity",),
     serve_fields=(),
-    learns_from="conversations",
-    template="jobs.tasks.causal_lm/job.yaml",
+    learns_from=(CONVERSATIONS, DOCUMENTS),
     lengths=(128, 256, 512, 1024, 2048),
 )

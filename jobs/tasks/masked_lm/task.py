@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task
 
 
@@ -18,6 +19,12 @@ class MaskedData(DataSpec):
     """Share of the tokens of each row that are predicted: of these, 80 % are hidden, 10 % are
     replaced by a random token and 10 % are shown."""
 
+
+DOCUMENTS = RowForm(
+    columns=(FormColumn("text", names=("text", "content", "document"), comment="plain documents"),),
+    template="jobs.tasks.masked_lm/job.yaml",
+    is_whole_table=True,
+)
 
 TASK = Task(
     name="masked-lm",
@@ -38,4 +45,5 @@ TASK = Task(
     scores_vocabulary=True,
     gate_rules=("perplexity",),
     serve_fields=("engine",),
+    learns_from=(DOCUMENTS,),
 )

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from jobs.errors import shown
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import ColumnKind, FormColumn, RowForm
 from jobs.spec.task import Metric, Task, binomial_noise
 
 Loss = Literal["sigmoid", "hinge", "ipo"]
@@ -65,6 +66,31 @@ class PreferenceData(DataSpec):
             yield "label_smoothing", f"works with loss: sigmoid only; remove it, or {self.loss}"
 
 
+def _form(*prompt: FormColumn, kind: ColumnKind) -> RowForm:
+    """Returns the form of rows with this prompt, or with none, and two answers of a kind."""
+    answers = (
+        FormColumn(
+            "chosen",
+            names=("chosen",),
+            kinds=(kind,),
+            comment="the preferred answer",
+            is_input=not prompt,
+        ),
+        FormColumn("rejected", names=("rejected",), kinds=(kind,), is_input=False),
+    )
+    return RowForm((*prompt, *answers), template="jobs.tasks.preference/job.yaml")
+
+
+FORMS = (
+    _form(FormColumn("prompt", names=("prompt", "question")), kind="text"),
+    _form(
+        FormColumn("messages", names=("messages", "prompt"), kinds=("conversation",)), kind="text"
+    ),
+    _form(FormColumn("messages", names=("prompt",), kinds=("conversation",)), kind="conversation"),
+    _form(kind="conversation"),
+)
+"""Beside answers that are conversations, a column called messages may repeat one of them."""
+
 TASK = Task(
     name="preference",
     data=PreferenceData,
@@ -85,5 +111,6 @@ TASK = Task(
     scores_vocabulary=True,
     gate_rules=("perplexity",),
     serve_fields=(),
+    learns_from=FORMS,
     lengths=(128, 256, 512, 1024, 2048),
 )

@@ -9,6 +9,7 @@ from pydantic import Field
 from jobs.errors import listed, shown
 from jobs.spec.base import Items
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task, binomial_noise, fisher_noise
 
 USAGE = """\
@@ -102,6 +103,35 @@ class EmbeddingData(DataSpec):
             )
 
 
+_ANCHOR = FormColumn("anchor", names=("anchor", "query", "question"))
+_POSITIVE = FormColumn(
+    "positive", names=("positive",), comment="means the same as the anchor", is_input=False
+)
+_NEGATIVE = FormColumn(
+    "negative",
+    names=("negative", "hard_negative"),
+    comment="is near to the anchor and means something else",
+    is_input=False,
+)
+RANKED_TEMPLATE = "jobs.tasks.sentence_embedding/job.yaml"
+RANKED_FORMS = (
+    RowForm((_ANCHOR, _POSITIVE, _NEGATIVE), template=RANKED_TEMPLATE),
+    RowForm((_ANCHOR, _POSITIVE), template=RANKED_TEMPLATE),
+)
+SCORED_FORM = RowForm(
+    columns=(
+        FormColumn("text", counts=(2,), comment="two texts to compare"),
+        FormColumn(
+            "score",
+            names=("score", "similarity", "similarity_score"),
+            kinds=("integer", "fraction"),
+            comment="how alike they are",
+            is_input=False,
+        ),
+    ),
+    template="jobs.tasks.sentence_embedding/scored.yaml",
+)
+
 _RANKED = Task(
     name="sentence-embedding",
     data=EmbeddingData,
@@ -122,6 +152,7 @@ _RANKED = Task(
     usage=USAGE,
     gate_rules=("agreement", "mrr"),
     ignores=("text", "score", "highest_score"),
+    learns_from=RANKED_FORMS,
 )
 
 SCORED = dataclasses.replace(
@@ -135,6 +166,7 @@ SCORED = dataclasses.replace(
     endpoint="serve.tasks.sentence_embedding.endpoint:SCORED",
     gate_rules=("agreement", "spearman"),
     ignores=("anchor", "positive", "negative", "scale"),
+    learns_from=(SCORED_FORM,),
 )
 
 TASK = dataclasses.replace(_RANKED, variants=(SCORED,))

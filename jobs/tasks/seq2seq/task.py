@@ -9,6 +9,7 @@ from pydantic import Field
 from jobs.errors import shown
 from jobs.spec.base import SpecModel
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task, binomial_noise
 
 ROUGE, SACREBLEU = "rouge-score", "sacrebleu"
@@ -98,6 +99,27 @@ def percent_noise(value: float, rows: int) -> float:
     return 100 * binomial_noise(min(max(value / 100, 0.0), 1.0), rows)
 
 
+TEMPLATE = "jobs.tasks.seq2seq/job.yaml"
+TEXTS = RowForm(
+    columns=(
+        FormColumn("source", names=("source", "src"), comment="the text to read"),
+        FormColumn("target", names=("target", "tgt"), comment="the text to write", is_input=False),
+    ),
+    template=TEMPLATE,
+)
+SUMMARIES = RowForm(
+    columns=(
+        FormColumn(
+            "source", names=("article", "document", "dialogue", "text"), comment="the text to read"
+        ),
+        FormColumn(
+            "target", names=("summary", "highlights"), comment="the text to write", is_input=False
+        ),
+    ),
+    template=TEMPLATE,
+    settings=(("prefix", "summarize: "),),
+)
+
 TASK = Task(
     name="seq2seq",
     data=Seq2SeqData,
@@ -126,6 +148,7 @@ TASK = Task(
     scores_vocabulary=True,
     gate_rules=("agreement", "perplexity", "rougeL", "bleu", "chrf", "exact_match"),
     serve_fields=(),
+    learns_from=(TEXTS, SUMMARIES),
     lengths=(128, 256, 512, 1024),
     usage=(
         "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"

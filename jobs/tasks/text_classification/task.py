@@ -10,6 +10,7 @@ from pydantic import Field
 from jobs.errors import listed, shown
 from jobs.spec.base import Items
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import ColumnKind, FormColumn, RowForm
 from jobs.spec.task import Metric, Task, binomial_noise, fisher_noise
 
 Problem = Literal["single-label", "multi-label", "regression"]
@@ -135,6 +136,13 @@ def unknown_labels(data: ClassificationData, names: tuple[str, ...]) -> Iterator
             yield "class_weights", f"{shown(str(name))} is no label of the training rows ({known})"
 
 
+def _labelled(template: str, comment: str, *kinds: ColumnKind) -> RowForm:
+    """Returns the form of rows whose label column has values of these kinds."""
+    text = FormColumn("text", counts=(1, 2), comment="one column, or [first, second] for pairs")
+    label = FormColumn("label", kinds=kinds, comment=comment, is_input=False, is_label=True)
+    return RowForm((text, label), template=template)
+
+
 _FOLDER = "text_classification"
 _SINGLE = Task(
     name="text-classification",
@@ -160,8 +168,9 @@ _SINGLE = Task(
     endpoint=f"serve.tasks.{_FOLDER}.endpoint:ENDPOINT",
     activation="softmax",
     gate_rules=("accuracy", "agreement"),
-    learns_from="labelled-texts",
-    template=f"jobs.tasks.{_FOLDER}/job.yaml",
+    learns_from=(
+        _labelled(f"jobs.tasks.{_FOLDER}/job.yaml", "$labels", "text", "integer", "number"),
+    ),
     ignores=_others("single-label"),
 )
 
@@ -182,8 +191,9 @@ MULTI_LABEL = dataclasses.replace(
     endpoint=f"serve.tasks.{_FOLDER}.multi_label.endpoint:ENDPOINT",
     activation="sigmoid",
     gate_rules=("f1_micro", "agreement"),
-    learns_from=None,
-    template="",
+    learns_from=(
+        _labelled(f"jobs.tasks.{_FOLDER}.multi_label/job.yaml", "lists of labels: $labels", "list"),
+    ),
     ignores=_others("multi-label"),
 )
 
@@ -203,6 +213,7 @@ REGRESSION = dataclasses.replace(
     endpoint=f"serve.tasks.{_FOLDER}.regression.endpoint:ENDPOINT",
     activation="identity",
     gate_rules=("rmse",),
+    learns_from=(_labelled(f"jobs.tasks.{_FOLDER}.regression/job.yaml", "a number", "fraction"),),
     ignores=_others("regression"),
 )
 

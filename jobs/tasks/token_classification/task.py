@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from jobs.spec.data import Column, DataSpec
+from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task, binomial_noise
 
 
@@ -42,6 +43,37 @@ class TokenData(DataSpec):
             yield "spans", f"column {self.spans!r} is already the text"
 
 
+TEMPLATE = "jobs.tasks.token_classification/job.yaml"
+TOKENS = RowForm(
+    columns=(
+        FormColumn("tokens", names=("tokens", "words"), kinds=("list",), comment="lists of tokens"),
+        FormColumn(
+            "tags",
+            names=("tags", "ner_tags", "ner", "labels"),
+            kinds=("list",),
+            comment="$labels",
+            is_input=False,
+            is_label=True,
+        ),
+    ),
+    template=TEMPLATE,
+)
+SPANS = RowForm(
+    columns=(
+        FormColumn("text", names=("text", "sentence", "content")),
+        FormColumn(
+            "spans",
+            names=("spans", "entities"),
+            kinds=("spans",),
+            comment="$labels",
+            may_have_any_name=True,
+            is_input=False,
+            is_label=True,
+        ),
+    ),
+    template=TEMPLATE,
+)
+
 TASK = Task(
     name="token-classification",
     data=TokenData,
@@ -63,4 +95,5 @@ TASK = Task(
     activation="token-softmax",
     gate_rules=("f1", "agreement"),
     serve_fields=("engine", "fronts"),
+    learns_from=(TOKENS, SPANS),
 )

@@ -1,4 +1,4 @@
-"""Decides which columns of a table hold the text, the label or the conversations.
+"""Describes the columns of a table, and decides which hold the text and the label.
 
 A label column has few distinct values, a text column has the longest values, and columns that
 number the rows are ignored. If the values do not decide, the names of columns do.
@@ -7,10 +7,9 @@ number the rows are ignored. If the values do not decide, the names of columns d
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from jobs.errors import DataError
-from jobs.spec.task import RowKind
+from jobs.spec.row_form import ColumnKind
 from jobs.training.data import labels
 from jobs.training.data.conversations import is_message
 from jobs.training.data.table import Table
@@ -39,12 +38,8 @@ SENTENCE_WORDS = 1.5
 """
 COMPARABLE = 0.5
 """A column of at least this share of the longest column's average length may be its pair."""
-SEPARATOR = re.compile(r"[,;|]")
-"""Matches what separates several labels of one row."""
-HEADER_WORDS = 4
-"""Words from which on the name of a text column may be a value of the first row."""
-
-Kind = Literal["text", "integer", "number", "conversation", "nested"]
+SPAN_FIELDS = {"start", "end", "label"}
+"""Fields of an object that is a stretch of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +47,10 @@ class Column:
     """Statistics of the values of a column."""
 
     name: str
-    kind: Kind
-    """`number` includes other values without letters, such as dates."""
+    kind: ColumnKind
     rows: int
     distinct: int = 0
-    """Number of distinct values; empty values do not count."""
+    """Number of distinct values, in a column of lists of their items; empty values do not count."""
     characters: float = 0.0
     """Average length of the nonempty values."""
     words: float = 0.0
@@ -92,93 +86,17 @@ class Column:
         return can_name and self.is_short and is_few
 
 
-@dataclass(frozen=True, slots=True)
-class Roles:
-    """The columns that a job trains on."""
-
-    text: tuple[str, ...] = ()
-    """One column, or two for sentence pairs; empty for conversations."""
-    label: str | None = None
-    """None for conversations."""
-    messages: str | None = None
-    """The column of conversations; None for labelled texts."""
-
-    @property
-    def kind(self) -> RowKind:
-        """The kind of rows that the columns make."""
-        return "labelled-texts" if self.messages is None else "conversations"
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The columns without the label."""
-        return self.text if self.messages is None else (self.messages,)
-
-
-def choose(table: Table, name: str, text: Sequence[str] = (), label: str | None = None) -> Roles:
-    """Returns the columns to train on; `text` and `label` are columns that the user named.
-
-    `name` stands for the table in errors.
-
-    Raises:
-        DataError: if a named column does not exist, or the columns are ambiguous.
-    """
-    table.require_columns((*text, *([label] if label is not None else ())), name)
-    columns = [describe(title, table) for title in table.columns]
-    if not text and label is None:
-        conversations = [column.name for column in columns if column.kind == "conversation"]
-        if conversations:
-            return Roles(messages=_only(conversations, columns, name))
-    chosen = label if label is not None else find_label([c for c in columns if c.name not in text])
-    found = tuple(text) or find_text([c for c in columns if c.name != chosen])
-    if chosen is None or not found:
-        raise DataError(_unclear(columns, name))
-    if label is None:
-        _check_header(found[0], chosen, table, name)
-        _check_single(chosen, table, name)
-    return Roles(found, chosen)
-
-
-def _only(conversations: Sequence[str], columns: Sequence[Column], name: str) -> str:
-    if "messages" in conversations:
-        return "messages"
-    if len(conversations) > 1:
-        raise DataError(_unclear(columns, name))
-    return conversations[0]
-
-
-def texts_of(table: Table, roles: Roles) -> list[tuple[str, ...]]:
-    """Returns the texts of each row: one text, a pair, or the messages of a conversation."""
-    if roles.messages is not None:
-        conversations = table.values(roles.messages)
-        return [tuple(m["content"] for m in messages) for messages in conversations]
-    columns = [[str(value) for value in table.values(name)] for name in roles.text]
-    return list(zip(*columns, strict=True))
-
-
-def labels_of(table: Table, roles: Roles, name: str) -> list[str]:
-    """Returns the label of each row; for conversations, an empty label for each row.
-
-    `name` stands for the table in errors.
-
-    Raises:
-        DataError: if the label of a row is not an integer or a string.
-    """
-    if roles.label is None:
-        return [""] * len(table)
-    return labels.read(table, roles.label, name)
-
-
 def describe(name: str, table: Table) -> Column:
     """Returns the statistics of a column over all its values."""
     values = [value for value in labels.named(table, name) if value is not None and value != ""]
-    if any(isinstance(value, list | dict) for value in values):
-        is_conversation = all(isinstance(v, list) and v and all(map(is_message, v)) for v in values)
-        return Column(name, "conversation" if is_conversation else "nested", len(table))
-    texts = [str(value) for value in values]
+    kind = _kind(values)
+    if kind in ("spans", "conversation", "nested"):
+        return Column(name, kind, len(table))
+    texts = [str(item) for value in values for item in _items(value)]
     count = max(1, len(texts))
     return Column(
         name=name,
-        kind=_kind(texts),
+        kind=kind,
         rows=len(table),
         distinct=len(set(texts)),
         characters=sum(map(len, texts)) / count,
@@ -186,7 +104,7 @@ def describe(name: str, table: Table) -> Column:
     )
 
 
-def find_label(columns: Sequence[Column]) -> str | None:
+def find_label(columns: Sequence[Column]) -> Column | None:
     """Returns the label column; None if no column qualifies, or several do equally."""
     repeating = [column for column in columns if column.repeats]
     exact = [c for c in columns if c.name.lower() in LABEL_NAMES and c.distinct and c.is_short]
@@ -195,9 +113,10 @@ def find_label(columns: Sequence[Column]) -> str | None:
         [column for column in repeating if column.is_called_label],
         exact,
         repeating,
+        [column for column in columns if column.kind == "fraction"],
     )
     likeliest: list[Column] = next(filter(None, tiers), [])
-    return likeliest[0].name if len(likeliest) == 1 else None
+    return likeliest[0] if len(likeliest) == 1 else None
 
 
 def find_text(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -231,45 +150,35 @@ def _is_pair(first: Column, second: Column) -> bool:
     return len(different) == 1 and different[0] in (("1", "2"), ("0", "1"), ("a", "b"))
 
 
-def _kind(texts: Sequence[str]) -> Kind:
+def _kind(values: Sequence[Any]) -> ColumnKind:
+    if any(isinstance(value, list | dict) for value in values):
+        return _structure(values)
+    texts = [str(value) for value in values]
     if all(map(labels.INTEGER.fullmatch, texts)):
         return "integer"
+    if all(map(labels.NUMBER.fullmatch, texts)):
+        return "number" if all(float(text).is_integer() for text in texts) else "fraction"
     with_letters = sum(any(map(str.isalpha, text)) for text in texts)
     return "text" if 2 * with_letters > len(texts) else "number"
 
 
-def _unclear(columns: Sequence[Column], name: str) -> str:
-    if len(columns) == 1:
-        return (
-            f"{name} has only the column {columns[0].name!r}; training needs a text and a label"
-            " column, or a column of conversations, which are lists of {role, content}"
-        )
-    listed = ", ".join(column.name for column in columns)
-    has_lists = any(column.kind in ("conversation", "nested") for column in columns)
-    hint = "; conversations are one column with lists of {role, content}" if has_lists else ""
-    return (
-        f"{name} has the columns {listed}, and it is not clear which are text and label; name them"
-        f" with --text COLUMN (twice for pairs) and --label COLUMN{hint}"
-    )
+def _structure(values: Sequence[Any]) -> ColumnKind:
+    if all(isinstance(value, list) and value and all(map(is_message, value)) for value in values):
+        return "conversation"
+    if any(values) and all(map(_has_spans, values)):
+        return "spans"
+    items = [item for value in values for item in _items(value)]
+    is_plain = all(isinstance(value, list) for value in values) and items
+    return "list" if is_plain and all(isinstance(item, str | int) for item in items) else "nested"
 
 
-def _check_header(text: str, label: str, table: Table, name: str) -> None:
-    """Raises DataError if the column names look like the first row of a file without a header."""
-    if len(text.split()) >= HEADER_WORDS and label in map(str, table.values(label)):
-        raise DataError(
-            f"{name} has no header: the names of its columns, {text!r:.60} and {label!r}, look like"
-            " a row; write a first line with names such as text and label"
-        )
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else (value,)
 
 
-def _check_single(label: str, table: Table, name: str) -> None:
-    """Raises DataError if a value of the label column joins several labels of other rows."""
-    known = {str(value) for value in labels.named(table, label)}
-    for value in sorted(known):
-        parts = {part.strip() for part in SEPARATOR.split(value)}
-        if len(parts) > 1 and parts <= known:
-            raise DataError(
-                f"{name}: {value!r} in column {label!r} lists several labels, and a classifier"
-                f" gives one; keep one in each row, or use it as a label with --label {label}; to"
-                " learn several, write a job with problem: multi-label and a separator"
-            )
+def _has_spans(value: Any) -> bool:
+    """Returns whether a value is a list of spans, or an object of lists as `datasets` writes it."""
+    if isinstance(value, dict):
+        return value.keys() >= SPAN_FIELDS and all(isinstance(value[f], list) for f in SPAN_FIELDS)
+    spans = value if isinstance(value, list) else [value]
+    return all(isinstance(span, dict) and span.keys() >= SPAN_FIELDS for span in spans)

@@ -40,6 +40,16 @@ def hold_back(texts: Sequence[tuple[str, ...]], labels: Sequence[str]) -> list[i
     return sorted(held_back)
 
 
+def with_known_labels(held_back: Sequence[int], labels: Sequence[tuple[str, ...]]) -> list[int]:
+    """Returns the evaluation rows whose labels other rows have too; the rest goes to training.
+
+    `labels` are those of all rows, any number of them for each.
+    """
+    chosen = set(held_back)
+    known = {name for row, names in enumerate(labels) if row not in chosen for name in names}
+    return [row for row in held_back if known.issuperset(labels[row])]
+
+
 def quotas_of(counts: Counter[str]) -> dict[str, int]:
     """Returns the number of evaluation rows of each label.
 

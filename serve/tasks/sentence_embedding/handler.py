@@ -19,7 +19,7 @@ from serve.engines.engine import Choice
 from serve.http.errors import HttpError
 from serve.http.handler import HttpResponse
 from serve.http.metrics import Metrics
-from serve.http.open_inference import InferHandler, Tensor, TensorInfo
+from serve.http.open_inference import ScoringInferHandler, Tensor, TensorInfo
 from serve.tasks.sentence_embedding import schemas
 from serve.tasks.sentence_embedding.schemas import (
     OPENAI_PATH,
@@ -35,7 +35,7 @@ Vectors = npt.NDArray[np.float32]
 SMALLEST_NORM = 1e-12
 
 
-class EmbeddingHandler(InferHandler[EmbeddingRequest]):
+class EmbeddingHandler(ScoringInferHandler[EmbeddingRequest]):
     """Answers requests with the vector of each text."""
 
     path, other_paths = PATH, (OPENAI_PATH, SIMILARITY_PATH)

@@ -15,13 +15,13 @@ from serve.engines.engine import Choice
 from serve.http.errors import HttpError
 from serve.http.handler import HttpResponse
 from serve.http.metrics import Metrics
-from serve.http.open_inference import InferHandler, Tensor, TensorInfo
+from serve.http.open_inference import ScoringInferHandler, Tensor, TensorInfo
 from serve.tasks.text_classification import schemas
 from serve.tasks.text_classification.schemas import PATH, ModelInfo, PredictRequest
 from serve.version import fetched
 
 
-class ClassificationHandler(InferHandler[PredictRequest]):
+class ClassificationHandler(ScoringInferHandler[PredictRequest]):
     """Answers requests with the label of each text."""
 
     path = PATH

@@ -10,15 +10,23 @@ from typing import Any
 
 import pydantic_core
 
-from serve.batching.client import Answer, DeadlineError, InferenceClient, Load, QueueFullError
+from serve.batching.client import (
+    Answer,
+    DeadlineError,
+    InferenceClient,
+    Load,
+    QueueFullError,
+    answered,
+)
 from serve.batching.request_queue import tokens_of
-from serve.batching.rows import Row
+from serve.batching.rows import Row, Text
 from serve.config import ReplicaConfig
 from serve.engines import startup
 from serve.engines.engine import Choice
 from serve.http.errors import HttpError
-from serve.http.handler import Counted, HttpResponse, OnResponse, PredictHandler, error_of
+from serve.http.handler import Counted, HttpResponse, OnResponse, error_of
 from serve.http.metrics import Metrics
+from serve.http.open_inference import InferHandler, Tensor, TensorInfo
 from serve.tasks.token_classification import schemas
 from serve.tasks.token_classification.schemas import PATH, EntityModelInfo, EntityRequest
 from serve.tasks.token_classification.windows import WindowedText, Windows
@@ -26,6 +34,8 @@ from serve.version import fetched
 
 INLINE_CHARACTERS = 4096
 """A request with more characters is tokenised on another thread than the event loop's."""
+ENTITIES = "entities"
+"""The output tensor of the Open Inference Protocol."""
 NOTHING_READ = Answer([], is_cut=False, batch_rows=0, queue_s=0.0, infer_s=0.0)
 """The answer to texts without tokens, which need no engine."""
 
@@ -63,10 +73,11 @@ class Arrival:
         return max(0.0, self.deadline - time.monotonic())
 
 
-class TokenHandler(PredictHandler[WindowedRequest]):
+class TokenHandler(InferHandler[WindowedRequest]):
     """Answers requests with the entities of each text."""
 
     path = PATH
+    longest_text = schemas.MAX_CHARACTERS
 
     def __init__(
         self, config: ReplicaConfig, choice: Choice, client: InferenceClient, metrics: Metrics
@@ -104,7 +115,22 @@ class TokenHandler(PredictHandler[WindowedRequest]):
 
     def submit(self, body: bytes, timeout_s: float, on_response: OnResponse) -> Ticket:
         """Starts to answer a request and returns a ticket for `cancel`; see `PredictHandler`."""
-        request = schemas.parse(body)
+        return self._submit(schemas.parse(body), timeout_s, on_response)
+
+    async def outputs(self, texts: Sequence[Text], timeout_s: float) -> list[Tensor]:
+        """Returns a tensor with the entities of each text, as JSON; raises HttpError."""
+        request = EntityRequest(inputs=[text for (text,) in texts])
+        response: HttpResponse = await answered(
+            functools.partial(self._submit, request, timeout_s), self.cancel
+        )
+        found = [_json(row["entities"]) for row in pydantic_core.from_json(response.body)]
+        return [Tensor(name=ENTITIES, shape=[len(found)], datatype="BYTES", data=found)]
+
+    def output_info(self) -> list[TensorInfo]:
+        """Returns name, type and shape of the output tensor."""
+        return [TensorInfo(name=ENTITIES, datatype="BYTES", shape=[-1])]
+
+    def _submit(self, request: EntityRequest, timeout_s: float, on_response: OnResponse) -> Ticket:
         arrival = Arrival(
             Counted(len(request.texts), time.perf_counter()),
             time.monotonic() + min(timeout_s, self.config.timeout_s),
@@ -228,3 +254,7 @@ def load(config: ReplicaConfig) -> TokenHandler:
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)
     return TokenHandler(config, choice, batcher, metrics)
+
+
+def _json(value: Any) -> str:
+    return pydantic_core.to_json(value).decode()

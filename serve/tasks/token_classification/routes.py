@@ -1,10 +1,11 @@
-"""The FastAPI application of a classifier of tokens: predictions, health, page."""
+"""The FastAPI application of a classifier of tokens: predictions, health, protocol, page."""
 
 from typing import Any, cast
 
 import fastapi
 import fastapi.responses
 
+from serve.http import open_inference
 from serve.http.app import (
     ERRORS,
     create_application,
@@ -52,3 +53,6 @@ async def health() -> EntityModelInfo:
 async def playground() -> fastapi.responses.HTMLResponse:
     """A page to try the model in a browser."""
     return page(__package__)
+
+
+open_inference.add_routes(api)

@@ -63,3 +63,8 @@ def test_texts_are_the_same_whatever_their_case_spaces_and_order() -> None:
 def test_a_text_with_two_labels_is_trained_on() -> None:
     held_back = holdout.hold_back(texts_of([1, 1, 2, 3]), ["a", "b", "a", "b"])
     assert held_back == [2, 3]
+
+
+def test_a_row_with_a_label_that_no_other_row_has_is_trained_on() -> None:
+    labels = [("a",), ("a", "b"), ("c",), (), ("a",)]
+    assert holdout.with_known_labels([1, 2, 3, 4], labels) == [3, 4]

@@ -135,6 +135,8 @@ def test_the_same_is_printed_as_values(folder: Path) -> None:
         "rows": 30,
         "columns": ["text"],
         "label": "label",
+        "fields": {"text": ["text"], "label": ["label"]},
+        "also_fits": [],
         "left_out": ["id"],
         "labels": {"bad": 15, "good": 15},
         "train": {"path": "reviews-train.jsonl", "rows": 26, "split": None},
@@ -189,7 +191,7 @@ LONER = csv_text(["text", "label"], TEXTS, [f"label {n}" for n in range(30)])
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("text\na\nb\n", (), "a.csv has only the column 'text'"),
+        ("review\na\nb\n", (), "a.csv has only the column 'review'"),
         ("text,label\na,1\n", (), "a.csv has 1 row"),
         ("text,label\na,1\nb,1\n", (), "a.csv has only the label '1'; two are needed"),
         (MANY, (), "a.csv has 120 different labels in 120 rows, which are no classes"),
@@ -229,7 +231,7 @@ def test_rows_that_fit_no_job_end_in_a_sentence(
         (("--data", "home.xlsx"), "home.xlsx is no hub id and no file that ends in .csv"),
         (("--data", "https://a.com/b.csv"), "https://a.com/b.csv is a URL; download the file"),
         (("--data", "."), "is neither a `Dataset` directory nor a `DatasetDict`"),
-        (("--label", "x"), "--eval, --text and --label say how to read --data"),
+        (("--label", "x"), "--eval, --text, --label, --column and --task say how"),
         (("none/job.yaml", "--data", "a.csv"), "cannot be written: No such file or directory"),
         (("kept.yaml", "--data", "a.csv"), "kept.yaml exists already"),
         (("--data", "kept.csv"), "kept-eval.jsonl exists already"),

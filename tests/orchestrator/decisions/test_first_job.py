@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jobs.loader import loads
 from jobs.spec import task_registry
 from jobs.spec.data import SourceSpec
-from jobs.training.data.columns import Roles
+from jobs.training.data.roles import Roles
 from orchestrator.decisions import first_job
 from orchestrator.decisions.first_job import FirstJob
 
@@ -25,9 +25,19 @@ NAMES = st.one_of(
 
 def written(job: FirstJob) -> str:
     """The text of its file."""
-    package, _, name = job.task.template.partition("/")
+    package, _, name = job.roles.form.template.partition("/")
     place = importlib.resources.files(package).joinpath(name)
     return first_job.fill(place.read_text("utf-8"), job, "job.yaml")
+
+
+def labelled(*text: str, label: str) -> Roles:
+    task = task_registry.find("text-classification")
+    return Roles(task, task.learns_from[0], {"text": text, "label": (label,)})
+
+
+def chats(column: str) -> Roles:
+    task = task_registry.find("causal-lm")
+    return Roles(task, task.learns_from[0], {"messages": (column,)})
 
 
 def job(roles: Roles, path: str = "train.csv", **labels: int) -> FirstJob:
@@ -40,14 +50,14 @@ def test_columns_and_paths_of_any_name_can_be_read_back(names: list[str]) -> Non
     first, second, label = names
     # what looks like a variable is refused, and a name that is an ending alone
     path = f"{label.replace('$', 'S').replace('/', '-')}.csv"
-    data = loads(written(job(Roles((first, second), label), path))).data
+    data = loads(written(job(labelled(first, second, label=label), path))).data
     assert (data.text, data.label, data.train.path) == ((first, second), label, path)
-    data = loads(written(job(Roles(messages=first)))).data
+    data = loads(written(job(chats(first)))).data
     assert data.messages == first
 
 
 def test_labels_cannot_break_out_of_their_comment() -> None:
-    text = written(job(Roles(("text",), "label"), **{"a\nserve: null": 1, "b  #\x07": 2}))
+    text = written(job(labelled("text", label="label"), **{"a\nserve: null": 1, "b  #\x07": 2}))
     assert "# a serve: null, b #\n" in text
     assert loads(text).serve is not None
 
