@@ -14,6 +14,7 @@ from orchestrator.planning import plan_on
 from tests.builders import inventory, job
 
 COLUMNS = {
+    "preference": "prompt: text\n  chosen: label\n  rejected: other",
     "text-classification": "text: text",
     "token-classification": "tokens: words",
     "causal-lm": "text: text",

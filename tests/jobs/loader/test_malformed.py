@@ -437,12 +437,18 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
     ("text", "message"),
     [
         (MINIMAL.replace("  text: text\n", ""), "data.text: is missing; name the column"),
-        (MINIMAL + "  prompt: p\n", "data.prompt: is for causal-lm or preference; the task is text-class"),
+        (
+            MINIMAL + "  prompt: p\n",
+            "data.prompt: is for causal-lm or preference; the task is text-",
+        ),
         (PROMPTS + "  label: text\n", "data.label: is for text-classification"),
         (PROMPTS.replace("  response: answer\n", ""), "needs the columns prompt and response"),
         (PROMPTS + "  text: story\n", "or the column messages, or the column text"),
         (PROMPTS + "  messages: turns\n", "data: causal-lm needs the columns prompt and response"),
-        (MASKED + "  prompt: p\n", "data.prompt: is for causal-lm or preference; the task is masked-lm"),
+        (
+            MASKED + "  prompt: p\n",
+            "data.prompt: is for causal-lm or preference; the task is mask",
+        ),
         (MASKED.replace("  text: text\n", ""), "data.text: is required"),
         (MASKED + "  mask_share: 0.9\n", "data.mask_share: 0.9 must be at most 0.5"),
         (MASKED + "train: {eval: {metrics: [f1]}}\n", "'f1' is not a metric of masked-lm"),
