@@ -15,6 +15,7 @@ from jobs.loader.validation import named_task
 from jobs.loader.words import did_you_mean, field_of, value_meant
 from jobs.spec import task_registry
 from jobs.spec.data import DataSpec
+from jobs.spec.quantities import parse_cadence
 from jobs.spec.task import Task
 
 OF_TASK: tuple[Path, ...] = (
@@ -182,12 +183,26 @@ def _section_meant(error: ErrorDetails) -> str:
     written = error["input"]
     if field is None or not isinstance(written, str | int) or " " in str(written).strip():
         return ""
-    if isinstance(written, bool):
-        return f"{{{field}: 3}}" if field == "patience" else ""
+    meant = _field_meant(dotted(error["loc"]), field, written)
+    return f"{{{field}: {meant}}}" if meant else ""
+
+
+def _field_meant(section: str, field: str, written: str | int) -> str:
+    """Returns the value of a section's field that a value stands for; empty if it is none."""
+    if field == "patience":
+        is_count = type(written) is int and written > 0
+        return str(written) if is_count else "3" if written is True else ""
     if field == "every":
-        return f"{{every: {written}steps}}" if isinstance(written, int) else f"{{every: {written}}}"
-    known = [str(name) for name in values_of(f"{dotted(error['loc'])}.{field}")]
-    return f"{{{field}: {value_meant(str(written), known)}}}"
+        meant = f"1{written}" if written in ("epoch", "step") else str(written)
+        meant = f"{written}steps" if type(written) is int else meant.replace("1step", "1steps")
+        try:
+            parse_cadence(meant)
+        except ValueError:
+            return ""
+        return meant
+    known = [str(name) for name in values_of(f"{section}.{field}")]
+    meant = value_meant(str(written), known)
+    return meant if meant in known else ""
 
 
 def _expected(error: ErrorDetails) -> list[str]:

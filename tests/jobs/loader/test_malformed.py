@@ -490,3 +490,31 @@ def test_columns_and_metrics_that_do_not_suit_the_task_are_refused(text: str, me
 
 def test_a_language_model_needs_no_text_column() -> None:
     assert loads(PROMPTS).metrics == ("token_accuracy", "perplexity")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("early_stopping: 5", "{patience: 5}"),
+        ("early_stopping: false", ""),
+        ("early_stopping: loss", ""),
+        ("eval: epoch", "{every: 1epoch}"),
+        ("eval: 5m", "{every: 5m}"),
+        ("eval: steps", ""),
+        ("checkpoint: best", ""),
+        ("checkpoint: 0", ""),
+        ("optimizer: sgd", "{name: sgd}"),
+        ("optimizer: lion", ""),
+        ("lr_schedule: cosine", "{type: cosine}"),
+        ("lr_schedule: warmup", ""),
+    ],
+)
+def test_a_section_written_as_one_value_is_told_only_what_would_be_accepted(
+    line: str, meant: str
+) -> None:
+    (found,) = problems_of(f"{MINIMAL}train:\n  {line}\n")
+    assert "is not a mapping of keys" in found
+    assert found.endswith(f"; write {meant}" if meant else "keys")
+    if meant:
+        name = line.partition(":")[0]
+        loads(f"{MINIMAL}train:\n  {name}: {meant}\n", "job.yaml")
