@@ -115,6 +115,16 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(client: httpx.AsyncCl
     assert text == whole[: whole.index(stop)]
 
 
+def test_developers_and_parts_of_text_are_read(client: httpx.AsyncClient) -> None:
+    rules = {"role": "system", "content": "Be brief."}
+    asked = [rules, {"role": "user", "content": "a film?"}]
+    parts = [{"type": "text", "text": "a "}, {"type": "text", "text": "film?"}]
+    same = [{**rules, "role": "developer"}, {"role": "user", "content": parts}]
+    first, second = (ask(client, messages=each, tools=None).json() for each in (asked, same))
+    assert first["usage"] == second["usage"]
+    assert first["choices"] == second["choices"]
+
+
 def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
     def words(seed: int) -> str:
         answer = ask(client, temperature=1.5, seed=seed, max_tokens=20).json()
@@ -136,6 +146,12 @@ def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
         ({"max_tokens": 0}, 422, "max_tokens"),
         ({"n": 2}, 422, "n: "),
         ({"stop": ["a"] * 9}, 422, "stop"),
+        ({"tools": [{"type": "function"}]}, 422, "this endpoint calls no tools"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            422,
+            "parts of text",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words(
