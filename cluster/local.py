@@ -61,10 +61,9 @@ class LocalCluster:
         return f"http://127.0.0.1:{self.dashboard_port}"
 
 
-LOOPBACK_SWITCH = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""Binds Ray to loopback only; Ray offers this under the name of its Windows and macOS support."""
-READ_ON_IMPORT = {"RAY_AUTH_MODE": "token", **LOOPBACK_SWITCH}
-"""What Ray reads once, when it is imported."""
+READ_ON_IMPORT = {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""What Ray reads once, when it is imported: it needs tokens, and listens on loopback only, which
+Ray offers under the name of its Windows and macOS support."""
 
 
 def environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ on earlier tokens of its own sample, whether the sample is alone in its row or p
 import dataclasses
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -134,12 +134,10 @@ def _check_tokens(corpus: Corpus, model: Any, config: TrainingConfig) -> None:
         )
 
 
-def _ids_of(tokens: TokenSet) -> Iterator[NDArray[Any]]:
-    """Yields the tokens of each sequence of all rows."""
-    yield tokens.columns[INPUT_IDS]
-    for name, column in tokens.ragged.items():
-        if name.endswith(INPUT_IDS):
-            yield column.values
+def _ids_of(tokens: TokenSet) -> list[NDArray[Any]]:
+    """Returns the tokens of each sequence of all rows."""
+    further = [each.values for name, each in tokens.ragged.items() if name.endswith(INPUT_IDS)]
+    return [tokens.columns[INPUT_IDS], *further]
 
 
 def _room(tokens: TokenSet, model: Any) -> float:
@@ -181,12 +179,8 @@ def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult
     chosen = order[np.linspace(0, len(order) - 1, PADDED_ROWS).astype(np.int64)]
     alone = torch.cat([logits_check.scores(train, [row], int(lengths[row])) for row in chosen])
     # at most as wide as the model's positions
-    width = int(
-        min(
-            lengths[chosen].max() + PADDING,
-            max(_room(corpus.train, logits_check.model), lengths.max()),
-        )
-    )
+    room = max(_room(corpus.train, logits_check.model), lengths.max())
+    width = int(min(lengths[chosen].max() + PADDING, room))
     for pads_left in (False, True):
         tokens = dataclasses.replace(train, pads_left=pads_left)
         if logits_check.are_equal(logits_check.scores(tokens, chosen, width), alone):
