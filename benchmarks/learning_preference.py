@@ -113,7 +113,7 @@ def e2e(data: Path, folder: Path, rows: int) -> Subject:
 
 
 def pairs(rows: Sequence[Row], count: int) -> list[Row]:
-    """Returns `count` pairs, drawn once: the shorter of two sentences for the same facts first."""
+    """Returns `count` pairs of sentences for the same facts; the shorter one is the chosen one."""
     of_facts: dict[str, list[str]] = {}
     for row in rows:
         of_facts.setdefault(row["mr"], []).append(row["ref"])
