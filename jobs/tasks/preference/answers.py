@@ -68,7 +68,7 @@ def pairs(
 
 
 def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Returns how many messages two conversations begin with in common, their last ones left out."""
+    """Returns how many messages both begin with, of all but the last one of each."""
     shared = next(
         (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
         min(len(one), len(other)),
