@@ -107,7 +107,7 @@ class EngineFactory:
             def quantize(target: Path) -> None:
                 openvino_graph.quantize(graph, self.tokenizer, sample.rows, target)
 
-            graph = self._exported("openvino-rows-int8.xml", quantize)
+            graph = self._exported("openvino-int8.xml", quantize)
         return openvino_engine.OpenVinoEngine(graph, self.tokenizer, name, self.threads, self.head)
 
     def _torch(self, precision: Precision, sample: EvalSample) -> Engine:

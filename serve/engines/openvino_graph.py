@@ -30,6 +30,8 @@ PACKED = ("bert",)
 """Model types whose rows are packed; rows of other models are padded."""
 SEGMENTS, VECTORS = "segment_ids", "inputs_embeds"
 """Inputs that only a graph for packed rows has."""
+LAYER = "__module."
+"""The names of a graph's nodes begin with this if a layer of the model computes them."""
 WORDS = "openvino-words.npy"
 """File with the token embeddings, beside the graphs; inside, each graph would have its own copy."""
 Vectors = npt.NDArray[np.float32]
@@ -176,13 +178,21 @@ def dynamic(shape: Sequence[int]) -> list[int]:
 
 
 def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: Path) -> None:
-    """Writes an int8 copy of a graph, calibrated on rows of the evaluation sample."""
+    """Writes an int8 copy of a graph, calibrated on rows of the evaluation sample.
+
+    Only products inside the model's layers are quantized. The mean over a text's tokens is a
+    product as well, whose sum over all tokens of a batch is wrong in int8.
+    """
     disable_telemetry()
     import nncf
     import openvino
 
     read = openvino.Core().read_model(graph)
     names = names_of(read)
+    products = [
+        node.get_friendly_name() for node in read.get_ops() if node.get_type_name() == "MatMul"
+    ]
+    outside = [name for name in products if not name.startswith(LAYER)]
     inputs = padded_inputs(names, tokenizer)
     if SEGMENTS in names:
         inputs = PackedInputs(Packing(tokenizer.pad_id), words_of(graph))
@@ -198,6 +208,7 @@ def quantize(graph: Path, tokenizer: Tokenizer, rows: Sequence[Row], quantized: 
         read,
         nncf.Dataset(calibration),
         model_type=nncf.ModelType.TRANSFORMER,
+        ignored_scope=nncf.IgnoredScope(names=outside),
         subset_size=len(calibration),
     )
     openvino.save_model(model, quantized, compress_to_fp16=False)
