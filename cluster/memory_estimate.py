@@ -5,7 +5,7 @@ from typing import Literal
 
 from jobs.spec.train import OptimizerSpec, Precision, Strategy
 from jobs.training.config import Device
-from jobs.training.model.shape import ModelShape
+from jobs.training.model.shape import PIECE_LOGITS, ModelShape
 
 STATE_BYTES_PER_PARAMETER = 8
 """fp32 weights (4) and gradients (4). 16-bit training has a copy of the weights and gradients
@@ -34,7 +34,8 @@ CROSS_SOURCE, CROSS_TARGET = 2, 5
 """Further elements of a decoder's layer in multiples of the hidden size: keys and values for each
 token of the source; queries, norms and outputs of its attention for each token of the target."""
 LOGITS, EVAL_LOGITS = 5, 8
-"""fp32 copies of the logits that exist at once in training and in evaluation, as measured."""
+"""fp32 copies of a piece's logits that exist at once in training and in evaluation, as measured
+when all logits were one piece."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
 """CUDA context and libraries, or on a CPU the Python process with torch loaded."""
 WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.9, "cpu": 0.0}
@@ -104,7 +105,8 @@ def estimate(
     """
     sharding = sharding or StateSharding()
     per_row = _bytes_per_row(shape, precision, sharding, tokens, target_tokens)
-    activations = micro_batch_size * per_row
+    scored = micro_batch_size * (target_tokens or tokens)
+    activations = micro_batch_size * per_row + _logits(shape, LOGITS, scored)
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
     fixed += (
@@ -154,12 +156,11 @@ def _bytes_per_row(
     """Returns the bytes of activations per row: what the backward pass needs, and one layer's."""
     share = CHECKPOINTED_SHARE if sharding.gradient_checkpointing else 1.0
     layer, transient = share * _bytes_per_layer(shape, precision), _transient(shape, precision)
-    logits = _logits(shape, LOGITS)
     if not target_tokens:
-        return tokens * (shape.layers * layer + transient + logits)
+        return tokens * (shape.layers * layer + transient)
     hidden = share * shape.decoder_layers * shape.hidden * ELEMENT_BYTES[precision]
     source = (shape.layers - shape.decoder_layers) * layer + transient + CROSS_SOURCE * hidden
-    target = shape.decoder_layers * layer + transient + CROSS_TARGET * hidden + logits
+    target = shape.decoder_layers * layer + transient + CROSS_TARGET * hidden
     return tokens * source + target_tokens * target
 
 
@@ -187,11 +188,15 @@ def _evaluation(
 ) -> float:
     """Returns the bytes that an evaluation needs in addition to the training state."""
     if shape.scores_vocabulary:
-        logits = eval_batch * tokens * _logits(shape, EVAL_LOGITS)
-        return max(0.0, logits - activations)
+        return max(0.0, _logits(shape, EVAL_LOGITS, eval_batch * tokens) - activations)
     return eval_batch * tokens * _transient(shape, precision)
 
 
-def _logits(shape: ModelShape, copies: int) -> float:
-    """Returns the bytes per token of `copies` of a causal model's fp32 logits; 0 for others."""
-    return float(copies * 4 * shape.vocabulary) if shape.scores_vocabulary else 0.0
+def _logits(shape: ModelShape, copies: int, tokens: int) -> float:
+    """Returns the bytes of `copies` of the fp32 logits of a piece of so many tokens.
+
+    It is 0 for models that do not score the vocabulary.
+    """
+    if not shape.scores_vocabulary:
+        return 0.0
+    return float(copies * 4 * min(shape.vocabulary * tokens, PIECE_LOGITS))

@@ -85,11 +85,9 @@ def build_session(
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
     model, loaded = _model(config, corpus, world)
-    training = training_of(config.model.task).for_run(
-        config.data, corpus.train.labels, corpus.label_names, model
-    )
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
+    training = _training(model, corpus, config, world)
     lacks_references = False
     if training.has_references:  # before weights are divided or trained
         corpus, lacks_references = _referenced(
@@ -137,9 +135,26 @@ def build_session(
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
         training=training,
-        remarks=tuple(filter(None, (loaded.remark, rows_remark, update.remark))),
+        remarks=tuple(filter(None, (loaded.remark, rows_remark, training.remark, update.remark))),
         lacks_references=lacks_references,
     )
+
+
+def _training(model: Any, corpus: Corpus, config: TrainingConfig, world: World) -> TaskTraining:
+    """Returns the task's half for a run, which has tried the model on the shortest training row."""
+    tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
+    found = training_of(config.model.task).for_run(
+        config.data, tokens.labels, corpus.label_names, model
+    )
+    row = int(tokens.lengths.argmin())
+    batch = TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
+    most_targets = config.micro_batch_size * int(tokens.targets.max())
+    model.eval()
+    try:
+        with precision.autocast(config.precision, world.device):
+            return found.tried(model, batch, most_targets)
+    finally:
+        model.train()
 
 
 def _referenced(

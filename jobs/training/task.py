@@ -115,6 +115,19 @@ class TaskTraining(abc.ABC):
         """
         return self
 
+    def tried(self, model: Any, batch: Batch, most_targets: int) -> "TaskTraining":
+        """Returns what trains and judges the model in the way that a few rows prove right.
+
+        `batch` is as training gathers it. At most `most_targets` tokens of a micro batch count in
+        the loss.
+        """
+        return self
+
+    @property
+    def remark(self) -> str:
+        """What the user should know of how this model is trained; empty if nothing."""
+        return ""
+
     def settle(  # noqa: B027 - few tasks need it
         self, model: Any, data: DataSpec, tokens: Any, tokenizer: Any
     ) -> None:

@@ -126,7 +126,7 @@ def test_perplexity_does_not_depend_on_the_number_of_workers(
     expected = [event.metrics for event in events if isinstance(event, Evaluated)][-1]
     assert len(load_corpus(spec).eval) % 2
     found = [e for e in workers.run(spec, 2, tmp_path, None) if e["event"] == "Evaluated"][-1]
-    assert found["metrics"] == pytest.approx(expected, abs=1e-5)
+    assert found["metrics"] == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from jobs.training.data.longest_row import longest_row, longest_target
 from jobs.training.data.tokens import TokenStore
 from jobs.training.flops import flops_of
 from jobs.training.model.counting import shape_of
-from jobs.training.model.shape import KNOWN_SHAPES
+from jobs.training.model.shape import KNOWN_SHAPES, PIECE_LOGITS
 from jobs.training.session import build_session
 from jobs.training.world import World
 from orchestrator.decisions.plan import make_plan
@@ -27,10 +27,10 @@ T5 = dataclasses.replace(KNOWN_SHAPES["t5-base"], scores_vocabulary=True)
 GIB = 2**30
 
 
-def expected(tokens: int, targets: int, vocabulary: int = T5.vocabulary) -> float:
+def expected(tokens: int, targets: int, vocabulary: int = T5.vocabulary, rows: int = 64) -> float:
     return memory_estimate.estimate(
         dataclasses.replace(T5, vocabulary=vocabulary),
-        micro_batch_size=64,
+        micro_batch_size=rows,
         tokens=tokens,
         precision="fp32",
         device="cuda",
@@ -40,12 +40,17 @@ def expected(tokens: int, targets: int, vocabulary: int = T5.vocabulary) -> floa
 
 
 def test_targets_and_not_sources_score_the_vocabulary() -> None:
-    def scored(tokens: int, targets: int) -> float:
-        return expected(tokens, targets, 2 * T5.vocabulary) - expected(tokens, targets)
+    def scored(tokens: int, targets: int, rows: int) -> float:
+        twice = expected(tokens, targets, 2 * T5.vocabulary, rows)
+        return twice - expected(tokens, targets, rows=rows)
 
-    of_each = 64 * memory_estimate.LOGITS * 4 * T5.vocabulary / GIB
-    assert scored(128, 96) - scored(128, 32) == pytest.approx(64 * of_each)
-    assert scored(512, 96) == pytest.approx(scored(128, 96))
+    of_each = 8 * memory_estimate.LOGITS * 4 * T5.vocabulary / GIB
+    assert scored(128, 96, 8) - scored(128, 32, 8) == pytest.approx(64 * of_each)
+    assert scored(512, 96, 8) == pytest.approx(scored(128, 96, 8))
+    # tokens beyond a piece add none
+    in_piece = PIECE_LOGITS // (96 * 2 * T5.vocabulary)
+    assert scored(128, 96, 8) < scored(128, 96, in_piece // 2)
+    assert scored(128, 96, 4 * in_piece) == pytest.approx(scored(128, 96, 8 * in_piece))
     # a decoder's layer keeps more for each token than an encoder's
     assert expected(128, 192) - expected(128, 128) > expected(192, 128) - expected(128, 128)
 

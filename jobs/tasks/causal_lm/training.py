@@ -1,6 +1,6 @@
 """Causal language models in torch: the loss is on responses, and metrics count their tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,10 +10,10 @@ from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.causal_lm import documents, metrics, rows
 from jobs.tasks.causal_lm.task import LanguageData
 from jobs.training.data.encoding import Progress
-from jobs.training.data.tokens import LOSS_MASK
+from jobs.training.data.tokens import IGNORED, INPUT_IDS, LOSS_MASK
 from jobs.training.engine.inputs import attention_inputs
 from jobs.training.task import Batch, Generator
-from jobs.training.token_training import TokenPrediction, TokenTraining
+from jobs.training.token_training import TokenTraining
 
 ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
@@ -71,10 +71,9 @@ class LanguageTraining(TokenTraining):
         ).logits
         return logits.float()
 
-    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
-        """Each next token of a row, (rows, tokens - 1); those of responses count."""
-        losses, mask, logits = predict_tokens(model, batch)
-        return TokenPrediction(losses, mask, logits, batch["input_ids"][:, 1:])
+    def read(self, model: Any, batch: Batch) -> tuple[Mapping[str, Any], torch.Tensor]:
+        """Returns the model's arguments, and the next token at each place of a response."""
+        return next_tokens(batch)
 
     def generated(
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
@@ -89,15 +88,15 @@ class LanguageTraining(TokenTraining):
 TRAINING = LanguageTraining()
 
 
-def predict_tokens(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Loss of each next token and whether it counts, (rows, tokens - 1), and the logits for it."""
-    ids = batch["input_ids"]
-    logits = model(input_ids=ids, use_cache=False, **attention_inputs(batch)).logits[:, :-1]
-    targets = ids[:, 1:]
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
-    ).view_as(targets)
-    return losses, batch[LOSS_MASK][:, 1:].float(), logits
+def next_tokens(batch: Batch) -> tuple[Mapping[str, Any], torch.Tensor]:
+    """Returns a decoder's arguments, and the token behind each place, (rows, tokens).
+
+    It is IGNORED where that token is none of a response.
+    """
+    ids, counts = batch[INPUT_IDS], batch[LOSS_MASK].bool()
+    following = torch.where(counts, ids, IGNORED)[:, 1:]
+    targets = torch.nn.functional.pad(following, (0, 1), value=IGNORED)
+    return {INPUT_IDS: ids, "use_cache": False, **attention_inputs(batch)}, targets
 
 
 def _own(data: DataSpec) -> LanguageData:

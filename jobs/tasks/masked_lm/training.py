@@ -1,6 +1,6 @@
 """Masked language models in torch: training draws the tokens to predict anew in each step."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +12,9 @@ from jobs.tasks.masked_lm import rows
 from jobs.tasks.masked_lm.rows import HIDDEN, MASKABLE, REPLACED
 from jobs.tasks.masked_lm.task import MaskedData
 from jobs.training.data.encoding import Progress
-from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, MASKED_IDS
+from jobs.training.data.tokens import IGNORED, INPUT_IDS, LOSS_MASK, MASKED_IDS
+from jobs.training.model.adapter import unwrapped
 from jobs.training.task import Batch, Generator
-from jobs.training.token_training import TokenPrediction
 
 BEHIND = 2.0
 """Above every random number, so that a token with this rank is drawn last."""
@@ -65,21 +65,23 @@ class MaskedTraining(LanguageTraining):
         ids, chosen = batch[INPUT_IDS], draw(batch)
         kind = torch.rand(ids.shape, device=ids.device)
         others = torch.randint_like(ids, _vocabulary(model))
-        read = torch.where(chosen & (kind < HIDDEN), batch["labels"][:, None], ids)
-        read = torch.where(chosen & (kind >= 1 - REPLACED), others, read)
-        losses = _losses(_logits(model, read, batch), ids)
-        return (losses * chosen * weights[:, None]).sum()
+        shown = torch.where(chosen & (kind < HIDDEN), batch["labels"][:, None], ids)
+        shown = torch.where(chosen & (kind >= 1 - REPLACED), others, shown)
+        found = self.output_layer.predict(
+            model, _inputs(shown, batch), torch.where(chosen, ids, IGNORED)
+        )
+        return (found.losses * weights[:, None]).sum()
 
     def logits(self, model: Any, batch: Batch) -> torch.Tensor:
         """Returns the logits of the first predicted token of each row, (rows, vocabulary)."""
         first = batch[LOSS_MASK].argmax(dim=1)
-        logits = _logits(model, _read(batch), batch)
+        logits: torch.Tensor = model(**_inputs(_shown(batch), batch)).logits
         return logits[torch.arange(len(first), device=first.device), first].float()
 
-    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
-        """Returns the predictions of tokens at their own places, (rows, tokens)."""
-        logits, targets = _logits(model, _read(batch), batch), batch[INPUT_IDS]
-        return TokenPrediction(_losses(logits, targets), batch[LOSS_MASK].float(), logits, targets)
+    def read(self, model: Any, batch: Batch) -> tuple[Mapping[str, Any], torch.Tensor]:
+        """Returns the model's arguments, and the hidden tokens at their own places."""
+        targets = torch.where(batch[LOSS_MASK].bool(), batch[INPUT_IDS], IGNORED)
+        return _inputs(_shown(batch), batch), targets
 
 
 TRAINING = MaskedTraining()
@@ -93,23 +95,14 @@ def draw(batch: Batch) -> torch.Tensor:
     return (rank < batch[LOSS_MASK].sum(dim=1, keepdim=True)) & maskable
 
 
-def _read(batch: Batch) -> torch.Tensor:
+def _shown(batch: Batch) -> torch.Tensor:
     """Returns the tokens that an evaluation shows the model, with the tokenizer's padding."""
     return torch.where(batch["attention_mask"].bool(), batch[MASKED_IDS], batch[INPUT_IDS])
 
 
-def _logits(model: Any, ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
-    return logits
-
-
-def _losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), reduction="none"
-    )
-    return losses.view_as(targets)
+def _inputs(ids: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+    return {INPUT_IDS: ids, "attention_mask": batch["attention_mask"]}
 
 
 def _vocabulary(model: Any) -> int:
-    bare = getattr(model, "module", model)
-    return int(bare.config.get_text_config().vocab_size)
+    return int(unwrapped(model).config.get_text_config().vocab_size)

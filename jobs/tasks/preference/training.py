@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.causal_lm import rows as causal_rows
-from jobs.tasks.causal_lm.training import predict_tokens
+from jobs.tasks.causal_lm.training import next_tokens
 from jobs.tasks.preference import losses, rows
 from jobs.tasks.preference.rows import REJECTED
 from jobs.tasks.preference.task import Loss, PreferenceData
+from jobs.training import token_losses
 from jobs.training.data import chat_template
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK
 from jobs.training.task import Batch, TaskTraining
+from jobs.training.token_losses import WHOLE, OutputLayer
 from jobs.training.token_training import LARGEST_EXPONENT
 
 
@@ -40,6 +42,7 @@ class PreferenceTraining(TaskTraining):
     beta: float = 0.1
     kind: Loss = "sigmoid"
     label_smoothing: float = 0.0
+    output_layer: OutputLayer = WHOLE
 
     is_causal = True
     has_references = True
@@ -52,6 +55,16 @@ class PreferenceTraining(TaskTraining):
         return dataclasses.replace(
             self, beta=own.beta, kind=own.loss, label_smoothing=own.label_smoothing
         )
+
+    def tried(self, model: Any, batch: Batch, most_targets: int) -> "PreferenceTraining":
+        """Returns the half that scores tokens in pieces, if the model allows it."""
+        layer = token_losses.find(model, *next_tokens(batch))
+        return dataclasses.replace(self, output_layer=layer)
+
+    @property
+    def remark(self) -> str:
+        """Why a loss makes the logits of all tokens; empty if it does not."""
+        return token_losses.WHOLE_REMARK if self.output_layer.is_whole else ""
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:
         """Give a tokenizer without a chat template the plain one."""
@@ -102,8 +115,7 @@ class PreferenceTraining(TaskTraining):
 
     def scores(self, model: Any, batch: Batch) -> torch.Tensor:
         """The mean loss of a token of each chosen answer, (rows, 1)."""
-        found, mask, _ = predict_tokens(model, batch)
-        return ((found * mask).sum(dim=1) / mask.sum(dim=1))[:, None]
+        return self.output_layer.predict(model, *next_tokens(batch)).row_means()
 
     def sums(
         self, model: Any, batch: Batch, counts: torch.Tensor, label_names: Sequence[str]
@@ -153,8 +165,8 @@ class PreferenceTraining(TaskTraining):
             "attention_mask": batch[f"{REJECTED}{INPUT_IDS}_mask"],
         }
         both = {name: torch.cat([batch[name], other]) for name, other in rejected.items()}
-        found, mask, _ = predict_tokens(model, both)
-        return AnswerLosses((found * mask).sum(dim=1).view(2, -1), mask.sum(dim=1).view(2, -1))
+        found = self.output_layer.predict(model, *next_tokens(both))
+        return AnswerLosses(found.losses.sum(1).view(2, -1), found.mask.sum(1).view(2, -1))
 
 
 TRAINING = PreferenceTraining()

@@ -1,6 +1,6 @@
 """Encoder-decoder models in torch: the loss is on targets, and text is written to be judged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from jobs.training.model import base
 from jobs.training.model.adapter import unwrapped
 from jobs.training.model.library import as_model_error
 from jobs.training.task import Batch, Generator
-from jobs.training.token_training import TokenPrediction, TokenTraining
+from jobs.training.token_training import TokenTraining
 
 NOT_INPUTS = ("labels", TARGET_IDS, f"{TARGET_IDS}_mask")
 """Parts of a batch that the encoder does not read."""
@@ -69,16 +69,14 @@ class Seq2SeqTraining(TokenTraining):
 
     def logits(self, model: Any, batch: Batch) -> torch.Tensor:
         """(rows, target tokens, vocabulary) in fp32; 0 beyond a row's target."""
-        known = batch[TARGET_IDS] != IGNORED
-        return decode(model, batch).float() * known[:, :, None]
+        inputs, targets = self.read(model, batch)
+        logits: torch.Tensor = model(**inputs).logits
+        return logits.float() * (targets != IGNORED)[:, :, None]
 
-    def predict(self, model: Any, batch: Batch) -> TokenPrediction:
-        """Each token of a target, (rows, target tokens)."""
-        targets, logits = batch[TARGET_IDS].long(), decode(model, batch)
-        losses = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=IGNORED
-        ).view_as(targets)
-        return TokenPrediction(losses, (targets != IGNORED).float(), logits, targets)
+    def read(self, model: Any, batch: Batch) -> tuple[Mapping[str, Any], torch.Tensor]:
+        """Returns the model's arguments, and the tokens of each target."""
+        targets = batch[TARGET_IDS].long()
+        return inputs_of(model, batch, targets), targets
 
     def generated(
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
@@ -93,18 +91,16 @@ class Seq2SeqTraining(TokenTraining):
 TRAINING = Seq2SeqTraining()
 
 
-def decode(model: Any, batch: Batch) -> torch.Tensor:
-    """Returns the decoder's logits of each target token, (rows, target tokens, vocabulary).
+def inputs_of(model: Any, batch: Batch, targets: torch.Tensor) -> dict[str, Any]:
+    """Returns the arguments of a model whose decoder reads targets, (rows, tokens).
 
     The decoder reads the targets as the model itself shifts them.
     """
-    targets = batch[TARGET_IDS].long()
     inputs = {name: tensor for name, tensor in batch.items() if name not in NOT_INPUTS}
     shift = getattr(unwrapped(model), "prepare_decoder_input_ids_from_labels", None)
     # without a method of its own, a model shifts the targets when it gets them as labels
     read = {"labels": targets} if shift is None else {"decoder_input_ids": shift(targets)}
-    logits: torch.Tensor = model(**inputs, **read, use_cache=False).logits
-    return logits
+    return {**inputs, **read, "use_cache": False}
 
 
 def _own(data: DataSpec) -> Seq2SeqData:

@@ -51,8 +51,13 @@ def has_adapter(model: Any) -> bool:
 
 def unwrapped(model: Any) -> Any:
     """Returns the model of transformers inside of PyTorch's DDP and of adapters."""
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    inner = without_ddp(model)
     return inner.get_base_model() if has_adapter(inner) else inner
+
+
+def without_ddp(model: Any) -> Any:
+    """Returns the model, with its adapter, inside of PyTorch's DDP."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def adapter_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+PIECE_LOGITS = 2**27
+"""Most logits that training makes at once: 0.5 GiB in fp32, enough tokens to keep a GPU busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

@@ -13,7 +13,6 @@ from jobs.errors import ModelError
 from jobs.spec import task_registry
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import OptimizerSpec
-from jobs.tasks.causal_lm.training import predict_tokens
 from jobs.training import eval_sample, plain_scores, publication
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
@@ -87,8 +86,8 @@ def losses(session: Any) -> list[float]:
     with torch.no_grad():
         for row, length in enumerate(tokens.lengths):
             batch = store.gather(torch.tensor([row]), int(length) + 4)
-            each, mask, _ = predict_tokens(model, batch)
-            found += each[mask == 1].tolist()
+            predicted = session.training.predict(model, batch)
+            found += predicted.losses[predicted.mask == 1].tolist()
     return sorted(found)
 
 

@@ -14,7 +14,7 @@ from jobs.spec.model import ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import EvalSpec, OptimizerSpec
 from jobs.tasks.causal_lm import rows as language
-from jobs.tasks.causal_lm.training import TRAINING, predict_tokens
+from jobs.tasks.causal_lm.training import TRAINING
 from jobs.training.corpus import load_corpus
 from jobs.training.data import packing as packs
 from jobs.training.data import sources
@@ -244,8 +244,9 @@ def test_packed_samples_do_not_see_each_other(questions: Path, tiny_llama: str) 
         with torch.no_grad():
             for row in range(len(tokens)):
                 width = int(tokens.lengths[row])
-                losses, mask, _ = predict_tokens(model, store.gather(torch.tensor([row]), width))
-                found += losses[mask == 1].tolist()
+                batch = store.gather(torch.tensor([row]), width)
+                predicted = TRAINING.predict(model, batch)
+                found += predicted.losses[predicted.mask == 1].tolist()
         return sorted(found)
 
     assert len(packed) < len(alone.train) / 2
