@@ -1,7 +1,8 @@
 """The random states of this process and of its device, from which training draws."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -31,3 +32,26 @@ def kept(device: torch.device) -> Iterator[None]:
         yield
     finally:
         write(states, device)
+
+
+@contextlib.contextmanager
+def drawn(modules: Iterable[torch.nn.Module], device: torch.device) -> Iterator[list[str]]:
+    """Gives a list that gets the name of the class of a module that draws random numbers.
+
+    It is empty after the context if no module has changed a random state in it.
+    """
+    before, found = list[States](), list[str]()
+
+    def begin(module: torch.nn.Module, inputs: Any) -> None:
+        before.append(read(device))
+
+    def end(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        states = before.pop()
+        if any(not torch.equal(state, states[name]) for name, state in read(device).items()):
+            found.append(type(module).__name__)
+
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            hooks.callback(module.register_forward_pre_hook(begin).remove)
+            hooks.callback(module.register_forward_hook(end).remove)
+        yield found

@@ -1,7 +1,7 @@
 """Builds all parts of a training process once."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from jobs.errors import TrainingError
 from jobs.spec import task_registry
-from jobs.training import references
+from jobs.training import random_states, references
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data.encoding import Progress
@@ -21,8 +21,9 @@ from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
 from jobs.training.model import adapter, base, low_precision, parallel, parts, precision
 from jobs.training.model.library import as_model_error
+from jobs.training.model.weight import Weight
 from jobs.training.proofs import proven
-from jobs.training.task import TaskTraining, training_of
+from jobs.training.task import Batch, TaskTraining, training_of
 from jobs.training.world import World
 
 DEVICE_SHARE = 0.1
@@ -88,6 +89,9 @@ def build_session(
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
     training = _training(model, corpus, config, world)
+    is_random = config.gradient_checkpointing and _draws(training, model, corpus, config, world)
+    if config.gradient_checkpointing:
+        _checkpoint_layers(model, config, is_random=is_random)
     lacks_references = False
     if training.has_references:  # before weights are divided or trained
         corpus, lacks_references = _referenced(
@@ -99,20 +103,14 @@ def build_session(
             computes=has_references,
             progress=progress,
         )
-    sharded = parallel.is_sharded(config, world)
-    if sharded:
-        wrapped, weights = parallel.shard(model, config, world, called)
-    else:
-        wrapped, weights = parallel.replicate(model, config)
-    heads = (*loaded.fresh, *training_of(config.model.task).heads)
-    weights = parts.with_rates(weights, model, heads, config.optimizer, config.model)
+    wrapped, weights = _distributed(model, loaded, config, world, called)
     layers = parallel.repeated_layers(wrapped)
     _compile(layers, config, world)
     plan = BatchPlan(config, corpus.train, world)
     update = Update(weights, config.optimizer, config.precision, world, plan.total_steps)
     if update.exchanges:
         update.attach(wrapped, layers, plan.passes)
-    elif world.size > 1 and not sharded:
+    elif world.size > 1 and not parallel.is_sharded(config, world):
         wrapped = parallel.average_gradients(wrapped, world)
     reseed(config.seed, world)
     step = TrainStep(
@@ -123,6 +121,7 @@ def build_session(
         batch_plan=plan,
         update=update,
         objective=training.loss,
+        keeps_random_states=is_random,
         losses=torch.zeros(LOSSES_KEPT, device=world.device),
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
@@ -141,20 +140,68 @@ def build_session(
 
 
 def _training(model: Any, corpus: Corpus, config: TrainingConfig, world: World) -> TaskTraining:
-    """Returns the task's half for a run, which has tried the model on the shortest training row."""
-    tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
+    """Returns the task's half for a run, which has tried the model on a few rows."""
     found = training_of(config.model.task).for_run(
-        config.data, tokens.labels, corpus.label_names, model
+        config.data, corpus.train.labels, corpus.label_names, model
     )
-    row = int(tokens.lengths.argmin())
-    batch = TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
-    most_targets = config.micro_batch_size * int(tokens.targets.max())
+    most_targets = config.micro_batch_size * int(corpus.train.targets.max())
     model.eval()
     try:
         with precision.autocast(config.precision, world.device):
-            return found.tried(model, batch, most_targets)
+            return found.tried(model, _shortest_row(corpus, world), most_targets)
     finally:
         model.train()
+
+
+@torch.no_grad()
+def _draws(
+    training: TaskTraining, model: Any, corpus: Corpus, config: TrainingConfig, world: World
+) -> bool:
+    """Returns whether a layer of the model draws random numbers in training."""
+    layers, weights = parallel.repeated_layers(model), torch.ones(1, device=world.device)
+    with (
+        random_states.kept(world.device),
+        random_states.drawn(layers, world.device) as found,
+        precision.autocast(config.precision, world.device),
+    ):
+        training.loss(model, _shortest_row(corpus, world), weights)
+    return bool(found)
+
+
+def _shortest_row(corpus: Corpus, world: World) -> Batch:
+    """Returns a batch of the shortest training row."""
+    tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
+    row = int(tokens.lengths.argmin())
+    return TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
+
+
+def _checkpoint_layers(model: Any, config: TrainingConfig, *, is_random: bool) -> None:
+    """Lets the backward pass compute what happens inside of layers again.
+
+    Where layers draw random numbers, each keeps the random state that it began with.
+    """
+    clause = f"train.gradient_checkpointing has to be removed for {config.model.base}"
+    with as_model_error(clause):
+        model.gradient_checkpointing_enable(
+            {"use_reentrant": False, "preserve_rng_state": is_random}
+        )
+        model.enable_input_require_grads()  # frozen embeddings would end the backward pass
+
+
+def _distributed(
+    model: Any,
+    loaded: base.LoadedModel,
+    config: TrainingConfig,
+    world: World,
+    called: Container[torch.nn.Module],
+) -> tuple[Any, list[Weight]]:
+    """Returns the model for the forward pass, replicated or sharded, and its trained weights."""
+    if parallel.is_sharded(config, world):
+        wrapped, weights = parallel.shard(model, config, world, called)
+    else:
+        wrapped, weights = parallel.replicate(model, config)
+    heads = (*loaded.fresh, *training_of(config.model.task).heads)
+    return wrapped, parts.with_rates(weights, model, heads, config.optimizer, config.model)
 
 
 def _referenced(
@@ -196,15 +243,19 @@ def _check_metrics(config: TrainingConfig) -> None:
 
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
     """Returns the model on its device, with its adapter, and what was loaded of its base."""
-    loaded = base.load_model(config.model, corpus.label_names, corpus.tokenizer)
+    is_sharded = parallel.is_sharded(config, world)
+    # what an adapter leaves frozen is cast below, and needs no fp32 copy before
+    is_frozen = config.model.adapter is not None and not is_sharded
+    loaded = base.load_model(
+        config.model,
+        corpus.label_names,
+        corpus.tokenizer,
+        keeps_dtype=is_frozen,
+        device=world.device if is_frozen and world.device.type == "cuda" else None,
+    )
     settle_generation(loaded.model, config, corpus)
     model = adapter.add_adapter(loaded, config.model)
-    if config.gradient_checkpointing:
-        clause = f"train.gradient_checkpointing has to be removed for {config.model.base}"
-        with as_model_error(clause):
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.enable_input_require_grads()  # frozen embeddings would end the backward pass
-    if not parallel.is_sharded(config, world):
+    if not is_sharded:
         low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
     return model.to(world.device).train(), loaded
 

@@ -109,16 +109,19 @@ class CapturedSteps:
                 graph.replay()
 
 
-def reason_for_eager(config: TrainingConfig, world: World, *, on_device: bool) -> str:
+def reason_for_eager(
+    config: TrainingConfig, world: World, *, on_device: bool, keeps_random_states: bool = False
+) -> str:
     """Returns why steps cannot be captured; empty if they can.
 
-    `on_device`: whether the tokenised rows are in the device's memory.
+    `on_device`: whether the tokenised rows are in the device's memory. `keeps_random_states`:
+    whether gradient checkpointing has to, for layers with dropout.
     """
     reasons = (
         (config.device != "cuda", "there is no GPU"),
         (not config.capture, "capture is switched off"),
         (is_sharded(config, world), f"{config.strategy} gathers weights while it runs"),
-        (config.gradient_checkpointing, "gradient checkpointing saves random states on the host"),
+        (keeps_random_states, "gradient checkpointing of dropout keeps random states on the host"),
         (not on_device, "the data do not fit on the device"),
     )
     return next((reason for applies, reason in reasons if applies), "")

@@ -50,7 +50,10 @@ class Engine:
         self.step = step
         self.block = 1
         self.eager_reason = reason_for_eager(
-            step.config, step.world, on_device=step.loader.on_device
+            step.config,
+            step.world,
+            on_device=step.loader.on_device,
+            keeps_random_states=step.keeps_random_states,
         )
         self._launched = 0
         self._blocks: deque[_LaunchedBlock] = deque()

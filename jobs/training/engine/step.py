@@ -51,6 +51,8 @@ class TrainStep:
     """(): this worker's summed loss of the current step."""
     counter: torch.Tensor
     """(1,): steps run since the start of this process."""
+    keeps_random_states: bool = False
+    """Whether layers are computed again from random states that are kept on the host."""
 
     def run(self, width: int, *, sync: bool = True) -> None:
         """Runs the batch plan's current step on rows padded to `width`; never waits for the device.

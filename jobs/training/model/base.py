@@ -81,9 +81,18 @@ def settle_generation(model: Any, end_tokens: Sequence[int], tokenizer: Any) -> 
         model.generation_config.pad_token_id = tokenizer.pad_token_id
 
 
-def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = None) -> LoadedModel:
+def load_model(
+    spec: ModelSpec,
+    label_names: Sequence[str],
+    tokenizer: Any = None,
+    *,
+    keeps_dtype: bool = False,
+    device: torch.device | None = None,
+) -> LoadedModel:
     """Loads the base model for the task.
 
+    Weights are in fp32, or with `keeps_dtype` as they are saved. With `device` each weight is read
+    straight to it, so that the host holds no copy; this needs the package accelerate.
     Weights that the base lacks, such as a classifier's head, are initialised from torch's random
     state. A classifier for the same labels keeps its head, in the order of `label_names`; a
     classifier for other labels gets a new output layer. Only safetensors are read, and no code from
@@ -104,10 +113,14 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
             config=config,
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
-            dtype="float32",
+            dtype="auto" if keeps_dtype else "float32",
+            device_map=None if device is None else {"": str(device)},
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
+        if keeps_dtype:
+            _widen_buffers(model, auto, config)
+            model.config.dtype = torch.float32  # as the weights are published
     is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     training = training_of(spec.task)
@@ -128,6 +141,27 @@ def load_model(spec: ModelSpec, label_names: Sequence[str], tokenizer: Any = Non
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
     return LoadedModel(model, tuple(fresh), remark)
+
+
+def _widen_buffers(model: Any, auto: Any, config: Any) -> None:
+    """Gives a model the buffers that it has in fp32, such as the scale of its embeddings.
+
+    Those that are not saved are computed again, because their 16-bit values are rounded.
+    """
+    saved = model.state_dict().keys()
+    narrow = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and buffer.dtype != torch.float32
+    }
+    if not narrow:
+        return
+    import accelerate
+
+    with accelerate.init_empty_weights(include_buffers=False):
+        wide = dict(auto.from_config(config, dtype=torch.float32).named_buffers())
+    for name, buffer in narrow.items():
+        buffer.data = (buffer if name in saved else wide[name]).to(buffer.device, torch.float32)
 
 
 def check_base(spec: ModelSpec, folder: Path) -> None:

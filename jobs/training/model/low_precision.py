@@ -26,11 +26,15 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
 
 
 def cast_frozen(model: Any, precision: Precision) -> None:
-    """Casts frozen weights of linear layers to 16 bits in place: no update needs them in fp32."""
-    if precision in AUTOCAST:
-        for parameter in _linear_parameters(model):
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(AUTOCAST[precision])
+    """Casts frozen weights of linear layers to 16 bits in place: no update needs them in fp32.
+
+    All other weights are cast to fp32. In 32-bit precisions nothing is in 16 bits.
+    """
+    low = AUTOCAST.get(precision)
+    linear = {id(parameter) for parameter in _linear_parameters(model)} if low else set[int]()
+    for parameter in model.parameters():
+        is_low = id(parameter) in linear and not parameter.requires_grad
+        parameter.data = parameter.data.to(low if is_low else torch.float32)
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -19,8 +19,11 @@ from jobs.training import checkpoint
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
+from jobs.training.engine.step import TrainStep
 from jobs.training.events import Evaluated, Event, Stepped
 from jobs.training.loop import train
+from jobs.training.session import build_session
+from jobs.training.world import World
 from tests import tiny
 from tests.builders import language_config, training_config
 from tests.jobs.training import flat_on_cpu, workers
@@ -265,3 +268,27 @@ def log_reads(log: Path) -> None:
         return original(*arguments)
 
     checkpoint.latest = latest  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_checkpointed_layers_keep_random_states_only_for_dropout(
+    dropout: float, reviews: Path, tiny_model: str
+) -> None:
+    """Without dropout a step could be captured; with it, what is computed again has its masks."""
+
+    def losses(*, is_checkpointed: bool) -> tuple[TrainStep, list[float]]:
+        config = training_config(
+            reviews,
+            tiny_model,
+            model=ModelSpec(base=tiny_model, dropout=dropout),
+            gradient_checkpointing=is_checkpointed,
+        )
+        session = build_session(config, load_corpus(config), World(0, 1, torch.device("cpu")))
+        session.engine.seek(0)
+        session.engine.launch(0, 3)
+        return session.engine.step, [step.loss for step in session.engine.collect()]
+
+    _, expected = losses(is_checkpointed=False)
+    step, found = losses(is_checkpointed=True)
+    assert step.keeps_random_states == (dropout > 0)
+    assert found == pytest.approx(expected, abs=1e-6)

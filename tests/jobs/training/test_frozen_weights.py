@@ -1,0 +1,62 @@
+"""What an adapter leaves frozen is loaded as it is saved, and becomes what fp32 weights become."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from jobs.spec.model import LoraSpec, ModelSpec
+from jobs.training.model import adapter, base, low_precision
+from tests import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+CLASSIFIER, DECODER = "text-classification", "causal-lm"
+
+
+def saved(folder: Path, kind: str, task: str, dtype: torch.dtype) -> ModelSpec:
+    """A base with weights of a type, and its adapter."""
+    auto = transformers.AutoModel if task == CLASSIFIER else transformers.AutoModelForCausalLM
+    tiny.save(folder, kind, auto)
+    auto.from_pretrained(folder, dtype=dtype).save_pretrained(folder)
+    return ModelSpec(base=str(folder), task=task, adapter=LoraSpec(type="lora"))
+
+
+def made(spec: ModelSpec, **how: Any) -> Any:
+    torch.manual_seed(0)
+    model = adapter.add_adapter(base.load_model(spec, ("no", "yes"), **how), spec)
+    low_precision.cast_frozen(model, "bf16")
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("llama", DECODER),
+        ("gemma3_text", DECODER),  # with a scale that 16 bits round
+        ("gpt2", DECODER),
+        ("bert", CLASSIFIER),
+    ],
+)
+def test_weights_are_those_of_a_base_that_was_loaded_in_fp32(
+    kind: str, task: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    spec = saved(tmp_path, kind, task, dtype)
+    expected = made(spec)
+    for device in (None, torch.device("cpu")):
+        found = made(spec, keeps_dtype=True, device=device)
+        assert found.config.dtype == torch.float32
+        pairs = zip(tensors(expected), tensors(found), strict=True)
+        for (name, one), (other_name, other) in pairs:
+            assert (name, one.dtype) == (other_name, other.dtype)
+            is_drawn = "lora_A" in name or "classifier" in name
+            # what is drawn may be rounded to the type of the base
+            assert (
+                torch.allclose(one, other, rtol=0.01, atol=1e-4) if is_drawn else one.equal(other)
+            )
+
+
+def tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
