@@ -59,6 +59,9 @@ class Metric:
     """Half-width of its 95 % interval, of a value and the number of rows that it was judged on."""
     is_generated: bool = False
     """Whether answers must be generated to compute it."""
+    compares_rows: bool = False
+    """Whether it compares generated text with that of every evaluation row, so that its time grows
+    with the rows."""
     needs_scores: bool = False
     """Whether it is computed from the scores of all evaluation rows, which workers then exchange,
     and not from sums."""

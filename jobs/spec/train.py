@@ -103,7 +103,7 @@ class EvalSpec(SpecModel):
     spearman and pearson; token_accuracy and perplexity for causal-lm, seq2seq and masked-lm;
     reward_accuracy, reward_margin and perplexity (of chosen answers) for preference.
     distinct_1, distinct_2 and repetition are of sampled answers; rouge1, rouge2, rougeL, bleu, chrf
-    and exact_match are of text that a seq2seq model writes for every row."""
+    and exact_match are of text that a seq2seq model or a causal-lm writes for every row."""
 
 
 class EarlyStoppingSpec(SpecModel):

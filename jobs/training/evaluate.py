@@ -168,12 +168,13 @@ def _wanted(session: Session, values: Mapping[str, float]) -> dict[str, float]:
 def _generated(session: Session, number_format: Precision, limit: int | None) -> dict[str, float]:
     """Returns the job's metrics of generated text.
 
-    With a `limit` there are none, unless their time grows with the rows: then a few rows show it.
+    With a `limit` there are only those whose time grows with the rows: a few rows show it.
     """
     config, training = session.config, session.training
     metrics = task_registry.find(config.model.task).metrics
-    names = [each.name for each in metrics if each.is_generated and each.name in config.metrics]
-    if not names or (limit is not None and not training.writes_rows):
+    wanted = (each for each in metrics if each.is_generated and each.name in config.metrics)
+    names = [each.name for each in wanted if each.compares_rows or limit is None]
+    if not names:
         return {}
     generator = SessionGenerator(session, number_format, _order(session, limit))
     return training.generated(config.data, session.corpus.tokenizer, generator, names)

@@ -1,6 +1,8 @@
 """Generates text with a session's model in an evaluation; workers divide the prompts."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,9 +10,16 @@ import torch
 from jobs.spec.train import Precision
 from jobs.training.config import eval_batch
 from jobs.training.data.batches import Indices
+from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
 from jobs.training.model import parallel
+from jobs.training.model.adapter import unwrapped
+from jobs.training.model.positions import learned_positions
 from jobs.training.model.precision import autocast
+from jobs.training.proofs import EXACT_BOUND, ROUNDED_BOUND
 from jobs.training.session import Session
+
+Response = tuple[list[int], list[int]]
+"""Token ids of a prompt, and those of its response without the end token."""
 
 
 class SessionGenerator:
@@ -58,6 +67,78 @@ class SessionGenerator:
         # in the order of rows, because sums of metrics are rounded in their order
         return dict(sorted((row, ids) for share in shares for row, ids in share.items()))
 
+    def responses(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Returns what a decoder writes in place of each row's last response, and that, by row.
+
+        Rows share their batch with the same others on any number of workers.
+        """
+        session, world = self._session, self._session.world
+        ends = set(session.corpus.end_tokens)
+        cases = {row: _last_response(session.corpus.eval, row, ends) for row in self._rows.tolist()}
+        whole = {row: case for row, case in cases.items() if case is not None}
+        most_tokens = max((len(right) + 1 for _, right in whole.values()), default=0)
+        order = sorted(whole, key=lambda row: (-len(whole[row][0]), row))
+        parts = self._parts(order, {row: prompt for row, (prompt, _) in whole.items()})
+        own = parts if self._is_sharded else parts[world.rank :: world.size]
+        found = dict[int, list[int]]()
+        for part in own:
+            written = self._continued([whole[row][0] for row in part], most_tokens)
+            found |= dict(zip(part, (_ended(ids, ends) for ids in written), strict=True))
+        shares = [found] if self._is_sharded else world.gather(found)
+        return dict(
+            sorted((row, (ids, whole[row][1])) for share in shares for row, ids in share.items())
+        )
+
+    def _parts(self, order: Sequence[int], prompts: Mapping[int, list[int]]) -> list[list[int]]:
+        """Returns the rows of each batch, of prompts of one length if padding changes answers."""
+        size = eval_batch(self._session.config)
+        groups = [list(order)]
+        if not self._pads_exactly([prompts[row] for row in order]):
+            lengths = itertools.groupby(order, key=lambda row: len(prompts[row]))
+            groups = [list(rows) for _, rows in lengths]
+        return [
+            rows[first : first + size] for rows in groups for first in range(0, len(rows), size)
+        ]
+
+    def _pads_exactly(self, prompts: Sequence[list[int]]) -> bool:
+        """Returns whether the shortest prompt is continued alike beside the longest one."""
+        if not prompts or len(prompts[0]) == len(prompts[-1]):
+            return True
+        (alone,) = self._scores([prompts[-1]])
+        _, beside = self._scores([prompts[0], prompts[-1]])
+        bound = EXACT_BOUND if self._precision == "fp32" else ROUNDED_BOUND
+        is_exact = bool((alone - beside).abs().max() <= bound * alone.abs().max().clamp(min=1e-6))
+        return all(self._session.world.gather(is_exact))
+
+    def _scores(self, prompts: Sequence[list[int]]) -> torch.Tensor:
+        """Returns the logits of the token behind each prompt, (prompts, vocabulary)."""
+        found = self._generated(prompts, 1, output_logits=True, return_dict_in_generate=True)
+        logits: torch.Tensor = found.logits[0].float()
+        return logits
+
+    def _continued(self, prompts: Sequence[list[int]], most_tokens: int) -> list[list[int]]:
+        """Returns the likeliest tokens behind each prompt, with what follows an end token."""
+        width = max(map(len, prompts))
+        written: list[list[int]] = self._generated(prompts, most_tokens)[:, width:].tolist()
+        return written
+
+    def _generated(self, prompts: Sequence[list[int]], most_tokens: int, **how: Any) -> Any:
+        session, device = self._session, self._session.world.device
+        pad, width = session.corpus.eval.pad_token_id, max(map(len, prompts))
+        ids = torch.tensor([[pad] * (width - len(each)) + each for each in prompts], device=device)
+        mask = [[0] * (width - len(each)) + [1] * len(each) for each in prompts]
+        room = learned_positions(unwrapped(session.model)) - width
+        with autocast(self._precision, device):
+            return session.model.generate(
+                input_ids=ids,
+                attention_mask=torch.tensor(mask, device=device),
+                max_new_tokens=int(min(most_tokens, room)),
+                do_sample=False,
+                pad_token_id=pad,
+                synced_gpus=self._is_sharded,
+                **how,
+            )
+
     def _written(self, rows: Indices) -> dict[int, list[int]]:
         session, world = self._session, self._session.world
         width = int(session.corpus.eval.lengths[rows].max())
@@ -72,3 +153,21 @@ class SessionGenerator:
                 synced_gpus=self._is_sharded,
             )
         return dict(zip(rows.tolist(), written.tolist(), strict=True))
+
+
+def _last_response(tokens: TokenSet, row: int, ends: Collection[int]) -> Response | None:
+    """Returns the prompt and the last response of a row; None if the response is cut off."""
+    part = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
+    ids, mask = (tokens.columns[name][part].tolist() for name in (INPUT_IDS, LOSS_MASK))
+    stop = len(mask) - mask[::-1].index(1)
+    start = stop - next((n for n, one in enumerate(mask[:stop][::-1]) if not one), stop)
+    response = ids[start:stop]
+    right = _ended(response, ends)
+    # a tokenizer without an end token does not tell
+    is_whole = len(right) < len(response) or not ends
+    return (ids[:start], right) if start and is_whole else None
+
+
+def _ended(ids: Sequence[int], ends: Container[int]) -> list[int]:
+    """Returns the tokens before the first end token."""
+    return list(itertools.takewhile(lambda token: token not in ends, ids))

@@ -31,6 +31,13 @@ class Generator(Protocol):
     def answers(self) -> Mapping[int, list[int]]:
         """By evaluation row, what the model writes with its own generation settings: token ids."""
 
+    def responses(self) -> Mapping[int, tuple[list[int], list[int]]]:
+        """By evaluation row, what a decoder writes in place of the last response, and that one.
+
+        Both are token ids without the end token. It writes the likeliest tokens, at most as many as
+        the longest response has. Rows without a whole response are left out.
+        """
+
 
 class TaskTraining(abc.ABC):
     """How models of a task are trained and judged.
@@ -54,9 +61,6 @@ class TaskTraining(abc.ABC):
     has_references: ClassVar[bool] = False
     """Whether the loss compares with what the base gives: `reference` of every row is then computed
     before the first step, and becomes the row's labels."""
-    writes_rows: ClassVar[bool] = False
-    """Whether metrics of generated text take an answer to every evaluation row, so that their time
-    grows with the rows."""
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:  # noqa: B027 - few tasks need it
         """Settle what of the tokenizer is saved with the model, before the first row is encoded."""

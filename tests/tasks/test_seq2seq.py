@@ -16,8 +16,8 @@ from jobs.errors import DataError, ModelError, TrainingError
 from jobs.spec import task_registry
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import OptimizerSpec
-from jobs.tasks.seq2seq import metrics, rows
-from jobs.training import eval_sample, plain_scores, publication, session
+from jobs.tasks.seq2seq import rows
+from jobs.training import eval_sample, plain_scores, publication, session, text_metrics
 from jobs.training.corpus import load_corpus
 from jobs.training.data.tokens import TARGET_IDS
 from jobs.training.events import Evaluated, Event, Stepped
@@ -93,7 +93,7 @@ def test_families_learn_and_publish_what_transformers_scores_and_writes_alike(
     references = rows.references_of(data.eval, data)
     lines = (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()
     texts = swaps.plain_texts(model, [json.loads(line)["facts"] for line in lines])
-    assert judged(events)["chrf"] == pytest.approx(metrics.chrf(texts, references), abs=1e-6)
+    assert judged(events)["chrf"] == pytest.approx(text_metrics.chrf(texts, references), abs=1e-6)
 
 
 def test_metrics_equal_those_of_the_libraries_on_what_the_published_model_writes(
@@ -274,9 +274,9 @@ def test_a_missing_package_is_told_before_training(
 
 
 def test_metrics_of_text_without_matches_are_numbers() -> None:
-    found = metrics.compute(WRITTEN, ["", "x"], [["a b c d"], ["y", "z"]])
+    found = text_metrics.compute(WRITTEN, ["", "x"], [["a b c d"], ["y", "z"]])
     assert all(math.isfinite(value) and value >= 0 for value in found.values())
-    same = metrics.compute(WRITTEN, ["a b c d e"], [["q", "a b c d e"]])
+    same = text_metrics.compute(WRITTEN, ["a b c d e"], [["q", "a b c d e"]])
     assert same == pytest.approx(
         {**dict.fromkeys(WRITTEN[:3], 1.0), "bleu": 100.0, "chrf": 100.0, "exact_match": 1.0}
     )

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from jobs.spec.data import Column, DataSpec
 from jobs.spec.row_form import FormColumn, RowForm
 from jobs.spec.task import Metric, Task
+from jobs.spec.text_metrics import TEXT_METRICS
 
 NEEDS = (
     "causal-lm needs the columns prompt and response, or the column messages, or the column text"
@@ -48,6 +50,14 @@ class LanguageData(DataSpec):
         if self.tools is not None and self.messages is None:
             yield "tools", "is for conversations; name their column in messages, or remove it"
 
+    def violations_in(self, job: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+        """Metrics of written text need a response to compare it with."""
+        compared = {metric.name for metric in TEXT_METRICS}
+        for index, name in enumerate(job.train.eval.metrics or ()):
+            if self.text is not None and name in compared:
+                message = f"{name} compares what is written with a response, and data.text has none"
+                yield ("train", "eval", "metrics", index), f"{message}; remove it"
+
 
 CONVERSATIONS = RowForm(
     columns=(
@@ -73,6 +83,7 @@ TASK = Task(
     metrics=(
         Metric("token_accuracy", is_default=True),
         Metric("perplexity", goal="min", is_default=True, highest=math.inf),
+        *TEXT_METRICS,
         Metric("distinct_1", is_generated=True),
         Metric("distinct_2", is_generated=True),
         Metric("repetition", goal="min", is_generated=True),

@@ -6,9 +6,11 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.causal_lm import documents, metrics, rows
 from jobs.tasks.causal_lm.task import LanguageData
+from jobs.training import text_metrics
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import IGNORED, INPUT_IDS, LOSS_MASK
 from jobs.training.engine.inputs import attention_inputs
@@ -17,6 +19,14 @@ from jobs.training.token_training import TokenTraining
 
 ANSWERS, ANSWER_TOKENS = 32, 64
 """Prompts that are answered to judge diversity, and how long the answers may get."""
+
+
+DIVERSITY = {"distinct_1", "distinct_2", "repetition"}
+"""Metrics of sampled answers."""
+NO_RESPONSE = (
+    "no evaluation row ends within data.max_length, so written answers have nothing to be compared"
+    " with; raise it, or remove their metrics from train.eval.metrics"
+)
 
 
 class LanguageTraining(TokenTraining):
@@ -78,11 +88,22 @@ class LanguageTraining(TokenTraining):
     def generated(
         self, data: DataSpec, tokenizer: Any, generator: Generator, names: Sequence[str]
     ) -> dict[str, float]:
-        """How varied sampled answers to the first evaluation prompts are."""
-        own = _own(data)
+        """Metrics of answers to evaluation rows, and how varied those to the first prompts are."""
+        own, found = _own(data), dict[str, float]()
+        if set(names) - DIVERSITY:
+            written = list(generator.responses().values())
+            if not written:
+                raise DataError(NO_RESPONSE)
+            texts, right = (
+                tokenizer.batch_decode(list(ids), skip_special_tokens=True)
+                for ids in zip(*written, strict=True)
+            )
+            found |= text_metrics.compute(names, texts, [[text] for text in right])
+        if not DIVERSITY & set(names):
+            return found
         begin = rows.prompts if own.text is None else documents.beginnings
         prompts = begin(data.eval, own, tokenizer, ANSWERS)
-        return metrics.diversity(generator.sample(prompts, ANSWER_TOKENS))
+        return found | metrics.diversity(generator.sample(prompts, ANSWER_TOKENS))
 
 
 TRAINING = LanguageTraining()

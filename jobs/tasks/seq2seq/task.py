@@ -10,10 +10,8 @@ from jobs.errors import shown
 from jobs.spec.base import SpecModel
 from jobs.spec.data import Column, DataSpec
 from jobs.spec.row_form import FormColumn, RowForm
-from jobs.spec.task import Metric, Task, binomial_noise
-
-ROUGE, SACREBLEU = "rouge-score", "sacrebleu"
-"""Packages that compute the metrics of written text."""
+from jobs.spec.task import Metric, Task
+from jobs.spec.text_metrics import TEXT_METRICS
 
 
 class GenerateSpec(SpecModel):
@@ -94,11 +92,6 @@ class Seq2SeqData(DataSpec):
             yield "generate", message
 
 
-def percent_noise(value: float, rows: int) -> float:
-    """Half-width of the 95 % interval of a mean of values from 0 to 100, which is at most this."""
-    return 100 * binomial_noise(min(max(value / 100, 0.0), 1.0), rows)
-
-
 TEMPLATE = "jobs.tasks.seq2seq/job.yaml"
 TEXTS = RowForm(
     columns=(
@@ -126,15 +119,7 @@ TASK = Task(
     metrics=(
         Metric("token_accuracy", is_default=True),
         Metric("perplexity", goal="min", is_default=True, highest=math.inf),
-        *(
-            Metric(name, noise=binomial_noise, is_generated=True, package=ROUGE)
-            for name in ("rouge1", "rouge2", "rougeL")
-        ),
-        *(
-            Metric(name, highest=100.0, noise=percent_noise, is_generated=True, package=SACREBLEU)
-            for name in ("bleu", "chrf")
-        ),
-        Metric("exact_match", noise=binomial_noise, is_generated=True),
+        *TEXT_METRICS,
     ),
     other_names=("summarization", "translation", "text2text-generation"),
     auto_class="AutoModelForSeq2SeqLM",

@@ -7,9 +7,10 @@ import pyarrow as pa
 import torch
 
 from jobs.spec.data import DataSpec, SourceSpec
-from jobs.tasks.seq2seq import generation, metrics, rows
+from jobs.tasks.seq2seq import generation, rows
 from jobs.tasks.seq2seq.task import Seq2SeqData
 from jobs.tasks.text_classification.rows import sample_texts
+from jobs.training import text_metrics
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import IGNORED, TARGET_IDS, TokenSet
 from jobs.training.model import base
@@ -24,8 +25,6 @@ NOT_INPUTS = ("labels", TARGET_IDS, f"{TARGET_IDS}_mask")
 
 class Seq2SeqTraining(TokenTraining):
     """The next token of each target, given its source."""
-
-    writes_rows = True
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:
         """Lets whoever loads the tokenizer cut sources and name languages as training does."""
@@ -85,7 +84,7 @@ class Seq2SeqTraining(TokenTraining):
         answers = generator.answers()
         texts = tokenizer.batch_decode(list(answers.values()), skip_special_tokens=True)
         right = rows.references_of(data.eval, _own(data))
-        return metrics.compute(names, texts, [right[row] for row in answers])
+        return text_metrics.compute(names, texts, [right[row] for row in answers])
 
 
 TRAINING = Seq2SeqTraining()
