@@ -35,7 +35,7 @@ CROSS_SOURCE, CROSS_TARGET = 2, 5
 token of the source; queries, norms and outputs of its attention for each token of the target."""
 LOGITS, EVAL_LOGITS = 5, 8
 """fp32 copies of a piece's logits that exist at once in training and in evaluation, as measured
-when all logits were one piece."""
+where all logits were one piece."""
 CONTEXT_GIB: dict[Device, float] = {"cuda": 1.0, "cpu": 0.9}
 """CUDA context and libraries, or on a CPU the Python process with torch loaded."""
 WORKSPACE_GIB: dict[Device, float] = {"cuda": 0.9, "cpu": 0.0}
@@ -106,6 +106,7 @@ def estimate(
     sharding = sharding or StateSharding()
     per_row = _bytes_per_row(shape, precision, sharding, tokens, target_tokens)
     scored = micro_batch_size * (target_tokens or tokens)
+    is_in_pieces = shape.scores_vocabulary and scored * shape.vocabulary > PIECE_LOGITS
     activations = micro_batch_size * per_row + _logits(shape, LOGITS, scored)
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
@@ -113,6 +114,8 @@ def estimate(
         _state(shape, precision, sharding)
         + _evaluation(shape, target_tokens or tokens, precision, activations, eval_batch)
     ) / GIB
+    if is_in_pieces and not sharding.adapter:  # a piece's gradient beside the sum of all
+        fixed += shape.vocabulary * shape.hidden * 4 / GIB
     return MemoryEstimate(
         low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
         expected_gib=fixed + activations / GIB,

@@ -176,7 +176,9 @@ def _generated(session: Session, number_format: Precision, limit: int | None) ->
     names = [each.name for each in wanted if each.compares_rows or limit is None]
     if not names:
         return {}
-    generator = SessionGenerator(session, number_format, _order(session, limit))
+    generator = SessionGenerator(
+        session, number_format, _order(session, limit), is_complete=limit is None
+    )
     return training.generated(config.data, session.corpus.tokenizer, generator, names)
 
 

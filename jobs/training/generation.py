@@ -1,12 +1,14 @@
 """Generates text with a session's model in an evaluation; workers divide the prompts."""
 
 import itertools
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
+from jobs.errors import DataError
 from jobs.spec.train import Precision
 from jobs.training.config import eval_batch
 from jobs.training.data.batches import Indices
@@ -18,6 +20,10 @@ from jobs.training.model.precision import autocast
 from jobs.training.proofs import EXACT_BOUND, ROUNDED_BOUND
 from jobs.training.session import Session
 
+NO_RESPONSE = (
+    "no evaluation row ends within data.max_length, so written answers have nothing to be compared"
+    " with; raise it, or remove their metrics from train.eval.metrics"
+)
 Response = tuple[list[int], list[int]]
 """Token ids of a prompt, and those of its response without the end token."""
 
@@ -25,8 +31,14 @@ Response = tuple[list[int], list[int]]
 class SessionGenerator:
     """A `jobs.training.task.Generator`; equal weights give equal text on any number of workers."""
 
-    def __init__(self, session: Session, number_format: Precision, rows: Indices) -> None:
-        """Args: the session, the precision, and the evaluation rows to answer, in this order."""
+    def __init__(
+        self, session: Session, number_format: Precision, rows: Indices, *, is_complete: bool = True
+    ) -> None:
+        """Args: the session, the precision, and the evaluation rows to answer, in this order.
+
+        `is_complete`: whether these are all rows.
+        """
+        self._is_complete = is_complete
         self._session, self._precision, self._rows = session, number_format, rows
         # workers that hold shards generate each answer together
         self._is_sharded = parallel.is_sharded(session.config, session.world)
@@ -38,6 +50,7 @@ class SessionGenerator:
         found = []
         for prompt in prompts if self._is_sharded else prompts[world.rank :: world.size]:
             ids = torch.tensor([prompt[-config.data.max_length :]], device=world.device)
+            self._gather_weights()
             with autocast(self._precision, world.device):
                 answer = self._session.model.generate(
                     input_ids=ids,
@@ -73,12 +86,16 @@ class SessionGenerator:
         Rows share their batch with the same others on any number of workers.
         """
         session, world = self._session, self._session.world
-        ends = set(session.corpus.end_tokens)
-        cases = {row: _last_response(session.corpus.eval, row, ends) for row in self._rows.tolist()}
+        ends, tokens = set(session.corpus.end_tokens), session.corpus.eval
+        most = session.config.data.max_length
+        cases = {row: _last_response(tokens, row, ends, most) for row in self._rows.tolist()}
         whole = {row: case for row, case in cases.items() if case is not None}
+        if self._is_complete and not whole:
+            raise DataError(NO_RESPONSE)
         most_tokens = max((len(right) + 1 for _, right in whole.values()), default=0)
         order = sorted(whole, key=lambda row: (-len(whole[row][0]), row))
-        parts = self._parts(order, {row: prompt for row, (prompt, _) in whole.items()})
+        prompts = {row: prompt for row, (prompt, _) in whole.items()}
+        parts = self._parts(order, prompts, most_tokens)
         own = parts if self._is_sharded else parts[world.rank :: world.size]
         found = dict[int, list[int]]()
         for part in own:
@@ -89,11 +106,16 @@ class SessionGenerator:
             sorted((row, (ids, whole[row][1])) for share in shares for row, ids in share.items())
         )
 
-    def _parts(self, order: Sequence[int], prompts: Mapping[int, list[int]]) -> list[list[int]]:
-        """Returns the rows of each batch, of prompts of one length if padding changes answers."""
-        size = eval_batch(self._session.config)
-        groups = [list(order)]
-        if not self._pads_exactly([prompts[row] for row in order]):
+    def _parts(
+        self, order: Sequence[int], prompts: Mapping[int, list[int]], most_tokens: int
+    ) -> list[list[int]]:
+        """Returns the rows of each batch.
+
+        Prompts of a batch have one length if padding changes answers, or leaves them no positions.
+        """
+        size, groups = eval_batch(self._session.config), [list(order)]
+        has_room = not order or self._room(len(prompts[order[0]])) >= most_tokens
+        if not (self._pads_exactly([prompts[row] for row in order]) and has_room):
             lengths = itertools.groupby(order, key=lambda row: len(prompts[row]))
             groups = [list(rows) for _, rows in lengths]
         return [
@@ -127,25 +149,40 @@ class SessionGenerator:
         pad, width = session.corpus.eval.pad_token_id, max(map(len, prompts))
         ids = torch.tensor([[pad] * (width - len(each)) + each for each in prompts], device=device)
         mask = [[0] * (width - len(each)) + [1] * len(each) for each in prompts]
-        room = learned_positions(unwrapped(session.model)) - width
-        with autocast(self._precision, device):
-            return session.model.generate(
-                input_ids=ids,
-                attention_mask=torch.tensor(mask, device=device),
-                max_new_tokens=int(min(most_tokens, room)),
-                do_sample=False,
-                pad_token_id=pad,
-                synced_gpus=self._is_sharded,
-                **how,
-            )
+        bare = unwrapped(session.model)
+        own, likeliest = bare.generation_config, transformers.GenerationConfig()
+        likeliest.eos_token_id = list(session.corpus.end_tokens) or None
+        likeliest.pad_token_id = pad
+        bare.generation_config = likeliest  # the base's may penalise repetition, or search
+        try:
+            self._gather_weights()
+            with autocast(self._precision, device):
+                return session.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.tensor(mask, device=device),
+                    max_new_tokens=int(min(most_tokens, self._room(width))),
+                    do_sample=False,
+                    synced_gpus=self._is_sharded,
+                    **how,
+                )
+        finally:
+            bare.generation_config = own
+
+    def _room(self, width: int) -> float:
+        """Returns how many tokens may follow so many, for models with learned positions."""
+        return learned_positions(unwrapped(self._session.model)) - width
+
+    def _gather_weights(self) -> None:
+        """Gathers what shards hold outside of layers, because `generate` passes by its hooks."""
+        if self._is_sharded:
+            self._session.model.unshard()
 
     def _written(self, rows: Indices) -> dict[int, list[int]]:
         session, world = self._session, self._session.world
         width = int(session.corpus.eval.lengths[rows].max())
         store = session.eval_store
         batch = store.gather(torch.from_numpy(np.asarray(rows)).to(store.place), width)
-        if self._is_sharded:
-            session.model.unshard()  # the encoder is run by itself, without the model's own hooks
+        self._gather_weights()
         with autocast(self._precision, world.device):
             written = session.model.generate(
                 input_ids=batch["input_ids"].to(world.device),
@@ -155,16 +192,17 @@ class SessionGenerator:
         return dict(zip(rows.tolist(), written.tolist(), strict=True))
 
 
-def _last_response(tokens: TokenSet, row: int, ends: Collection[int]) -> Response | None:
-    """Returns the prompt and the last response of a row; None if the response is cut off."""
+def _last_response(
+    tokens: TokenSet, row: int, ends: Container[int], max_length: int
+) -> Response | None:
+    """Returns the prompt and the last response of a row; None if the response may be cut off."""
     part = slice(int(tokens.offsets[row]), int(tokens.offsets[row + 1]))
     ids, mask = (tokens.columns[name][part].tolist() for name in (INPUT_IDS, LOSS_MASK))
     stop = len(mask) - mask[::-1].index(1)
     start = stop - next((n for n, one in enumerate(mask[:stop][::-1]) if not one), stop)
     response = ids[start:stop]
     right = _ended(response, ends)
-    # a tokenizer without an end token does not tell
-    is_whole = len(right) < len(response) or not ends
+    is_whole = len(right) < len(response) or len(ids) < max_length
     return (ids[:start], right) if start and is_whole else None
 
 

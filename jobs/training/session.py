@@ -26,6 +26,10 @@ from jobs.training.proofs import proven
 from jobs.training.task import Batch, TaskTraining, training_of
 from jobs.training.world import World
 
+TRIED_TOKENS = 16
+"""Tokens of a row with which a model is tried."""
+LABELS = "labels"
+"""The only part of a batch that has no tokens."""
 DEVICE_SHARE = 0.1
 """Share of a GPU's memory for the tokenised rows; larger data stay in pinned host memory."""
 
@@ -148,7 +152,7 @@ def _training(model: Any, corpus: Corpus, config: TrainingConfig, world: World) 
     model.eval()
     try:
         with precision.autocast(config.precision, world.device):
-            return found.tried(model, _shortest_row(corpus, world), most_targets)
+            return found.tried(model, _few_tokens(corpus, world), most_targets)
     finally:
         model.train()
 
@@ -157,22 +161,25 @@ def _training(model: Any, corpus: Corpus, config: TrainingConfig, world: World) 
 def _draws(
     training: TaskTraining, model: Any, corpus: Corpus, config: TrainingConfig, world: World
 ) -> bool:
-    """Returns whether a layer of the model draws random numbers in training."""
-    layers, weights = parallel.repeated_layers(model), torch.ones(1, device=world.device)
+    """Returns whether the model draws random numbers in training."""
+    weights = torch.ones(1, device=world.device)
     with (
         random_states.kept(world.device),
-        random_states.drawn(layers, world.device) as found,
+        random_states.drawn([model], world.device) as found,
         precision.autocast(config.precision, world.device),
     ):
-        training.loss(model, _shortest_row(corpus, world), weights)
+        training.loss(model, _few_tokens(corpus, world), weights)
     return bool(found)
 
 
-def _shortest_row(corpus: Corpus, world: World) -> Batch:
-    """Returns a batch of the shortest training row."""
+def _few_tokens(corpus: Corpus, world: World) -> Batch:
+    """Returns a batch of the first tokens of the shortest training row."""
     tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
     row = int(tokens.lengths.argmin())
-    return TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
+    batch = TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
+    return {
+        name: each if name == LABELS else each[:, :TRIED_TOKENS] for name, each in batch.items()
+    }
 
 
 def _checkpoint_layers(model: Any, config: TrainingConfig, *, is_random: bool) -> None:
@@ -244,7 +251,7 @@ def _check_metrics(config: TrainingConfig) -> None:
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
     """Returns the model on its device, with its adapter, and what was loaded of its base."""
     is_sharded = parallel.is_sharded(config, world)
-    # what an adapter leaves frozen is cast below, and needs no fp32 copy before
+    # what an adapter leaves frozen needs no fp32 copy before it is cast
     is_frozen = config.model.adapter is not None and not is_sharded
     loaded = base.load_model(
         config.model,
@@ -256,7 +263,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, b
     settle_generation(loaded.model, config, corpus)
     model = adapter.add_adapter(loaded, config.model)
     if not is_sharded:
-        low_precision.cast_frozen(model, config.precision)  # before they are moved to the device
+        low_precision.cast_frozen(model, config.precision)
     return model.to(world.device).train(), loaded
 
 

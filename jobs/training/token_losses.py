@@ -24,8 +24,8 @@ from jobs.training.model.adapter import unwrapped, without_ddp
 from jobs.training.model.shape import PIECE_LOGITS
 
 WHOLE_REMARK = (
-    "a loss makes the logits of all tokens at once, because the model changes those of its output"
-    " layer in its own way; the forecast of memory counts on pieces"
+    "the logits of all tokens are made at once, because this model's output layer cannot be run in"
+    " pieces: a step takes more memory than forecast; lower train.micro_batch_size if it runs out"
 )
 """Remark on a model whose tokens are not scored in pieces."""
 FACTORS, DIVISORS = ("logit_scale", "lm_head_multiplier"), ("logits_scaling",)
@@ -62,8 +62,10 @@ class OutputLayer:
     """What the model multiplies the logits of its output layer with."""
     cap: float = math.inf
     """The bound that the model's logits approach, after `factor`."""
+    is_static: bool = False
+    """Whether every training step scores as many tokens, as a captured step has to."""
     most_targets: int | None = None
-    """Most tokens that count in a micro batch; without it a step on a GPU scores all tokens."""
+    """Most tokens that count in a micro batch; without it a static step scores all tokens."""
 
     def predict(
         self,
@@ -112,17 +114,27 @@ def find(model: Any, inputs: Mapping[str, Any], targets: torch.Tensor) -> Output
     The model gets random logits from its output layer: what it makes of them must be what
     `OutputLayer.finished` makes of them. `inputs` and `targets` are those of `predict`.
     """
+    head = _head(model)
+    # a piece that is computed again would drop out other numbers
+    if head is None or any(_drops_out(module) for module in head.modules()):
+        return WHOLE
+    try:
+        return _tried(model, head, inputs, targets)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a model that computes with its logits in its own way
+        return WHOLE
+
+
+def _tried(model: Any, head: Any, inputs: Mapping[str, Any], targets: torch.Tensor) -> OutputLayer:
     config = unwrapped(model).config.get_text_config()
     factor = _number(config, FACTORS, 1.0) / _number(config, DIVISORS, 1.0)
-    head = _head(model)
-    if head is None:
-        return WHOLE
     draw = torch.Generator().manual_seed(0)
     size = (*targets.shape, _vocabulary(model, head))
     given = (torch.rand(size, generator=draw) * 2 - 1).mul_(TRIED).to(targets.device)
-    with _replaced(head, lambda hidden: given):
+    with _replaced(head, lambda hidden: given.clone()):
         made = model(**inputs).logits
-    pieces = dataclasses.replace(WHOLE, is_whole=False)
+    pieces = dataclasses.replace(WHOLE, is_whole=False, is_static=targets.is_cuda)
     cap = _number(config, CAPS, math.inf)
     for layer in (dataclasses.replace(pieces, factor=factor, cap=cap), pieces):
         expected = layer.finished(given)
@@ -142,13 +154,8 @@ def _is_called_once(
     Its output must be what the model returns.
     """
     pieces = _Pieces(layer, model, targets.flatten(), judges=False)
-    try:
-        with pieces.inside():
-            model(**inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError:  # a model that computes with its logits, such as a loss from labels
-        return False
+    with pieces.inside():
+        model(**inputs)
     return pieces.calls == 1 and pieces.places == targets.numel()
 
 
@@ -178,6 +185,7 @@ class _Pieces:
                 yield
         finally:
             hook.remove()
+            self._found = None  # its graph holds this object
 
     def _run(self, hidden: torch.Tensor) -> torch.Tensor:
         flat = hidden.flatten(0, -2)
@@ -196,9 +204,9 @@ class _Pieces:
     def _kept(self) -> torch.Tensor | None:
         """Returns the places of the tokens that are scored; None for all.
 
-        A training step on a GPU always scores as many: those that count, and some others.
+        A static training step always scores as many: those that count, and some others.
         """
-        if self._targets.is_cuda and torch.is_grad_enabled():
+        if self._layer.is_static and torch.is_grad_enabled():
             most = self._layer.most_targets
             if most is None or most >= len(self._targets):
                 return None
@@ -212,7 +220,7 @@ class _Pieces:
         pairs = zip(hidden.chunk(count), targets.chunk(count), strict=True)
         if not torch.is_grad_enabled():
             return torch.cat([self._piece(*pair) for pair in pairs], dim=1)
-        # nothing in an output layer is random, and a captured step cannot read a random state
+        # nothing drops out in the layer, and a captured step cannot read a random state
         again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
         return torch.cat([again(self._piece, *pair) for pair in pairs], dim=1)
 
@@ -252,6 +260,10 @@ def _replaced(module: Any, forward: Any) -> Iterator[None]:
 def _head(model: Any) -> Any:
     """Returns the layer that makes logits of hidden states; None if the model names none."""
     return unwrapped(model).get_output_embeddings()
+
+
+def _drops_out(module: Any) -> bool:
+    return isinstance(module, torch.nn.Dropout) and module.p > 0
 
 
 def _vocabulary(model: Any, head: Any) -> int:

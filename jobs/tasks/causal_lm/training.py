@@ -6,7 +6,6 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from jobs.errors import DataError
 from jobs.spec.data import DataSpec, SourceSpec
 from jobs.tasks.causal_lm import documents, metrics, rows
 from jobs.tasks.causal_lm.task import LanguageData
@@ -23,10 +22,6 @@ ANSWERS, ANSWER_TOKENS = 32, 64
 
 DIVERSITY = {"distinct_1", "distinct_2", "repetition"}
 """Metrics of sampled answers."""
-NO_RESPONSE = (
-    "no evaluation row ends within data.max_length, so written answers have nothing to be compared"
-    " with; raise it, or remove their metrics from train.eval.metrics"
-)
 
 
 class LanguageTraining(TokenTraining):
@@ -92,13 +87,12 @@ class LanguageTraining(TokenTraining):
         own, found = _own(data), dict[str, float]()
         if set(names) - DIVERSITY:
             written = list(generator.responses().values())
-            if not written:
-                raise DataError(NO_RESPONSE)
             texts, right = (
-                tokenizer.batch_decode(list(ids), skip_special_tokens=True)
-                for ids in zip(*written, strict=True)
+                tokenizer.batch_decode([pair[side] for pair in written], skip_special_tokens=True)
+                for side in (0, 1)
             )
-            found |= text_metrics.compute(names, texts, [[text] for text in right])
+            if written:
+                found |= text_metrics.compute(names, texts, [[text] for text in right])
         if not DIVERSITY & set(names):
             return found
         begin = rows.prompts if own.text is None else documents.beginnings

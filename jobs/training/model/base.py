@@ -12,7 +12,7 @@ import transformers
 from jobs.errors import ModelError, listed
 from jobs.spec import task_registry
 from jobs.spec.model import ModelSpec
-from jobs.training.model import location
+from jobs.training.model import location, low_precision
 from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
@@ -22,7 +22,7 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A base model for its task, in fp32 on the CPU."""
+    """A base model for its task."""
 
     model: Any
     fresh: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ def load_model(
 ) -> LoadedModel:
     """Loads the base model for the task.
 
-    Weights are in fp32, or with `keeps_dtype` as they are saved. With `device` each weight is read
-    straight to it, so that the host holds no copy; this needs the package accelerate.
+    Weights are in fp32 on the CPU. With `keeps_dtype` they stay in 16 bits if all of them are saved
+    in one such type; with `device` each is then read straight to it, without a copy on the host.
     Weights that the base lacks, such as a classifier's head, are initialised from torch's random
     state. A classifier for the same labels keeps its head, in the order of `label_names`; a
     classifier for other labels gets a new output layer. Only safetensors are read, and no code from
@@ -108,19 +108,19 @@ def load_model(
         own = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
         _check_kind(own, auto, spec)
         config = _configured(own, spec, label_names, tokenizer)
+        narrow = low_precision.saved_dtype(place) if keeps_dtype else None
         model, info = auto.from_pretrained(
             place,
             config=config,
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
-            dtype="auto" if keeps_dtype else "float32",
-            device_map=None if device is None else {"": str(device)},
+            dtype=narrow or torch.float32,
+            device_map=None if device is None or narrow is None else {"": str(device)},
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-        if keeps_dtype:
-            _widen_buffers(model, auto, config)
-            model.config.dtype = torch.float32  # as the weights are published
+        if narrow is not None:
+            low_precision.widen(model, auto, config)
     is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     training = training_of(spec.task)
@@ -141,27 +141,6 @@ def load_model(
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
     return LoadedModel(model, tuple(fresh), remark)
-
-
-def _widen_buffers(model: Any, auto: Any, config: Any) -> None:
-    """Gives a model the buffers that it has in fp32, such as the scale of its embeddings.
-
-    Those that are not saved are computed again, because their 16-bit values are rounded.
-    """
-    saved = model.state_dict().keys()
-    narrow = {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if buffer.is_floating_point() and buffer.dtype != torch.float32
-    }
-    if not narrow:
-        return
-    import accelerate
-
-    with accelerate.init_empty_weights(include_buffers=False):
-        wide = dict(auto.from_config(config, dtype=torch.float32).named_buffers())
-    for name, buffer in narrow.items():
-        buffer.data = (buffer if name in saved else wide[name]).to(buffer.device, torch.float32)
 
 
 def check_base(spec: ModelSpec, folder: Path) -> None:
@@ -273,7 +252,7 @@ def _settle_head(
         order = torch.tensor([before.index(name) for name in label_names])
         for name, dimension in kept.items():
             weight = model.get_parameter(name)
-            weight.data = weight.data.index_select(dimension, order)
+            weight.data = weight.data.index_select(dimension, order.to(weight.device))
         return "the base is a classifier for the same labels, so its head is kept"
     std = getattr(own, "initializer_range", None) or 0.02
     for name in kept:

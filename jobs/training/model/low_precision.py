@@ -1,12 +1,20 @@
-"""16-bit copies of the weights of linear layers: cast once per step instead of at every use."""
+"""Weights in 16 bits: copies of those of linear layers, and bases that are saved in 16 bits."""
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
+import transformers
 
 from jobs.spec.train import Precision
 from jobs.training.model.precision import AUTOCAST
+
+SINGLE_FILE = "model.safetensors"
+NARROW = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""16-bit types by their names in files of safetensors."""
 
 
 def with_low_precision_copies(model: Any, precision: Precision) -> Any:
@@ -35,6 +43,53 @@ def cast_frozen(model: Any, precision: Precision) -> None:
     for parameter in model.parameters():
         is_low = id(parameter) in linear and not parameter.requires_grad
         parameter.data = parameter.data.to(low if is_low else torch.float32)
+
+
+def saved_dtype(place: Path | str) -> torch.dtype | None:
+    """Returns the 16-bit type of all saved weights of a base; None if any has another type."""
+
+    def found(name: str) -> str | None:
+        path: str | None = transformers.utils.cached_file(
+            str(place), name, _raise_exceptions_for_missing_entries=False
+        )
+        return path
+
+    names: set[str] = {SINGLE_FILE}
+    if found(SINGLE_FILE) is None:
+        index = found(f"{SINGLE_FILE}.index.json")
+        if index is None:
+            return None
+        names = set(json.loads(Path(index).read_bytes())["weight_map"].values())
+    dtypes: set[str] = set()
+    for path in map(found, names):
+        if path is None:
+            return None
+        with safetensors.safe_open(path, "pt") as weights:
+            dtypes |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
+    dtypes = {each for each in dtypes if "F" in each}  # and not numbers of positions
+    return NARROW.get(dtypes.pop()) if len(dtypes) == 1 else None
+
+
+def widen(model: Any, auto: Any, config: Any) -> None:
+    """Gives a model the type and the buffers that it has in fp32, such as a scale of embeddings.
+
+    Buffers that are not saved are computed again, because their 16-bit values are rounded.
+    """
+    model.config.dtype = torch.float32  # as the weights are published
+    saved = model.state_dict().keys()
+    narrow = {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point() and buffer.dtype != torch.float32
+    }
+    if not narrow:
+        return
+    import accelerate
+
+    with accelerate.init_empty_weights(include_buffers=False):
+        wide = dict(auto.from_config(config, dtype=torch.float32).named_buffers())
+    for name, buffer in narrow.items():
+        buffer.data = (buffer if name in saved else wide[name]).to(buffer.device, torch.float32)
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -203,7 +203,8 @@ def _overheads(
         if precision not in group.evaluations:
             group.evaluations[precision] = _time_evaluation(session, precision)
         elif group.world.device.type == "cuda":
-            evaluate(session, precision, limit=EVAL_ROWS)  # because the peak of memory includes it
+            # because the peak of memory includes it
+            evaluate(session, precision, limit=EVAL_ROWS, generates=False)
     first_s = sum(group.evaluations[precision][0] for precision in {own, final})
     if group.save is None:
         group.save = _time_saving(session, request.scratch)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
@@ -56,6 +57,28 @@ def test_weights_are_those_of_a_base_that_was_loaded_in_fp32(
             assert (
                 torch.allclose(one, other, rtol=0.01, atol=1e-4) if is_drawn else one.equal(other)
             )
+
+
+def test_weights_of_several_types_are_loaded_in_fp32(tmp_path: Path) -> None:
+    """The configuration says bf16, which would round the one weight that is not."""
+    spec = saved(tmp_path, "llama", DECODER, torch.bfloat16)
+    place = tmp_path / "model.safetensors"
+    weights = safetensors.torch.load_file(place)
+    weights["model.norm.weight"] = torch.rand(32)
+    safetensors.torch.save_file(weights, place, metadata={"format": "pt"})
+    found = made(spec, keeps_dtype=True, device=torch.device("cpu"))
+    assert found.get_base_model().model.norm.weight.equal(weights["model.norm.weight"])
+
+
+def test_a_classifier_of_the_same_labels_keeps_its_head(tmp_path: Path) -> None:
+    spec = saved(tmp_path, "bert", CLASSIFIER, torch.bfloat16)
+    auto = transformers.AutoModelForSequenceClassification
+    labels = {"id2label": {0: "yes", 1: "no"}, "label2id": {"yes": 0, "no": 1}}
+    whole = auto.from_pretrained(tmp_path, dtype=torch.bfloat16, **labels)
+    whole.save_pretrained(tmp_path)
+    how = {"keeps_dtype": True, "device": torch.device("cpu")}
+    found = base.load_model(spec, ("no", "yes"), **how).model
+    assert found.classifier.weight.equal(whole.classifier.weight.flip(0))
 
 
 def tensors(model: Any) -> list[tuple[str, torch.Tensor]]:

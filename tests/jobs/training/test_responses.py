@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import transformers
 
 from jobs.errors import DataError, JobFileError
 from jobs.loader import load
+from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.quantities import Cadence
 from jobs.spec.train import EvalSpec, OptimizerSpec
 from jobs.training import text_metrics
@@ -48,8 +50,10 @@ def judged(config: TrainingConfig, folder: Path) -> tuple[dict[str, float], Path
     ) / "model"
 
 
-def answers_alone(folder: Path, rows: Path, *, is_chat: bool) -> tuple[list[str], list[str]]:
-    """What plain transformers writes for each row by itself, and the responses."""
+def answers_alone(
+    folder: Path, rows: Path, *, is_chat: bool, most: int = 100
+) -> tuple[list[str], list[str]]:
+    """What plain transformers writes for each row by itself within `most` tokens, and responses."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     written, right = [], []
@@ -63,7 +67,9 @@ def answers_alone(folder: Path, rows: Path, *, is_chat: bool) -> tuple[list[str]
         else:
             ids = tokenizer(row["prompt"])["input_ids"]
             ids = ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
-        found = model.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False)
+        found = model.generate(
+            torch.tensor([ids]), max_new_tokens=min(40, most - len(ids)), do_sample=False
+        )
         written.append(tokenizer.decode(found[0, len(ids) :], skip_special_tokens=True))
         right.append(row["response"])
     return written, right
@@ -123,6 +129,57 @@ def test_a_model_that_answers_otherwise_beside_padding_answers_prompts_of_one_le
     written, right = answers_alone(folder, questions / "eval.jsonl", is_chat=False)
     expected = text_metrics.compute(NAMES, written, [[text] for text in right])
     assert {name: found[name] for name in NAMES} == pytest.approx(expected, abs=1e-9)
+
+
+def test_answers_are_the_likeliest_tokens_whatever_the_base_prefers(
+    questions: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_llama, base)
+    expected, _ = judged(learning(questions, str(base), 8), tmp_path / "plain")
+    settings = {"repetition_penalty": 9.0, "num_beams": 3, "num_return_sequences": 2}
+    transformers.GenerationConfig(**settings).save_pretrained(base)
+    found, folder = judged(learning(questions, str(base), 8), tmp_path / "run")
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert transformers.GenerationConfig.from_pretrained(folder).num_beams == 3
+
+
+@pytest.mark.workers
+def test_shards_of_an_adapter_write_what_one_worker_writes(
+    questions: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    lora = LoraSpec(type="lora", r=4, dropout=0.0)
+    config = dataclasses.replace(
+        learning(questions, tiny_llama, 2),
+        model=ModelSpec(base=tiny_llama, task="causal-lm", adapter=lora),
+        metrics=(*NAMES, "distinct_1"),
+    )
+    expected, _ = judged(config, tmp_path / "one")
+    sharded = dataclasses.replace(config, strategy="zero3", micro_batch_size=4)
+    events = workers.run(sharded, 2, tmp_path)
+    found = [event["metrics"] for event in events if event["event"] == "Evaluated"][-1]
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_models_with_few_positions_write_whole_answers(questions: Path, tmp_path: Path) -> None:
+    """The longest prompt leaves no room for the longest answer, and shorter ones do."""
+    auto, most = transformers.AutoModelForCausalLM, 40
+    base = tiny.save(tmp_path / "gpt2", "gpt2", auto, n_positions=most)
+    found, folder = judged(learning(questions, base, 8, max_length=most), tmp_path / "run")
+    rows = tmp_path / "eval.jsonl"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = (questions / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    whole = [line for line in lines if length_of(json.loads(line), tokenizer) <= most]
+    assert len(whole) > 0
+    rows.write_text("\n".join(whole), encoding="utf-8")
+    written, right = answers_alone(folder, rows, is_chat=False, most=most)
+    expected = text_metrics.compute(NAMES, written, [[text] for text in right])
+    assert {name: found[name] for name in NAMES} == pytest.approx(expected, abs=1e-9)
+
+
+def length_of(row: dict[str, str], tokenizer: Any) -> int:
+    parts = tokenizer(row["prompt"])["input_ids"][:-1], tokenizer(row["response"])["input_ids"][1:]
+    return sum(map(len, parts))
 
 
 def test_rows_without_a_whole_response_are_refused(

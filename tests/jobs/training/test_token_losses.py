@@ -129,7 +129,7 @@ def test_no_tensor_holds_the_logits_of_all_tokens() -> None:
 @pytest.mark.parametrize("modules", [("q_proj",), ("q_proj", "lm_head")])
 def test_adapters_get_the_same_gradients(modules: tuple[str, ...], tmp_path: Path) -> None:
     folder = tiny.save(tmp_path, "llama", transformers.AutoModelForCausalLM)
-    lora = LoraSpec(type="lora", r=4, target_modules=modules)
+    lora = LoraSpec(type="lora", r=4, dropout=0.0, target_modules=modules)
     spec = ModelSpec(base=folder, task="causal-lm", adapter=lora)
     model = adapter.add_adapter(base.load_model(spec, ()), spec).eval()
     with torch.no_grad():
@@ -159,6 +159,28 @@ def test_a_model_that_changes_its_logits_in_its_own_way_keeps_them_whole() -> No
     changed = copy.deepcopy(model)
     changed.final_logits_bias.normal_()
     assert token_losses.find(changed, inputs, targets).is_whole
+
+
+def test_an_output_layer_that_drops_out_is_not_computed_twice(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path, "llama", transformers.AutoModelForCausalLM)
+    lora = LoraSpec(type="lora", r=4, dropout=0.5, target_modules=("lm_head",))
+    spec = ModelSpec(base=folder, task="causal-lm", adapter=lora)
+    model = adapter.add_adapter(base.load_model(spec, ()), spec)
+    assert token_losses.find(model, *batch_of()).is_whole
+
+
+@pytest.mark.usefixtures("pieces")
+def test_a_static_step_scores_as_many_tokens_and_learns_the_same() -> None:
+    model, (inputs, targets) = decoder("llama"), batch_of()
+    count = int((targets != IGNORED).sum())
+    assert count < ROWS * WIDTH
+    static = dataclasses.replace(token_losses.find(model, inputs, targets), is_static=True)
+    expected, gradients = learnt(model, WHOLE, inputs, targets)
+    for layer in (static, static.bounded(count), static.bounded(count + 5)):
+        losses, found = learnt(model, layer, inputs, targets)
+        torch.testing.assert_close(losses, expected, atol=1e-5, rtol=1e-5)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, gradients[name], atol=1e-5, rtol=1e-4)
 
 
 def test_the_model_is_as_before_also_after_an_error() -> None:
