@@ -138,7 +138,7 @@ METRICS = [
     Mixed(TOKENS, WORDS, "9:26: train.eval.metrics[0]", "it has f1, precision", metrics("mcc")),
     Mixed(VECTORS, PAIR, "9:26: train.eval.metrics[0]", "it has mrr", metrics("spearman")),
     Mixed(WRITER, SUMMARY, "9:26: train.eval.metrics[0]", "rougeL", metrics("accuracy")),
-    Mixed(CAUSAL, CHAT, "8:26: train.eval.metrics[0]", "it has token_accuracy", metrics("rougeL")),
+    Mixed(CAUSAL, CHAT, "8:26: train.eval.metrics[0]", "it has token_accuracy", metrics("rmse")),
     Mixed(MASKED, TEXT, "8:26: train.eval.metrics[0]", "it has perplexity", metrics("distinct_1")),
     Mixed(
         CLASSES,
