@@ -193,7 +193,7 @@ class _Pieces:
         kept = self._kept()
         targets = self._targets
         if kept is not None:
-            flat, targets = flat[kept], targets[kept]
+            flat, targets = flat.index_select(0, kept), targets.index_select(0, kept)
         found = self._in_pieces(flat, targets)
         if kept is not None:
             empty = found.new_zeros(2, len(self._targets))
