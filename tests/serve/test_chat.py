@@ -134,6 +134,33 @@ def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
     assert len({words(seed) for seed in range(4)}) > 1
 
 
+NULLS = ("temperature", "top_p", "n", "stop", "seed", "stream", "stream_options", "logprobs")
+
+
+def test_what_clients_send_for_defaults_is_read(client: httpx.AsyncClient) -> None:
+    """LangChain sends nulls, OpenAI's package an empty list of tools, others all defaults."""
+    expected = ask(client, max_tokens=8).json()["choices"]
+    nulls = dict.fromkeys((*NULLS[1:], "user", "response_format", "tool_choice", "logit_bias"))
+    for fields in (
+        nulls,
+        {"top_p": 0, "temperature": 1.7},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "user": "me", "n": 1},
+        {"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False},
+        {"response_format": {"type": "text"}, "metadata": {}, "store": False, "top_k": -1},
+    ):
+        answer = ask(client, **{"max_tokens": 8, **fields})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"] == expected
+    assert ask(client, temperature=None, seed=-3, max_tokens=2).status_code == 200
+
+
+def test_an_answer_of_too_many_tokens_is_cut_and_not_refused(client: httpx.AsyncClient) -> None:
+    for field in ("max_tokens", "max_completion_tokens"):
+        answer = ask(client, **{field: 10**6})
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["total_tokens"] <= 64
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
@@ -145,6 +172,18 @@ def test_a_seed_draws_the_same_words(client: httpx.AsyncClient) -> None:
         ({"temperature": 9}, 422, "temperature"),
         ({"max_tokens": 0}, 422, "max_tokens"),
         ({"n": 2}, 422, "n: "),
+        ({"n": True}, 422, "n: "),
+        ({"frequency_penalty": 0.5}, 422, "frequency_penalty: "),
+        ({"presence_penalty": 1}, 422, "presence_penalty: "),
+        ({"repetition_penalty": 1.1}, 422, "repetition_penalty: "),
+        ({"logit_bias": {"5": -100}}, 422, "logit_bias: "),
+        ({"logprobs": True}, 422, "logprobs: "),
+        ({"response_format": {"type": "json_object"}}, 422, "response_format: "),
+        ({"tool_choice": "required"}, 422, "tool_choice: "),
+        ({"top_k": 5}, 422, "top_k: "),
+        ({"reasoning_effort": "high"}, 422, "reasoning_effort: "),
+        ({"modalities": ["text", "audio"]}, 422, "modalities: "),
+        ({"ignore_eos": True}, 422, "ignore_eos: "),
         ({"stop": ["a"] * 9}, 422, "stop"),
         ({"tools": [{"type": "function"}]}, 422, "this endpoint calls no tools"),
         (

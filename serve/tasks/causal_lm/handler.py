@@ -15,6 +15,7 @@ from serve.tasks.causal_lm.generator import Generator, Piece, Settings
 from serve.tasks.causal_lm.schemas import (
     COMPLETIONS_PATH,
     PATH,
+    SEEDS,
     ChatInfo,
     ChatRequest,
     CompletionRequest,
@@ -111,10 +112,10 @@ class ChatHandler(GenerationHandler[Generator]):
         room = self.config.version.max_length - len(ids)
         settings = Settings(
             most_tokens=min(request.answer_tokens, room),
-            temperature=request.temperature,
+            temperature=request.heat,
             top_p=request.top_p,
             stops=request.stops,
-            seed=request.seed,
+            seed=None if request.seed is None else request.seed % SEEDS,
         )
         begin = time.perf_counter()
         pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))

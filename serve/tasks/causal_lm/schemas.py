@@ -1,8 +1,18 @@
 """Messages of a language model's endpoint, a subset of OpenAI's chat completions."""
 
+import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+from pydantic_core import core_schema
 
 from serve.tasks.generating.schemas import Finish
 
@@ -13,7 +23,9 @@ MAX_MESSAGES, MAX_CHARACTERS = 256, 65_536
 MAX_STOPS, MAX_STOP_CHARACTERS = 4, 64
 """Most stop texts of a request, and most characters of one."""
 MAX_ANSWER_TOKENS = 4096
-"""Largest value of `max_tokens`."""
+"""Most tokens of an answer."""
+SEEDS = 2**63
+"""Number of different seeds."""
 DEFAULT_ANSWER_TOKENS = 256
 
 
@@ -25,6 +37,32 @@ def _joined(content: Any) -> Any:
     if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
         raise ValueError("only parts of text are read; leave others out")
     return "".join(map(str, texts))
+
+
+class Only:
+    """Marks a field that asks for what this endpoint cannot do, unless it has a usual value."""
+
+    def __init__(self, usual: Sequence[Any]) -> None:
+        self.usual = tuple(usual)
+
+    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
+        return {"enum": list(self.usual)}
+
+    def _checked(self, value: Any) -> Any:
+        if (value, type(value) is bool) not in [(each, type(each) is bool) for each in self.usual]:
+            shown = " or ".join(json.dumps(each) for each in self.usual)
+            raise ValueError(f"this endpoint honours {shown} alone; leave it out")
+        return value
+
+
+def _without_nulls(fields: Any) -> Any:
+    """Leaves out fields that are null, which clients send for defaults."""
+    if not isinstance(fields, dict):
+        return fields
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Message(BaseModel):
@@ -56,25 +94,44 @@ class GenerationRequest(BaseModel):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     """Name of the model; the default is the model of this endpoint."""
-    max_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWER_TOKENS)] | None = None
-    """Most tokens of the answer."""
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1, le=MAX_ANSWER_TOKENS)] | None = (
-        None
-    )
+    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """Most tokens of the answer; of more than 4,096, or than the model takes, so many."""
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
     """OpenAI's newer name of `max_tokens`; it takes precedence."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Sampling temperature; 0 always selects the most likely token."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Tokens are sampled from the smallest set of likely ones with this total probability."""
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Tokens are sampled from the smallest set of likely ones with this total probability; 0 always
+    selects the most likely one."""
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     """Texts that end the answer; the answer does not include them."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
     """Seed of the sampling: the same seed gives the same answer."""
     stream: bool = False
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None
-    n: Literal[1] = 1
+    n: Annotated[Any, Only([1])] = 1
     """Number of answers."""
+    best_of: Annotated[Any, Only([1])] = 1
+    """Number of answers of which the best is sent."""
+    frequency_penalty: Annotated[Any, Only([0])] = 0
+    """Makes frequent tokens less likely."""
+    presence_penalty: Annotated[Any, Only([0])] = 0
+    """Makes tokens that occur less likely."""
+    repetition_penalty: Annotated[Any, Only([1])] = 1
+    """Makes tokens that occur less likely, as vLLM does."""
+    logit_bias: Annotated[Any, Only([{}])] = {}
+    """Makes tokens likelier or less likely."""
+    top_k: Annotated[Any, Only([-1, 0])] = -1
+    """Number of likely tokens that are sampled from, as vLLM does."""
+    min_p: Annotated[Any, Only([0])] = 0
+    """Least probability relative to the most likely token, as vLLM does."""
+    min_tokens: Annotated[Any, Only([0])] = 0
+    """Fewest tokens of the answer, as vLLM does."""
+    ignore_eos: Annotated[Any, Only([False])] = False
+    """Writes on after the end token, as vLLM does."""
+
+    _nulls = model_validator(mode="before")(_without_nulls)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -85,7 +142,13 @@ class GenerationRequest(BaseModel):
     @property
     def answer_tokens(self) -> int:
         """Most tokens of the answer."""
-        return self.max_completion_tokens or self.max_tokens or DEFAULT_ANSWER_TOKENS
+        asked = self.max_completion_tokens or self.max_tokens or DEFAULT_ANSWER_TOKENS
+        return min(asked, MAX_ANSWER_TOKENS)
+
+    @property
+    def heat(self) -> float:
+        """The temperature with which tokens are sampled; 0 if the most likely one is selected."""
+        return self.temperature if self.top_p else 0.0
 
 
 def _none(tools: list[Any] | None) -> list[Any] | None:
@@ -95,7 +158,7 @@ def _none(tools: list[Any] | None) -> list[Any] | None:
 
 
 class ChatRequest(GenerationRequest):
-    """A conversation to answer; unknown fields are ignored."""
+    """A conversation to answer; fields that change no answer are ignored."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -107,17 +170,33 @@ class ChatRequest(GenerationRequest):
     """The messages so far; the last one must not be the assistant's."""
     tools: Annotated[list[Any] | None, AfterValidator(_none)] = None
     """Must be empty: this endpoint calls no tools."""
+    tool_choice: Annotated[Any, Only(["none", "auto"])] = "none"
+    """Which tools the answer calls."""
+    functions: Annotated[Any, Only([[]])] = []
+    """OpenAI's older name of `tools`."""
+    response_format: Annotated[Any, Only([{"type": "text"}])] = {"type": "text"}
+    """Form of the answer."""
+    logprobs: Annotated[Any, Only([False])] = False
+    """Sends the probabilities of tokens."""
+    modalities: Annotated[Any, Only([["text"]])] = ["text"]
+    """Kinds of output."""
+    reasoning_effort: Annotated[Any, Only(["none"])] = "none"
+    """How long the model reasons."""
 
 
 class CompletionRequest(GenerationRequest):
-    """A text to continue, without any chat template; unknown fields are ignored."""
+    """A text to continue, without any chat template; fields that change no answer are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A superb film"}]})
 
     prompt: Annotated[str, Field(max_length=MAX_CHARACTERS)]
     """The text to continue."""
-    echo: Literal[False] = False
-    """Whether the answer begins with the prompt, which is not supported."""
+    echo: Annotated[Any, Only([False])] = False
+    """Whether the answer begins with the prompt."""
+    suffix: Annotated[Any, Only([""])] = ""
+    """The text that follows the answer."""
+    logprobs: Annotated[Any, Only([False])] = False
+    """Sends the probabilities of tokens."""
 
 
 class Usage(BaseModel):
