@@ -231,6 +231,26 @@ def configured(subject: Subject, seed: int, folder: Path) -> TrainingConfig:
     )
 
 
+def trainer_settings(config: TrainingConfig, folder: Path) -> dict[str, Any]:
+    """Returns the arguments with which a Trainer of transformers learns as a job does."""
+    return {
+        "output_dir": str(folder / "scratch"),
+        "per_device_train_batch_size": config.global_batch_size,
+        "num_train_epochs": config.epochs,
+        "learning_rate": config.optimizer.lr,
+        "weight_decay": config.optimizer.weight_decay,
+        "warmup_steps": config.lr_schedule.warmup_ratio,
+        "max_grad_norm": config.optimizer.max_grad_norm,
+        "bf16": DEVICE == "cuda",
+        "use_cpu": DEVICE == "cpu",
+        "seed": config.seed,
+        "save_strategy": "no",
+        "report_to": [],
+        "logging_steps": 10**6,
+        "disable_tqdm": True,
+    }
+
+
 def theirs(subject: Subject, seed: int, folder: Path, steps: int) -> Path:
     """Train with the Trainer in about as many steps; the saved model."""
     config = configured(subject, seed, folder)
@@ -248,20 +268,7 @@ def theirs(subject: Subject, seed: int, folder: Path, steps: int) -> Path:
         model = auto.from_pretrained(place, dtype="float32", **subject.outputs)
         collate = transformers.DataCollatorWithPadding(tokenizer)
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "scratch"),
-        per_device_train_batch_size=batch,
-        num_train_epochs=subject.epochs,
-        learning_rate=subject.lr,
-        weight_decay=config.optimizer.weight_decay,
-        warmup_steps=config.lr_schedule.warmup_ratio,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=DEVICE == "cuda",
-        use_cpu=DEVICE == "cpu",
-        seed=seed,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        disable_tqdm=True,
+        **{**trainer_settings(config, folder), "per_device_train_batch_size": batch}
     )
     transformers.Trainer(
         model=model, args=arguments, train_dataset=rows, data_collator=collate

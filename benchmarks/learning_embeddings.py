@@ -165,20 +165,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
     if subject.name == "scored":
         loss = losses.CosineSimilarityLoss(model)
     arguments = sentence_transformers.SentenceTransformerTrainingArguments(
-        output_dir=str(folder / "scratch"),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=EPOCHS,
-        learning_rate=RATE,
-        weight_decay=config.optimizer.weight_decay,
-        warmup_steps=config.lr_schedule.warmup_ratio,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=learning.DEVICE == "cuda",
-        use_cpu=learning.DEVICE == "cpu",
-        seed=seed,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        disable_tqdm=True,
+        **learning.trainer_settings(config, folder)
     )
     sentence_transformers.SentenceTransformerTrainer(
         model=model, args=arguments, train_dataset=rows, loss=loss

@@ -29,6 +29,7 @@ import transformers
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import learning  # noqa: E402
 from benchmarks.learning import (  # noqa: E402 - runs from a clone, installed or not
     CHANCE_T,
     DEVICE,
@@ -179,22 +180,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
     transformers.set_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(subject.base)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(subject.base, dtype="float32")
-    arguments = transformers.Seq2SeqTrainingArguments(
-        output_dir=str(folder / "scratch"),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=EPOCHS,
-        learning_rate=LR,
-        weight_decay=config.optimizer.weight_decay,
-        warmup_steps=config.lr_schedule.warmup_ratio,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=DEVICE == "cuda",
-        use_cpu=DEVICE == "cpu",
-        seed=seed,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        disable_tqdm=True,
-    )
+    arguments = transformers.Seq2SeqTrainingArguments(**learning.trainer_settings(config, folder))
     transformers.Seq2SeqTrainer(
         model=model,
         args=arguments,

@@ -202,22 +202,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
     auto = AUTO[subject.task]
     model = auto.from_pretrained(location.locate(subject.base), dtype="float32")
     is_masked = subject.task == "masked-lm"
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "scratch"),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=subject.epochs,
-        learning_rate=subject.lr,
-        weight_decay=config.optimizer.weight_decay,
-        warmup_steps=config.lr_schedule.warmup_ratio,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=DEVICE == "cuda",
-        use_cpu=DEVICE == "cpu",
-        seed=seed,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        disable_tqdm=True,
-    )
+    arguments = transformers.TrainingArguments(**learning.trainer_settings(config, folder))
     Scheduled(
         model=model,
         args=arguments,

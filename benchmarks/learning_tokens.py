@@ -31,6 +31,7 @@ import seqeval.scheme
 import torch
 import transformers
 
+from benchmarks import learning
 from benchmarks.learning import CHANCE_T, DEVICE, MINILM, compared
 from jobs.spec.data import SourceSpec
 from jobs.spec.model import ModelSpec
@@ -164,22 +165,7 @@ def theirs(subject: Subject, seed: int, folder: Path) -> Path:
         id2label=dict(enumerate(names)),
         label2id={name: index for index, name in enumerate(names)},
     )
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder / "scratch"),
-        per_device_train_batch_size=BATCH,
-        num_train_epochs=subject.epochs,
-        learning_rate=LR,
-        weight_decay=config.optimizer.weight_decay,
-        warmup_steps=config.lr_schedule.warmup_ratio,
-        max_grad_norm=config.optimizer.max_grad_norm,
-        bf16=DEVICE == "cuda",
-        use_cpu=DEVICE == "cpu",
-        seed=seed,
-        save_strategy="no",
-        report_to=[],
-        logging_steps=10**6,
-        disable_tqdm=True,
-    )
+    arguments = transformers.TrainingArguments(**learning.trainer_settings(config, folder))
     transformers.Trainer(
         model=model,
         args=arguments,

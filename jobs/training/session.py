@@ -1,5 +1,6 @@
 """Builds all parts of a training process once."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 
 from jobs.errors import TrainingError
 from jobs.spec import task_registry
-from jobs.training import random_states, references
+from jobs.training import first_tokens, references
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data.encoding import Progress
@@ -23,13 +24,9 @@ from jobs.training.model import adapter, base, low_precision, parallel, parts, p
 from jobs.training.model.library import as_model_error
 from jobs.training.model.weight import Weight
 from jobs.training.proofs import proven
-from jobs.training.task import Batch, TaskTraining, training_of
+from jobs.training.task import TaskTraining, training_of
 from jobs.training.world import World
 
-TRIED_TOKENS = 16
-"""Tokens of a row with which a model is tried."""
-LABELS = "labels"
-"""The only part of a batch that has no tokens."""
 DEVICE_SHARE = 0.1
 """Share of a GPU's memory for the tokenised rows; larger data stay in pinned host memory."""
 
@@ -92,8 +89,10 @@ def build_session(
     model, loaded = _model(config, corpus, world)
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
-    training = _training(model, corpus, config, world)
-    is_random = config.gradient_checkpointing and _draws(training, model, corpus, config, world)
+    training = first_tokens.tried(model, corpus, config, world)
+    is_random = config.gradient_checkpointing and first_tokens.draws(
+        training, model, corpus, config, world
+    )
     if config.gradient_checkpointing:
         _checkpoint_layers(model, config, is_random=is_random)
     lacks_references = False
@@ -108,28 +107,9 @@ def build_session(
             progress=progress,
         )
     wrapped, weights = _distributed(model, loaded, config, world, called)
-    layers = parallel.repeated_layers(wrapped)
-    _compile(layers, config, world)
-    plan = BatchPlan(config, corpus.train, world)
-    update = Update(weights, config.optimizer, config.precision, world, plan.total_steps)
-    if update.exchanges:
-        update.attach(wrapped, layers, plan.passes)
-    elif world.size > 1 and not parallel.is_sharded(config, world):
-        wrapped = parallel.average_gradients(wrapped, world)
-    reseed(config.seed, world)
-    step = TrainStep(
-        config=config,
-        world=world,
-        model=wrapped,
-        loader=DeviceLoader(_store(corpus.train, world), plan, world.device),
-        batch_plan=plan,
-        update=update,
-        objective=training.loss,
-        keeps_random_states=is_random,
-        losses=torch.zeros(LOSSES_KEPT, device=world.device),
-        loss=torch.zeros((), device=world.device),
-        counter=torch.zeros(1, dtype=torch.int64, device=world.device),
-    )
+    step = _step(wrapped, weights, corpus.train, training, config, world)
+    if is_random:
+        step = dataclasses.replace(step, keeps_random_states=True)
     return Session(
         config=config,
         world=world,
@@ -138,48 +118,43 @@ def build_session(
         eval_store=_store(corpus.eval, world),
         engine=Engine(step),
         training=training,
-        remarks=tuple(filter(None, (loaded.remark, rows_remark, training.remark, update.remark))),
+        remarks=tuple(
+            filter(None, (loaded.remark, rows_remark, training.remark, step.update.remark))
+        ),
         lacks_references=lacks_references,
     )
 
 
-def _training(model: Any, corpus: Corpus, config: TrainingConfig, world: World) -> TaskTraining:
-    """Returns the task's half for a run, which has tried the model on a few rows."""
-    found = training_of(config.model.task).for_run(
-        config.data, corpus.train.labels, corpus.label_names, model
+def _step(
+    wrapped: Any,
+    weights: Sequence[Weight],
+    tokens: TokenSet,
+    training: TaskTraining,
+    config: TrainingConfig,
+    world: World,
+) -> TrainStep:
+    """Returns the optimizer step of a distributed model, whose gradients workers exchange."""
+    layers = parallel.repeated_layers(wrapped)
+    _compile(layers, config, world)
+    plan = BatchPlan(config, tokens, world)
+    update = Update(weights, config.optimizer, config.precision, world, plan.total_steps)
+    if update.exchanges:
+        update.attach(wrapped, layers, plan.passes)
+    elif world.size > 1 and not parallel.is_sharded(config, world):
+        wrapped = parallel.average_gradients(wrapped, world)
+    reseed(config.seed, world)
+    return TrainStep(
+        config=config,
+        world=world,
+        model=wrapped,
+        loader=DeviceLoader(_store(tokens, world), plan, world.device),
+        batch_plan=plan,
+        update=update,
+        objective=training.loss,
+        losses=torch.zeros(LOSSES_KEPT, device=world.device),
+        loss=torch.zeros((), device=world.device),
+        counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )
-    most_targets = config.micro_batch_size * int(corpus.train.targets.max())
-    model.eval()
-    try:
-        with precision.autocast(config.precision, world.device):
-            return found.tried(model, _few_tokens(corpus, world), most_targets)
-    finally:
-        model.train()
-
-
-@torch.no_grad()
-def _draws(
-    training: TaskTraining, model: Any, corpus: Corpus, config: TrainingConfig, world: World
-) -> bool:
-    """Returns whether the model draws random numbers in training."""
-    weights = torch.ones(1, device=world.device)
-    with (
-        random_states.kept(world.device),
-        random_states.drawn([model], world.device) as found,
-        precision.autocast(config.precision, world.device),
-    ):
-        training.loss(model, _few_tokens(corpus, world), weights)
-    return bool(found)
-
-
-def _few_tokens(corpus: Corpus, world: World) -> Batch:
-    """Returns a batch of the first tokens of the shortest training row."""
-    tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
-    row = int(tokens.lengths.argmin())
-    batch = TokenStore(tokens.taken([row]), world.device).gather(first, int(tokens.lengths[row]))
-    return {
-        name: each if name == LABELS else each[:, :TRIED_TOKENS] for name, each in batch.items()
-    }
 
 
 def _checkpoint_layers(model: Any, config: TrainingConfig, *, is_random: bool) -> None:

@@ -67,6 +67,11 @@ class OutputLayer:
     most_targets: int | None = None
     """Most tokens that count in a micro batch; without it a static step scores all tokens."""
 
+    @property
+    def remark(self) -> str:
+        """Why a step takes more memory than forecast; empty if it does not."""
+        return WHOLE_REMARK if self.is_whole else ""
+
     def predict(
         self,
         model: Any,

@@ -40,8 +40,8 @@ class TokenTraining(TaskTraining):
 
     @property
     def remark(self) -> str:
-        """Why a loss makes the logits of all tokens; empty if it does not."""
-        return token_losses.WHOLE_REMARK if self.output_layer.is_whole else ""
+        """Why a step takes more memory than forecast; empty if it does not."""
+        return self.output_layer.remark
 
     def predict(self, model: Any, batch: Batch, *, judges: bool = False) -> TokenPrediction:
         """Returns what the model predicts in an evaluation."""

@@ -63,8 +63,8 @@ class PreferenceTraining(TaskTraining):
 
     @property
     def remark(self) -> str:
-        """Why a loss makes the logits of all tokens; empty if it does not."""
-        return token_losses.WHOLE_REMARK if self.output_layer.is_whole else ""
+        """Why a step takes more memory than forecast; empty if it does not."""
+        return self.output_layer.remark
 
     def prepare(self, tokenizer: Any, data: DataSpec) -> None:
         """Give a tokenizer without a chat template the plain one."""

@@ -1,7 +1,5 @@
 """Messages of a language model's endpoint, a subset of OpenAI's chat completions."""
 
-import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -12,8 +10,8 @@ from pydantic import (
     Field,
     model_validator,
 )
-from pydantic_core import core_schema
 
+from serve.tasks.causal_lm.honoured import Only, without_nulls
 from serve.tasks.generating.schemas import Finish
 
 PATH = "/v1/chat/completions"
@@ -37,32 +35,6 @@ def _joined(content: Any) -> Any:
     if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
         raise ValueError("only parts of text are read; leave others out")
     return "".join(map(str, texts))
-
-
-class Only:
-    """Marks a field that asks for what this endpoint cannot do, unless it has a usual value."""
-
-    def __init__(self, usual: Sequence[Any]) -> None:
-        self.usual = tuple(usual)
-
-    def __get_pydantic_core_schema__(self, _: Any, __: Any) -> core_schema.CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._checked)
-
-    def __get_pydantic_json_schema__(self, _: Any, __: Any) -> dict[str, Any]:
-        return {"enum": list(self.usual)}
-
-    def _checked(self, value: Any) -> Any:
-        if (value, type(value) is bool) not in [(each, type(each) is bool) for each in self.usual]:
-            shown = " or ".join(json.dumps(each) for each in self.usual)
-            raise ValueError(f"this endpoint honours {shown} alone; leave it out")
-        return value
-
-
-def _without_nulls(fields: Any) -> Any:
-    """Leaves out fields that are null, which clients send for defaults."""
-    if not isinstance(fields, dict):
-        return fields
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 class Message(BaseModel):
@@ -131,7 +103,7 @@ class GenerationRequest(BaseModel):
     ignore_eos: Annotated[Any, Only([False])] = False
     """Writes on after the end token, as vLLM does."""
 
-    _nulls = model_validator(mode="before")(_without_nulls)
+    _nulls = model_validator(mode="before")(without_nulls)
 
     @property
     def stops(self) -> tuple[str, ...]:
