@@ -13,11 +13,11 @@ from jobs.spec.train import Precision
 from jobs.training.config import eval_batch
 from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import INPUT_IDS, LOSS_MASK, TokenSet
+from jobs.training.logits_check import EXACT_BOUND, ROUNDED_BOUND
 from jobs.training.model import parallel
 from jobs.training.model.adapter import unwrapped
 from jobs.training.model.positions import learned_positions
 from jobs.training.model.precision import autocast
-from jobs.training.proofs import EXACT_BOUND, ROUNDED_BOUND
 from jobs.training.session import Session
 
 NO_RESPONSE = (

@@ -15,8 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from jobs.errors import ModelError
-from jobs.spec import task_registry
-from jobs.spec.task import PER_TOKEN
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus
 from jobs.training.data import packing
@@ -24,17 +22,15 @@ from jobs.training.data.batches import WIDTH_MULTIPLE
 from jobs.training.data.tokens import (
     INPUT_IDS,
     LOSS_MASK,
-    POSITION_IDS,
     TARGET_IDS,
     TokenSet,
-    TokenStore,
 )
-from jobs.training.engine.inputs import attention_inputs
+from jobs.training.logits_check import LogitsCheck, Tokens
+from jobs.training.model import packed_attention
 from jobs.training.model.adapter import unwrapped
 from jobs.training.model.base import settle, token_embeddings
 from jobs.training.model.library import as_model_error
 from jobs.training.model.positions import learned_positions
-from jobs.training.model.precision import autocast
 from jobs.training.task import training_of
 from jobs.training.world import World
 
@@ -42,16 +38,10 @@ PADDED_ROWS, PADDING = 4, 8
 """Number of rows that are padded together, and padding tokens of the longest of them."""
 LENGTHS = (17, 24, 20)
 """Tokens of the samples in a packed row; the first is longer if the model has a window."""
-FILLER_TOKENS = 4
-"""Padding tokens at the end of the packed row."""
 BEYOND_WINDOW = 16
 """Tokens by which the longest sample exceeds the model's attention window."""
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 """Names of the width of local attention in configurations of transformers."""
-EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
-"""Largest difference between equal logits, as a share of the largest logit: with 32-bit weights,
-and with weights or matrix products in a smaller type."""
-Tokens = NDArray[np.int64]
 
 
 def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> tuple[Corpus, str]:
@@ -72,7 +62,7 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
         with torch.no_grad():
             check = _check_packing if training_of(config.model.task).is_causal else _check_padding
             with as_model_error("cannot score a row of the training data"):
-                result = check(_LogitsCheck(model, config, world.device), corpus)
+                result = check(LogitsCheck(model, config, world.device), corpus)
     except ModelError as error:
         result = _CheckResult(str(error))
     finally:
@@ -92,7 +82,18 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
     if result.refusal:
         return corpus, f"rows are not packed: {result.refusal}"
     packed = packing.pack(corpus.train, config.data.max_length)
+    if result.attends_by_samples:
+        packed = _attended_by_samples(packed, model, config.micro_batch_size)
     return dataclasses.replace(corpus, train=packed), ""
+
+
+def _attended_by_samples(packed: TokenSet, model: Any, rows: int) -> TokenSet:
+    """Returns packed rows whose samples the model attends apart, if that is faster than a mask."""
+    most = packing.most_samples(packed)
+    if not packed_attention.is_worth_it(most, int(packed.lengths.max())):
+        return packed
+    packed_attention.use(model)
+    return dataclasses.replace(packed, most_samples=rows * most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class _CheckResult:
     refusal: str = ""
     """Why samples must not be packed; empty if they may."""
     pads_left: bool = False
+    attends_by_samples: bool = False
+    """Whether packed samples may be attended apart."""
 
 
 def _with_accepted_columns(corpus: Corpus, model: Any, own: Sequence[str]) -> Corpus:
@@ -171,7 +174,7 @@ def _unknown_token(token: int, config: TrainingConfig, known: float) -> str:
     )
 
 
-def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
+def _check_padding(logits_check: LogitsCheck, corpus: Corpus) -> _CheckResult:
     """Determines the side on which rows may be padded, with rows of different lengths."""
     train = corpus.train.first_sequence
     lengths = train.lengths
@@ -188,7 +191,7 @@ def _check_padding(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult
     return _CheckResult("scores a text otherwise when padding stands beside it, on either side")
 
 
-def _check_packing(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult:
+def _check_packing(logits_check: LogitsCheck, corpus: Corpus) -> _CheckResult:
     """Checks that tokens depend on earlier tokens only, and whether samples may be packed."""
     samples = _samples(corpus.train, logits_check.model, logits_check.config)
     alone = [logits_check.logits_alone(sample) for sample in samples]
@@ -215,7 +218,31 @@ def _check_packing(logits_check: "_LogitsCheck", corpus: Corpus) -> _CheckResult
         return _CheckResult(
             refusal="this model scores samples in a shared row otherwise than alone"
         )
-    return _CheckResult()
+    return _CheckResult(attends_by_samples=_attends_by_samples(logits_check, samples, whole))
+
+
+def _attends_by_samples(
+    logits_check: LogitsCheck, samples: list[Tokens], whole: torch.Tensor
+) -> bool:
+    """Returns whether samples of packed rows may be attended apart; `whole` are their logits.
+
+    Every attention of the model must have the mask that this stands for, and the logits must be
+    the same.
+    """
+    model, config = logits_check.model, logits_check.config
+    if not packed_attention.is_offered(model, config.precision, logits_check.device):
+        return False
+    try:
+        packed_attention.use(model)
+        with packed_attention.masks_compared() as are_same:
+            found = logits_check.logits_by_samples(samples)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - the model has an attention that the kernel cannot compute
+        return False
+    finally:
+        packed_attention.use(model, packed_attention.USUAL)
+    return bool(are_same) and all(are_same) and logits_check.are_equal(found, whole)
 
 
 def _samples(tokens: TokenSet, model: Any, config: TrainingConfig) -> list[Tokens]:
@@ -232,67 +259,3 @@ def _window(config: Any) -> int:
     text = config.get_text_config()
     found = [getattr(text, name, None) for name in WINDOW_FIELDS]
     return min((value for value in found if isinstance(value, int) and value > 0), default=0)
-
-
-class _LogitsCheck:
-    """Computes logits of a model, and compares them up to rounding."""
-
-    def __init__(self, model: Any, config: TrainingConfig, device: torch.device) -> None:
-        self.model, self.config, self._device = model, config, device
-        is_narrow = any(p.dtype != torch.float32 for p in model.parameters())
-        self._precision = config.precision if is_narrow else "fp32"
-        is_exact = not is_narrow and config.precision != "tf32"
-        self._bound = EXACT_BOUND if is_exact else ROUNDED_BOUND
-
-    def scores(self, tokens: TokenSet, rows: Any, width: int) -> torch.Tensor:
-        """Returns the task's logits of whole rows padded to `width`, (rows, ...).
-
-        If each token has its own, those of all tokens without padding, (tokens, labels).
-        """
-        # a store of these rows only: all rows are on the device already, or do not fit
-        batch = TokenStore(tokens.taken(rows), self._device).gather(
-            torch.arange(len(rows), device=self._device), width
-        )
-        with autocast(self._precision, self._device):
-            logits = training_of(self.config.model.task).logits(self.model, batch)
-        is_per_token = task_registry.find(self.config.model.task).activation in PER_TOKEN
-        return (logits[batch["attention_mask"].bool()] if is_per_token else logits).cpu()
-
-    def logits_alone(self, sample: Tokens) -> torch.Tensor:
-        """Returns the logits of a row with a single sample, (tokens, vocabulary)."""
-        ids = torch.from_numpy(sample)[None]
-        return self._logits({INPUT_IDS: ids, "attention_mask": torch.ones_like(ids)})
-
-    def logits_packed(self, samples: list[Tokens], pad_token_id: int) -> torch.Tensor:
-        """Returns the logits of a packed row that ends with filler tokens, without the filler's.
-
-        The shape is (tokens, vocabulary).
-        """
-        filler = np.full(FILLER_TOKENS, pad_token_id)
-        places = [*map(np.arange, map(len, samples)), np.zeros(FILLER_TOKENS, np.int64)]
-        # two rows, because libraries may detect packed samples only in a batch of one row
-        batch = {
-            INPUT_IDS: torch.from_numpy(np.stack([np.concatenate([*samples, filler])] * 2)),
-            POSITION_IDS: torch.from_numpy(np.stack([np.concatenate(places)] * 2)),
-        }
-        return self._logits(batch)[:-FILLER_TOKENS]
-
-    def changed(self, sample: Tokens) -> Tokens:
-        """Returns the sample with another last token."""
-        embeddings = token_embeddings(self.model)
-        known = int(sample.max()) + 2 if embeddings is None else embeddings.shape[0]
-        return np.append(sample[:-1], (sample[-1] + 1) % known)
-
-    def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        """Returns whether logits differ by rounding only."""
-        difference = float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
-        return difference <= self._bound  # false for NaN
-
-    def _logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        placed = {name: tensor.to(self._device) for name, tensor in batch.items()}
-        with autocast(self._precision, self._device):
-            found = self.model(
-                input_ids=placed[INPUT_IDS], use_cache=False, **attention_inputs(placed)
-            )
-        logits: torch.Tensor = found.logits[0].float().cpu()
-        return logits

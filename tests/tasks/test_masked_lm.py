@@ -30,7 +30,7 @@ from jobs.tasks.masked_lm.task import MaskedData
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.data.tokens import TokenStore
-from jobs.training.events import CheckpointRef, Evaluated, Event, Proven, Stepped
+from jobs.training.events import CheckpointRef, Evaluated, Event, Proven, Started, Stepped
 from jobs.training.loop import train
 from orchestrator.records import registry
 from serve.config import ReplicaConfig
@@ -435,3 +435,14 @@ def test_a_resume_draws_the_same_tokens(documents: Path, encoder: str, tmp_path:
 def test_a_base_without_a_mask_token_is_refused(documents: Path, tiny_llama: str) -> None:
     with pytest.raises(DataError, match="no mask token; choose an encoder"):
         load_corpus(config(documents, tiny_llama))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_steps_are_captured_and_learn(documents: Path, encoder: str) -> None:
+    spec = config(documents, encoder, device="cuda", precision="bf16", epochs=8.0)
+    events: list[Event] = []
+    train(spec, events.append)
+    assert next(event.mode for event in events if isinstance(event, Started)) == "captured"
+    losses = [event.loss for event in events if isinstance(event, Stepped)]
+    assert sum(losses[-4:]) < sum(losses[:4])

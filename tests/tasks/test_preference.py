@@ -31,7 +31,7 @@ from jobs.training import references
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.data import batches
-from jobs.training.events import Evaluated, Event, Stepped
+from jobs.training.events import Evaluated, Event, Started, Stepped
 from jobs.training.loop import train
 from jobs.training.probing import probe
 from jobs.training.session import build_session
@@ -492,3 +492,18 @@ def test_the_published_model_answers_chats(pairs: Path, tiny_llama: str, tmp_pat
     expected = tokenizer.decode(written[0, len(ids) :], skip_special_tokens=True)
     # the endpoint leaves out a character that has not all of its bytes
     assert answer["choices"][0]["message"]["content"] == expected.rstrip("\ufffd")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
+def test_captured_steps_learn_what_eager_ones_do(
+    adapter: LoraSpec | None, pairs: Path, tiny_llama: str
+) -> None:
+    spec = config(pairs, tiny_llama, adapter, device="cuda")
+    events, eager = list[Event](), list[Event]()
+    train(spec, events.append)
+    train(dataclasses.replace(spec, capture=False), eager.append)
+    assert next(event.mode for event in events if isinstance(event, Started)) == "captured"
+    for found, expected in zip(steps_of(events), steps_of(eager), strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)

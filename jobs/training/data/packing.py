@@ -1,14 +1,19 @@
 """Packs several short samples into one row; positions restart at each sample to separate them."""
 
 import bisect
+import math
 
 import numpy as np
 
 from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import POSITION_IDS, TokenSet
 
+MOST_SAMPLES, FURTHER_ROWS = 64, 0.02
+"""Samples of a row that attention computes one by one at full speed, and the share of further rows
+that may be needed so that no row holds more."""
 
-def assign(lengths: Indices, capacity: int) -> list[list[int]]:
+
+def assign(lengths: Indices, capacity: int, most_samples: float = math.inf) -> list[list[int]]:
     """Assigns samples to rows of at most `capacity` tokens; returns the samples of each row.
 
     Best fit, longest first. No sample may be longer than `capacity`.
@@ -26,14 +31,20 @@ def assign(lengths: Indices, capacity: int) -> list[list[int]]:
         else:
             free, row = capacity, len(rows)
             rows.append([sample])
-        if free > length:  # full rows need not be searched
+        if free > length and len(rows[row]) < most_samples:  # full rows need not be searched
             bisect.insort(spaces, (free - length, row))
     return rows
 
 
 def pack(tokens: TokenSet, capacity: int) -> TokenSet:
-    """Packs samples into rows of up to `capacity` tokens; positions of each sample start at 0."""
+    """Packs samples into rows of up to `capacity` tokens; positions of each sample start at 0.
+
+    The layout is the same on every device, so that a run can go on elsewhere.
+    """
     rows = assign(tokens.lengths, capacity)
+    fewer = assign(tokens.lengths, capacity, MOST_SAMPLES)
+    if len(fewer) <= (1 + FURTHER_ROWS) * len(rows):
+        rows = fewer
     order = np.concatenate([np.asarray(row) for row in rows])
     lengths = tokens.lengths[order]
     index = np.repeat(tokens.offsets[order] - np.cumsum(lengths) + lengths, lengths)
@@ -48,3 +59,9 @@ def pack(tokens: TokenSet, capacity: int) -> TokenSet:
         np.zeros(len(rows), np.int64),
         tokens.pad_token_id,
     )
+
+
+def most_samples(packed: TokenSet) -> int:
+    """Returns the most samples that a packed row holds."""
+    begins = np.concatenate([[0], np.cumsum(packed.columns[POSITION_IDS] == 0)])
+    return int((begins[packed.offsets[1:]] - begins[packed.offsets[:-1]]).max())

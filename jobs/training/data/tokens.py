@@ -19,14 +19,16 @@ TARGET_IDS = "target_ids"
 IGNORED = -100
 """Label of tokens that are neither trained nor judged, and what targets are padded with;
 cross-entropy in torch ignores it."""
-FILLERS = {TOKEN_LABELS: IGNORED}
-"""Padding of token columns other than `input_ids`; 0 for columns that are not named here."""
+POSITION_IDS = "position_ids"
+"""Place of each token within its sample, for packed rows: a sample begins at 0."""
+SAMPLE_ENDS = "sample_ends"
+"""Where the samples of a batch of packed rows end, in tokens of all rows, (most samples + 1,)."""
+FILLERS = {TOKEN_LABELS: IGNORED, POSITION_IDS: 1}
+"""Padding of token columns other than `input_ids`; 0 for columns that are not named here. Padding
+behind packed samples begins no sample."""
 MASKED_IDS = "masked_ids"
 """Tokens that an evaluation shows the model, for tasks that predict hidden tokens: those that
 `loss_mask` names, at their own places."""
-POSITION_IDS = "position_ids"
-"""Place of each token within its sample, for packed rows: where it does not grow by one, another
-sample begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class TokenSet:
     pad_token_id: int
     pads_left: bool = False
     """Whether rows are filled up before their first token, and not after their last."""
+    most_samples: int = 0
+    """Most samples of a micro batch of packed rows, if the model is to be told where they end."""
     ragged: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns with lengths of their own, such as labels for each token of a target."""
     lengths: Indices = field(init=False, repr=False, compare=False)
@@ -144,6 +148,7 @@ class TokenStore:
         self._offsets = torch.tensor(tokens.offsets, device=place)
         self._labels = torch.tensor(tokens.labels, device=place)
         self._pad_token_id, self._pads_left = tokens.pad_token_id, tokens.pads_left
+        self._most_samples = tokens.most_samples
         self._ragged = {
             name: (
                 torch.tensor(np.append(column.values, column.filler), device=place).to(
@@ -159,7 +164,8 @@ class TokenStore:
     def gather(self, rows: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
         """Rows padded to `width`: tensors of (rows, width), and `labels`, rows first.
 
-        `attention_mask` is 1 for tokens and 0 for padding. A ragged column is (rows, its width),
+        `attention_mask` is 1 for tokens and 0 for padding; `sample_ends` says where packed samples
+        end, if the model is to be told. A ragged column is (rows, its width),
         or (rows, width) if it is a sequence of tokens, and `<name>_mask` is 1 for its values and 0
         for its padding.
         """
@@ -172,6 +178,8 @@ class TokenStore:
         batch |= {"attention_mask": valid.long(), "labels": self._labels[rows]}
         for name in self._ragged:
             batch[name], batch[f"{name}_mask"] = self._gather_ragged(name, rows, width)
+        if self._most_samples:
+            batch[SAMPLE_ENDS] = sample_ends(batch[POSITION_IDS], self._most_samples)
         return batch
 
     def _gather_ragged(
@@ -203,6 +211,20 @@ class TokenStore:
 
     def _filler(self, name: str) -> int:
         return self._pad_token_id if name == INPUT_IDS else FILLERS.get(name, 0)
+
+
+def sample_ends(positions: torch.Tensor, most_samples: int) -> torch.Tensor:
+    """Returns where the samples of packed rows end, in tokens of all rows, (most_samples + 1,).
+
+    The first is 0; samples that are missing are empty at the end. A sample begins at each position
+    0, (rows, tokens).
+    """
+    begins = positions.flatten() == 0
+    total = len(begins)
+    ends = torch.full((most_samples + 2,), total, dtype=torch.int32, device=positions.device)
+    slots = torch.where(begins, begins.cumsum(0) - 1, most_samples + 1)
+    places = torch.arange(total, dtype=torch.int32, device=positions.device)
+    return ends.scatter_(0, slots, places)[: most_samples + 1]
 
 
 def _places(offsets: Indices, rows: Sequence[int]) -> tuple[Indices, Indices]:
