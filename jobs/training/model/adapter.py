@@ -39,8 +39,12 @@ def add_adapter(loaded: LoadedModel, spec: ModelSpec) -> Any:
     import peft
 
     clause = f"model.adapter.target_modules {_names(lora)} does not suit {spec.base}"
+    from jobs.training.model import lora_linear
+
     with as_model_error(f"{clause}, whose linear layers are {listed(_linear(model))}"):
-        return peft.get_peft_model(model, _config(lora, spec, loaded))
+        adapted = peft.get_peft_model(model, _config(lora, spec, loaded))
+    lora_linear.use(adapted)
+    return adapted
 
 
 def has_adapter(model: Any) -> bool:

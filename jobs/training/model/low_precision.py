@@ -34,15 +34,24 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
 
 
 def cast_frozen(model: Any, precision: Precision) -> None:
-    """Casts frozen weights of linear layers to 16 bits in place: no update needs them in fp32.
+    """Casts frozen weights to 16 bits in place: no update needs them in fp32.
 
-    All other weights are cast to fp32. In 32-bit precisions nothing is in 16 bits.
+    Those of linear layers are rounded, as autocast would round them; bf16 casts the others too if
+    that does not round them, so that layers hand on 16 bits. In fp16 they stay in fp32, because
+    sums over layers may exceed its largest number. Trained weights are cast to fp32, and in 32-bit
+    precisions all are.
     """
     low = AUTOCAST.get(precision)
-    linear = {id(parameter) for parameter in _linear_parameters(model)} if low else set[int]()
+    linear = {id(parameter) for parameter in _linear_parameters(model)}
     for parameter in model.parameters():
-        is_low = id(parameter) in linear and not parameter.requires_grad
+        is_low = low is not None and not parameter.requires_grad
+        if is_low and id(parameter) not in linear:
+            is_low = low is torch.bfloat16 and _is_exact_in(parameter.data, low)
         parameter.data = parameter.data.to(low if is_low else torch.float32)
+
+
+def _is_exact_in(values: torch.Tensor, dtype: torch.dtype) -> bool:
+    return values.dtype == dtype or values.to(dtype).to(values.dtype).equal(values)
 
 
 def saved_dtype(place: Path | str) -> torch.dtype | None:

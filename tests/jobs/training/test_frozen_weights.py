@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from jobs.spec.model import LoraSpec, ModelSpec
+from jobs.spec.train import Precision
 from jobs.training.model import adapter, base, low_precision
 from tests import tiny
 
@@ -24,10 +25,10 @@ def saved(folder: Path, kind: str, task: str, dtype: torch.dtype) -> ModelSpec:
     return ModelSpec(base=str(folder), task=task, adapter=LoraSpec(type="lora"))
 
 
-def made(spec: ModelSpec, **how: Any) -> Any:
+def made(spec: ModelSpec, precision: Precision = "bf16", **how: Any) -> Any:
     torch.manual_seed(0)
     model = adapter.add_adapter(base.load_model(spec, ("no", "yes"), **how), spec)
-    low_precision.cast_frozen(model, "bf16")
+    low_precision.cast_frozen(model, precision)
     return model.eval()
 
 
@@ -83,3 +84,15 @@ def test_a_classifier_of_the_same_labels_keeps_its_head(tmp_path: Path) -> None:
 
 def tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def test_layers_of_a_frozen_base_hand_on_16_bits(tmp_path: Path) -> None:
+    """Embeddings and norms are saved in 16 bits, so that nothing is rounded."""
+    model = made(saved(tmp_path, "llama", DECODER, torch.bfloat16), keeps_dtype=True)
+    frozen = [weight for weight in model.parameters() if not weight.requires_grad]
+    assert {weight.dtype for weight in frozen} == {torch.bfloat16}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(torch.arange(8)[None], output_hidden_states=True).hidden_states
+    assert {each.dtype for each in found} == {torch.bfloat16}
+    wide = made(saved(tmp_path, "llama", DECODER, torch.float16), "fp16", keeps_dtype=True)
+    assert wide.get_base_model().model.embed_tokens.weight.dtype == torch.float32

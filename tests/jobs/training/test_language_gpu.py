@@ -77,15 +77,15 @@ def test_rows_in_host_memory_bring_the_ends_of_samples_too(
 
 
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
 def test_captured_pieces_and_checkpoints_are_eager_whole_logits(
     adapter: LoraSpec | None,
-    checkpointing: bool,
+    settings: dict[str, Any],
     questions: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = config_of(questions, tmp_path, adapter=adapter, gradient_checkpointing=checkpointing)
+    config = config_of(questions, tmp_path, adapter=adapter, **settings)
     whole = dataclasses.replace(config, capture=False, gradient_checkpointing=False)
     _, expected = curve(whole)
     monkeypatch.setattr(token_losses, "PIECE_LOGITS", 50 * tiny.VOCABULARY)
