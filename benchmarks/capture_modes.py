@@ -46,10 +46,11 @@ def main() -> int:
         for kind in arguments.only:
             print(json.dumps(mode_of(kind)), flush=True)
         return 0
+    modes = {}
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        modes = dict(zip(arguments.only, pool.map(elsewhere, arguments.only), strict=True))
-    for kind, mode in modes.items():
-        print(f"{kind}\t{mode}")
+        for kind, mode in zip(arguments.only, pool.map(elsewhere, arguments.only), strict=True):
+            modes[kind] = mode
+            print(f"{kind}\t{mode}", flush=True)
     if arguments.out:
         made = {"transformers": transformers.__version__, "torch": torch.__version__}
         if torch.cuda.is_available():
