@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from jobs.training.config import TrainingConfig
 from jobs.training.engine.step import Piece, TrainStep
@@ -64,6 +64,20 @@ def _written(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     for index, value in enumerate(source.flatten().tolist()):
         target.view(-1)[index].fill_(value)
     return target
+
+
+def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a compiled function that stays compiled during a capture.
+
+    PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode.
+    """
+    fast = torch.compile(forward)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return fast(*args, **kwargs)
+
+    return run
 
 
 class CapturedSteps:

@@ -14,7 +14,7 @@ from jobs.spec.quantities import Cadence
 from jobs.spec.train import CheckpointSpec, OptimizerSpec
 from jobs.training.corpus import load_corpus
 from jobs.training.engine import kernels
-from jobs.training.engine.capture import LARGEST_CONSTANT, HostConstants
+from jobs.training.engine.capture import LARGEST_CONSTANT, HostConstants, compiled
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from jobs.training.session import Session, build_session
@@ -202,3 +202,22 @@ def test_encoders_are_captured_and_learn_as_eager_ones(
     assert captured.engine.eager_reason == ""
     eager = session(reviews, **fields, capture=False)
     assert losses(captured) == pytest.approx(losses(eager), abs=1e-4)
+
+
+def test_compiled_layers_stay_compiled_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            runs.append(1)
+            return graph(*inputs)
+
+        return run
+
+    whole = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend=backend))
+    fast, value = compiled(lambda x: x.sin() + 2 * x.cos()), torch.ones(3)
+    expected = fast(value)
+    with HostConstants(torch.device("cuda", 0)):
+        assert fast(value).equal(expected)
+    assert len(runs) == 2
