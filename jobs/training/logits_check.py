@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from jobs.spec import task_registry
 from jobs.spec.task import PER_TOKEN
+from jobs.spec.train import Precision
 from jobs.training.config import TrainingConfig
 from jobs.training.data.tokens import (
     FILLERS,
@@ -73,11 +74,12 @@ class LogitsCheck:
     def logits_by_samples(self, samples: list[Tokens]) -> torch.Tensor:
         """Returns the logits of a packed row without filler, when samples are attended apart.
 
-        The shape is (tokens, vocabulary).
+        They are computed in the precision of training, which the kernel needs, and are (tokens,
+        vocabulary).
         """
         batch = _packed(samples, list(map(np.arange, map(len, samples))))
         batch[SAMPLE_ENDS] = sample_ends(batch[POSITION_IDS], ROWS * len(samples))
-        return self._logits(batch)
+        return self._logits(batch, self.config.precision)
 
     def changed(self, sample: Tokens) -> Tokens:
         """Returns the sample with another last token."""
@@ -87,17 +89,28 @@ class LogitsCheck:
 
     def are_equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Returns whether logits differ by rounding only."""
-        difference = float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
-        return difference <= self._bound  # false for NaN
+        return _difference(one, other) <= self._bound  # false for NaN
 
-    def _logits(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _logits(
+        self, batch: dict[str, torch.Tensor], precision: Precision | None = None
+    ) -> torch.Tensor:
         placed = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        with autocast(self._precision, self.device):
+        with autocast(precision or self._precision, self.device):
             found = self.model(
                 input_ids=placed[INPUT_IDS], use_cache=False, **attention_inputs(placed)
             )
         logits: torch.Tensor = found.logits[0].float().cpu()
         return logits
+
+
+def are_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Returns whether logits of any two precisions differ by rounding only."""
+    return _difference(one, other) <= ROUNDED_BOUND
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Returns the largest difference as a share of the largest logit."""
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-6))
 
 
 def _packed(samples: list[Tokens], places: list[Tokens]) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from jobs.training.data.tokens import (
     TARGET_IDS,
     TokenSet,
 )
-from jobs.training.logits_check import LogitsCheck, Tokens
+from jobs.training.logits_check import LogitsCheck, Tokens, are_near
 from jobs.training.model import packed_attention
 from jobs.training.model.adapter import unwrapped
 from jobs.training.model.base import settle, token_embeddings
@@ -242,7 +242,7 @@ def _attends_by_samples(
         return False
     finally:
         packed_attention.use(model, packed_attention.USUAL)
-    return bool(are_same) and all(are_same) and logits_check.are_equal(found, whole)
+    return bool(are_same) and all(are_same) and are_near(found, whole)
 
 
 def _samples(tokens: TokenSet, model: Any, config: TrainingConfig) -> list[Tokens]:
