@@ -1,10 +1,12 @@
 """Which encoders of transformers train with captured steps on a GPU, and why others do not.
 
     python benchmarks/capture_modes.py [--only bert deberta-v2 …] [--jobs 4] [--out FILE]
+    python benchmarks/capture_modes.py --page FILE > docs/reference/captured-steps.md
 
 Builds a text classifier of every architecture that has one with two small layers and random
-weights, as `benchmarks/architectures.py` does, and prepares its training on one GPU. Writes the
-mode of each, `captured` or `eager: reason`, as JSON, and prints a table.
+weights, as `benchmarks/architectures.py` does, and prepares its training on one GPU. Prints the
+mode of each, `captured` or `eager: reason`, and writes them as JSON; FILE keeps the modes of
+architectures that are not tried again. `--page` prints the page of such a file.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -40,8 +43,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=sorted(architectures.NAMES[TASK]))
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--page", type=Path, help="print the page of this file, and try nothing")
     parser.add_argument("--here", action="store_true", help="in this process")
     arguments = parser.parse_args()
+    if arguments.page:
+        sys.stdout.write(page(json.loads(arguments.page.read_text(encoding="utf-8"))))
+        return 0
     if arguments.here:
         for kind in arguments.only:
             print(json.dumps(mode_of(kind)), flush=True)
@@ -52,12 +59,52 @@ def main() -> int:
             modes[kind] = mode
             print(f"{kind}\t{mode}", flush=True)
     if arguments.out:
-        made = {"transformers": transformers.__version__, "torch": torch.__version__}
-        if torch.cuda.is_available():
-            made["gpu"] = torch.cuda.get_device_name()
-        text = json.dumps({**made, "modes": modes}, indent=1)
-        arguments.out.write_text(f"{text}\n", encoding="utf-8")
+        record(arguments.out, modes)
     return 0
+
+
+def record(out: Path, modes: dict[str, str]) -> None:
+    """Writes the modes beside those that the file has of other architectures."""
+    known = json.loads(out.read_text(encoding="utf-8"))["modes"] if out.exists() else {}
+    version = transformers.__version__
+    known |= {kind: {"mode": mode, "transformers": version} for kind, mode in modes.items()}
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    found = {"gpu": gpu, "torch": torch.__version__, "modes": dict(sorted(known.items()))}
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page of the documentation, in Markdown."""
+    modes: dict[str, dict[str, str]] = found["modes"]
+    versions = sorted({each["transformers"] for each in modes.values()})
+    captured = [kind for kind, each in modes.items() if each["mode"] == "captured"]
+    others = {k: each["mode"] for k, each in modes.items() if each["mode"] != "captured"}
+    slow = {kind: mode for kind, mode in others.items() if mode.startswith("eager")}
+    rest = {kind: mode for kind, mode in others.items() if not mode.startswith("eager")}
+    lines = [
+        "# Captured steps",
+        "",
+        f"Written by `benchmarks/capture_modes.py` on an {found['gpu']} with torch"
+        f" {found['torch']} and transformers {' and '.join(versions)}: a text classifier of each"
+        " architecture with two small layers and random weights, in bf16.",
+        "",
+        "A captured step is one CUDA graph, which the host only starts. An eager step launches each"
+        " kernel from the host; the run says so, with the reason.",
+        "",
+        f"## Captured: {len(captured)}",
+        "",
+        ", ".join(captured),
+        "",
+        *_section("Eager", slow),
+        *_section("Refused or not tried", rest),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(title: str, modes: dict[str, str]) -> list[str]:
+    rows = [f"| {kind} | {mode.partition('eager: ')[2] or mode} |" for kind, mode in modes.items()]
+    head = [f"## {title}: {len(modes)}", "", "| architecture | reason |", "| --- | --- |"]
+    return [*head, *rows, ""]
 
 
 def elsewhere(kind: str) -> str:
