@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jobs.spec.model import Quantization
 from jobs.spec.train import OptimizerSpec, Precision, Strategy
 from jobs.training.config import Device
 from jobs.training.model.shape import PIECE_LOGITS, ModelShape
@@ -15,6 +16,9 @@ MOMENT_BYTES = 4
 Adafactor's rows and columns are negligible."""
 FROZEN_BYTES_PER_PARAMETER = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 """Weights that an adapter does not train, and whole weights while shards are gathered."""
+QUANTIZED_BYTES_PER_PARAMETER: dict[Quantization, float] = {"nf4": 0.517, "int8": 1.001}
+"""With a scale for each 64 weights, in 8 bits, and for each row. Embeddings and output layers stay
+whole, and one layer's weight is made whole at a time."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 ACTIVATIONS, GATED_ACTIVATIONS = 8.0, 7.5
 FEED_FORWARD, GATED_FEED_FORWARD = 2.0, 4.0
@@ -81,6 +85,8 @@ class StateSharding:
     workers: int = 1
     strategy: Strategy = "ddp"
     adapter: bool = False
+    quantization: Quantization | None = None
+    """Of the weights that an adapter leaves frozen."""
     gradient_checkpointing: bool = False
     cpu_offload: bool = False
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
@@ -127,7 +133,13 @@ def _state(shape: ModelShape, precision: Precision, sharding: StateSharding) -> 
     """Returns the bytes of weights, gradients and moments; an adapter's weights are negligible."""
     element, weights = ELEMENT_BYTES[precision], shape.parameters
     if sharding.adapter:
-        return float(weights * FROZEN_BYTES_PER_PARAMETER[precision])
+        frozen = FROZEN_BYTES_PER_PARAMETER[precision]
+        if sharding.quantization is None:
+            return float(weights * frozen)
+        head = shape.vocabulary * shape.hidden if shape.has_own_head else 0
+        in_full = shape.embedding_parameters + head + shape.hidden * shape.intermediate
+        in_few_bits = weights - shape.embedding_parameters - head
+        return in_full * frozen + in_few_bits * QUANTIZED_BYTES_PER_PARAMETER[sharding.quantization]
     if sharding.strategy != "ddp":
         gathered = FROZEN_BYTES_PER_PARAMETER[precision] if sharding.strategy == "zero2" else 0
         whole = weights * STATE_BYTES_PER_PARAMETER + _moments(shape, sharding.optimizer)

@@ -38,6 +38,10 @@ REGISTRY_SCHEME = "registry://"
 """How the reference to a published version begins."""
 
 
+Quantization = Literal["nf4", "int8"]
+"""How frozen weights are held in fewer bits."""
+
+
 class LoraSpec(SpecModel):
     """Low-rank adapters, which are trained instead of all weights."""
 
@@ -54,6 +58,10 @@ class LoraSpec(SpecModel):
     )
     """Names of the modules that get an adapter; `all-linear` takes every linear layer but the
     head."""
+    quantization: Quantization | None = None
+    """Hold the frozen weights of linear layers in 4 bits (`nf4`, QLoRA) or 8 bits (`int8`), so that
+    larger models fit. It takes `merge: true`, because an adapter learns what rounding did to its
+    base. Needs `pip install 'raywinnow[quantization]'`."""
     merge: bool = False
     """Publish the base model with the adapter merged into it, instead of the adapter alone."""
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 
-from jobs.errors import shown
+from jobs.errors import listed, shown
 from jobs.spec.job import JobSpec
 from jobs.spec.rules import Rule, Violation
 from jobs.spec.task import LOSS
 from jobs.spec.train import DEFAULT_MOMENTUM
+
+QUANTIZED_TASKS = ("causal-lm", "preference")
+"""Tasks whose bases are decoders, which are large enough to be quantized."""
 
 FALLING = ("linear", "cosine", "polynomial")
 """Schedules that fall to a rate that a job may choose."""
@@ -81,10 +84,30 @@ def adapters_can_be_loaded(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("model", "adapter"), message)
 
 
+def quantized_bases_can_be_trained(spec: JobSpec) -> Iterator[Violation]:
+    """Decoders alone are quantized, on workers that hold them whole, and published merged."""
+    adapter = spec.model.adapter
+    if adapter is None or adapter.quantization is None:
+        return
+    message = ""
+    if spec.task.name not in QUANTIZED_TASKS:
+        message = f"{spec.task.name} has no quantized base; it is for {listed(QUANTIZED_TASKS)}"
+    elif spec.train.strategy != "ddp":
+        message = (
+            f"train.strategy {spec.train.strategy} shards weights, and quantized ones are held"
+            " whole; set it to ddp"
+        )
+    elif not adapter.merge:
+        message = "an adapter of a quantized base does not suit the base itself; set merge to true"
+    if message:
+        yield Violation(("model", "adapter", "quantization"), message)
+
+
 RULES: tuple[Rule, ...] = (
     optimizer_has_its_options,
     optimizer_suits_the_strategy,
     schedule_has_its_options,
     early_stopping_has_its_metric,
     adapters_can_be_loaded,
+    quantized_bases_can_be_trained,
 )

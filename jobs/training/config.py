@@ -83,7 +83,8 @@ def learning_digest(config: TrainingConfig) -> str:
         config.seed,
         config.data.model_dump_json(exclude={"train", "eval"}),
         config.model.dropout,
-        config.model.adapter and config.model.adapter.model_dump_json(exclude={"merge"}),
+        config.model.adapter
+        and config.model.adapter.model_dump_json(exclude={"merge"}, exclude_none=True),
     )
     return hashlib.sha256(repr(settings).encode()).hexdigest()
 

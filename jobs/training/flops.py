@@ -52,7 +52,8 @@ def flops_of(session: Session) -> Flops:
 def _linear(module: Any) -> float:
     """Returns the FLOP for one token in linear layers."""
     linear = [each for each in module.modules() if isinstance(each, torch.nn.Linear)]
-    kinds = ((each.weight.numel(), each.weight.requires_grad) for each in linear)
+    # a weight in 4 bits has fewer elements than inputs times outputs
+    kinds = ((each.in_features * each.out_features, each.weight.requires_grad) for each in linear)
     return float(sum(size * (TRAINED if trained else FROZEN) for size, trained in kinds))
 
 

@@ -21,7 +21,15 @@ from jobs.training.engine.device_loader import DeviceLoader
 from jobs.training.engine.engine import Engine
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.engine.update import Update
-from jobs.training.model import adapter, base, low_precision, parallel, parts, precision
+from jobs.training.model import (
+    adapter,
+    base,
+    low_precision,
+    parallel,
+    parts,
+    precision,
+    quantized,
+)
 from jobs.training.model.library import as_model_error
 from jobs.training.model.weight import Weight
 from jobs.training.proofs import proven
@@ -83,6 +91,8 @@ def build_session(
         TrainingError: if a metric's package is not installed.
     """
     _check_metrics(config)
+    if config.model.adapter and config.model.adapter.quantization:
+        quantized.check_installed()
     torch.manual_seed(config.seed)
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
@@ -234,6 +244,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, b
         corpus.label_names,
         corpus.tokenizer,
         keeps_dtype=is_frozen,
+        quantized_for=config.precision if is_frozen else None,
         device=world.device if is_frozen and world.device.type == "cuda" else None,
     )
     settle_generation(loaded.model, config, corpus)

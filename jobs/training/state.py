@@ -16,7 +16,7 @@ from jobs.storage import manifest
 from jobs.training import eval_sample, quality, random_states
 from jobs.training.config import learning_digest
 from jobs.training.events import CheckpointRef
-from jobs.training.model import adapter, base, parallel
+from jobs.training.model import adapter, base, parallel, quantized
 from jobs.training.quality import QualityReport
 from jobs.training.session import Session, reseed, settle_generation
 
@@ -184,6 +184,8 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer)
     model = adapter.add_adapter(loaded, spec)
     adapter.load_adapter_state(model, snapshot.weights)
+    if spec.adapter and spec.adapter.quantization:
+        _round_as(model, session.model)
     _untie(model)
     merged = model.merge_and_unload()
     with torch.no_grad():
@@ -192,6 +194,14 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     settle_generation(merged, session.config, corpus)
     merged.save_pretrained(folder)
     _write_beside(snapshot, session, folder)
+
+
+def _round_as(model: Any, trained: Any) -> None:
+    """Gives the base of a model the weights that the adapter was trained with."""
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, weight in quantized.whole_weights(trained):
+            own[name].copy_(weight)
 
 
 def _untie(model: Any) -> None:

@@ -288,6 +288,7 @@ def _memory(
             workers=placement.workers,
             strategy=spec.train.strategy,
             adapter=spec.model.adapter is not None,
+            quantization=spec.model.adapter.quantization if spec.model.adapter else None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
             cpu_offload=spec.train.cpu_offload,
             optimizer=spec.train.optimizer,

@@ -12,7 +12,8 @@ import transformers
 from jobs.errors import ModelError, listed
 from jobs.spec import task_registry
 from jobs.spec.model import ModelSpec
-from jobs.training.model import location, low_precision
+from jobs.spec.train import Precision
+from jobs.training.model import location, low_precision, quantized
 from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
@@ -88,11 +89,13 @@ def load_model(
     *,
     keeps_dtype: bool = False,
     device: torch.device | None = None,
+    quantized_for: Precision | None = None,
 ) -> LoadedModel:
     """Loads the base model for the task.
 
     Weights are in fp32 on the CPU. With `keeps_dtype` they stay in 16 bits if all of them are saved
     in one such type; with `device` each is then read straight to it, without a copy on the host.
+    With `quantized_for`, the precision of training, an adapter's base is quantized as the job says.
     Weights that the base lacks, such as a classifier's head, are initialised from torch's random
     state. A classifier for the same labels keeps its head, in the order of `label_names`; a
     classifier for other labels gets a new output layer. Only safetensors are read, and no code from
@@ -115,7 +118,7 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
             dtype=narrow or torch.float32,
-            device_map=None if device is None or narrow is None else {"": str(device)},
+            **_placed(spec, quantized_for, device, reads_there=narrow is not None),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
@@ -141,6 +144,21 @@ def load_model(
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
     return LoadedModel(model, tuple(fresh), remark)
+
+
+def _placed(
+    spec: ModelSpec,
+    precision: Precision | None,
+    device: torch.device | None,
+    *,
+    reads_there: bool,
+) -> dict[str, Any]:
+    """Returns where transformers reads weights to, and how it quantizes an adapter's base there."""
+    kind = spec.adapter.quantization if spec.adapter and precision else None
+    if kind is not None and precision is not None:
+        found = {"quantization_config": quantized.settings(kind, precision)}
+        return {**found, "device_map": {"": str(device or "cpu")}}
+    return {"device_map": {"": str(device)} if device and reads_there else None}
 
 
 def check_base(spec: ModelSpec, folder: Path) -> None:

@@ -39,14 +39,15 @@ def cast_frozen(model: Any, precision: Precision) -> None:
     Those of linear layers are rounded, as autocast would round them. bf16 casts the others too if
     that rounds none of them, because the base is saved so: layers then hand on 16 bits. In fp16
     they stay in fp32, because sums over layers may exceed its largest number. Trained weights are
-    cast to fp32, and in 32-bit precisions all are.
+    cast to fp32, and in 32-bit precisions all are. Quantized weights stay as they are.
     """
     low = AUTOCAST.get(precision)
     linear = {id(parameter) for parameter in _linear_parameters(model)}
-    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    every = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    frozen = [parameter for parameter in every if not parameter.requires_grad]
     others = [parameter for parameter in frozen if id(parameter) not in linear]
     is_saved_so = low is torch.bfloat16 and all(_is_exact_in(each.data, low) for each in others)
-    for parameter in model.parameters():
+    for parameter in every:
         is_cast = is_saved_so or (low is not None and id(parameter) in linear)
         is_low = is_cast and not parameter.requires_grad
         parameter.data = parameter.data.to(low if is_low else torch.float32)

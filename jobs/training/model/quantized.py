@@ -1,0 +1,59 @@
+"""Frozen weights of linear layers in 4 or 8 bits, with bitsandbytes, which is imported when used.
+
+Source: Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs" (nf4, with scales
+that are quantized too), and Dettmers et al., 2022, "LLM.int8()" (int8).
+"""
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from jobs.errors import TrainingError
+from jobs.spec.model import Quantization
+from jobs.spec.train import Precision
+from jobs.training.model.precision import AUTOCAST
+
+PACKAGE = "bitsandbytes"
+LARGEST_INT8 = 127
+
+
+def check_installed() -> None:
+    """Raises TrainingError if the package that quantizes is missing."""
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise TrainingError(
+            f"model.adapter.quantization needs {PACKAGE}, which is not installed; pip install"
+            " 'raywinnow[quantization]' on every node, or remove the field"
+        )
+
+
+def settings(kind: Quantization, precision: Precision) -> Any:
+    """Returns what transformers quantizes a model with while it loads it."""
+    if kind == "int8":
+        logging.getLogger(f"{PACKAGE}.autograd").setLevel(logging.ERROR)  # it warns in each layer
+        return transformers.BitsAndBytesConfig(load_in_8bit=True)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=AUTOCAST.get(precision, torch.float32),
+    )
+
+
+def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the quantized weights of a model by their names, in fp32, (outputs, inputs)."""
+    import bitsandbytes
+
+    for name, module in model.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            weight = module.weight
+            found = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            held = module.state if module.state.CB is not None else module.weight
+            found = held.CB.float() * (held.SCB.float()[:, None] / LARGEST_INT8)
+        else:
+            continue
+        yield f"{name}.weight", found.float()
