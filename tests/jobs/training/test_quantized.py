@@ -10,7 +10,7 @@ import transformers
 
 from cluster.memory_estimate import StateSharding, estimate
 from jobs.errors import TrainingError
-from jobs.spec import rules
+from jobs.spec import training_rules
 from jobs.spec.model import LoraSpec, Quantization
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
@@ -147,6 +147,6 @@ def test_jobs_that_cannot_be_trained_so_are_refused(changes: dict[str, Any], wor
     classifies = changes.get("model__task") == "text-classification"
     columns |= {"text": "text"} if classifies else {"messages": "messages"}
     fields: dict[str, Any] = {"model__task": "causal-lm", "model__adapter": lora, "data": columns}
-    found = list(rules.violations(job(**{**fields, **changes})))
+    found = list(training_rules.violations(job(**{**fields, **changes})))
     assert [each.path for each in found] == [("model", "adapter", "quantization")]
     assert words in found[0].message
