@@ -16,7 +16,7 @@ import pytest
 from serve.config import ReplicaConfig
 from serve.http import app
 from serve.http.auth import digest
-from serve.tasks.causal_lm import generator
+from serve.tasks.causal_lm import answer
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
@@ -249,7 +249,7 @@ def test_refusals_are_counted_too(client: httpx.AsyncClient, server: ChatHandler
 
 def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> None:
     made = ChatHandler(ReplicaConfig(published, queue_tokens=100))
-    settings = generator.Settings(most_tokens=40, temperature=0)
+    settings = answer.Settings(most_tokens=40, temperature=0)
 
     async def ask_many() -> list[str]:
         async def one() -> str:
@@ -273,7 +273,7 @@ def test_answers_wait_for_each_other_within_limits(published: ModelVersion) -> N
 
 def test_whoever_leaves_ends_the_writing(published: ModelVersion) -> None:
     made = ChatHandler(replace(ReplicaConfig(published)))
-    settings = generator.Settings(most_tokens=4000, temperature=0)
+    settings = answer.Settings(most_tokens=4000, temperature=0)
 
     async def leave() -> None:
         pieces = made.generator.write([1, 5, 6], settings, 60)
@@ -296,7 +296,7 @@ def test_a_connection_that_is_cut_ends_the_writing(
 
     long = replace(published, max_length=4096)
     made = ChatHandler(ReplicaConfig(long))
-    made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
+    made.generator._ends = frozenset()  # it never comes to an end
     app.install(made)
     body = json.dumps({**ASK, "max_tokens": 4000, "stream": is_streamed}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -324,7 +324,7 @@ def test_requests_whose_clients_left_the_queue_do_not_fill_it(
     from serve.tasks.causal_lm import routes
 
     made = ChatHandler(ReplicaConfig(replace(published, max_length=4096), queue_tokens=9000))
-    made.generator._model.generation_config.eos_token_id = None  # it never comes to an end
+    made.generator._ends = frozenset()  # it never comes to an end
     app.install(made)
     asked = {**ASK, "max_tokens": 4000}
     try:

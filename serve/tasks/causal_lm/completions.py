@@ -12,7 +12,7 @@ import fastapi.responses
 from serve.http import app
 from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody, HttpError
-from serve.tasks.causal_lm.generator import Piece, whole
+from serve.tasks.causal_lm.answer import Piece, whole
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.schemas import (
     COMPLETIONS_PATH,

@@ -1,10 +1,11 @@
-"""Generates answers with a language model, one request after the other, on its own thread."""
+"""Generates answers with a language model on its own thread; answers are written together."""
 
 import asyncio
+import collections
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,34 +13,18 @@ import transformers
 import transformers.generation.streamers
 
 from serve.batching.client import DeadlineError
-from serve.tasks.generating.schemas import Finish
+from serve.tasks.causal_lm import decoding, sampling
+from serve.tasks.causal_lm.answer import Piece, Settings, Writer
+from serve.tasks.causal_lm.decoding import Decoding
+from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.generating.thread import GenerationThread, Job
 
-UNFINISHED = "\ufffd"
-"""The replacement character, which a tokenizer returns for an incomplete UTF-8 character."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Sampling parameters of one answer."""
-
-    most_tokens: int
-    temperature: float = 1.0
-    """0 always selects the most likely token."""
-    top_p: float = 1.0
-    stops: tuple[str, ...] = ()
-    seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of an answer: the text generated since the last piece."""
-
-    text: str
-    tokens: int
-    """Tokens of the answer so far."""
-    finish: Finish | None = None
-    """Why the answer ended; set in the last piece only."""
+MOST_ROWS = 64
+"""Most answers that are written together."""
+READ_AT_ONCE = 2048
+"""Tokens of prompts that are read between two tokens of the others, unless one prompt has more."""
+FADING = 0.99
+"""Weight that a step's tokens and time keep in the speed after another step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +43,38 @@ class _Job(Job):
         self.on_piece(error)
 
 
+@dataclass(slots=True, eq=False)
+class _Row:
+    """An answer that is being written."""
+
+    job: _Job
+    writer: Writer
+    sampler: Sampler
+    has_failed: bool = field(default=False, init=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further token is asked for."""
+        return self.has_failed or self.writer.has_ended or self.job.is_over
+
+    def add(self, logits: torch.Tensor, likeliest: int) -> None:
+        """Adds the next token; an error ends this answer alone."""
+        try:
+            token = likeliest
+            if not self.sampler.is_plain:
+                token = self.sampler.select(logits, [*self.job.ids, *self.writer.ids])
+            self.writer.put(token)
+        except Exception as error:  # noqa: BLE001 - given to this client; the others continue
+            self.has_failed = True
+            self.job.fail(error)
+
+
 class Generator(GenerationThread[_Job]):
-    """A language model on its own thread, which answers one request after the other."""
+    """A language model on its own thread.
+
+    Answers are written together, if the model's rows are proven not to change each other, else one
+    after the other by transformers.
+    """
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
@@ -97,86 +112,167 @@ class Generator(GenerationThread[_Job]):
             job.is_cancelled.set()
 
     @torch.inference_mode()
+    def _run(self) -> None:
+        model = self._model
+        if not (sampling.is_usual(model.generation_config) and decoding.can_share(model)):
+            super()._run()
+            return
+        waiting, rows = collections.deque[_Job | None](), list[_Row]()
+        batch, self._tokens, self._seconds = Decoding(model), 0.0, 0.0
+        self._room = decoding.room(model)
+        while True:
+            self._take(waiting, waits=not rows)
+            begin = time.monotonic()
+            joining = self._joining(waiting, rows)
+            if waiting and waiting[0] is None and not rows and not joining:
+                return
+            tokens = self._step(batch, rows) + self._join(batch, rows, joining)
+            self._leave(batch, rows)
+            self._observe(tokens, time.monotonic() - begin)
+
+    def _take(self, waiting: "collections.deque[_Job | None]", *, waits: bool = True) -> None:
+        """Moves all queued jobs into `waiting`; `waits` for one if there is none."""
+        if waits or waiting or not self._jobs.empty():
+            super()._take(waiting)
+
+    def _joining(
+        self, waiting: "collections.deque[_Job | None]", rows: Sequence[_Row]
+    ) -> list[_Job]:
+        """Takes the next jobs that fit out of `waiting`; ends those that are over."""
+        found: list[_Job] = []
+        longest = max((row.job.most_tokens for row in rows), default=0)
+        while waiting and (job := waiting[0]) is not None:
+            if job.is_over:
+                self._end(job, None if job.is_cancelled.is_set() else DeadlineError())
+                waiting.popleft()
+                continue
+            longest = max(longest, job.most_tokens)
+            count = len(rows) + len(found) + 1
+            read = max(len(each.ids) for each in (*found, job)) * (len(found) + 1)
+            fits = count <= MOST_ROWS and count * longest <= self._room
+            if (rows or found) and not (fits and (not found or read <= READ_AT_ONCE)):
+                break
+            found.append(job)
+            waiting.popleft()
+        return found
+
+    def _join(self, batch: Decoding, rows: list[_Row], jobs: Sequence[_Job]) -> int:
+        """Reads prompts and adds their rows with a first token; returns the tokens."""
+        if not jobs:
+            return 0
+        try:
+            logits = batch.join([job.ids for job in jobs])
+        except Exception as error:  # noqa: BLE001 - given to these clients; the others continue
+            for job in jobs:
+                self._end(job, error)
+            return 0
+        added = [self._row(job) for job in jobs]
+        rows += added
+        _add(added, logits)
+        return sum(len(job.ids) + 1 for job in jobs)
+
+    def _step(self, batch: Decoding, rows: list[_Row]) -> int:
+        """Adds a token to each row; returns the tokens."""
+        if not rows:
+            return 0
+        try:
+            logits = batch.step([row.writer.ids[-1] for row in rows])
+        except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
+            for row in rows:
+                self._end(row.job, error)
+            rows.clear()
+            batch.keep([])
+            return 0
+        _add(rows, logits)
+        return len(rows)
+
+    def _leave(self, batch: Decoding, rows: list[_Row]) -> None:
+        """Takes the answers that have ended out of the batch."""
+        places = [place for place, row in enumerate(rows) if not row.has_ended]
+        if len(places) == len(rows):
+            return
+        for row in rows:
+            if row.has_ended:
+                if not row.has_failed:
+                    row.writer.finish()
+                self._end(row.job)
+        batch.keep(places)
+        rows[:] = [rows[place] for place in places]
+
+    def _row(self, job: _Job) -> _Row:
+        sampler = Sampler(job.settings, self._model.generation_config, self._model.device)
+        return _Row(job, self._writer(job), sampler)
+
+    def _writer(self, job: _Job) -> Writer:
+        return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
+
+    def _end(self, job: _Job, error: Exception | None = None) -> None:
+        if error is not None:
+            job.fail(error)
+        with self._lock:
+            self._waiting.remove(job)
+
+    def _observe(self, tokens: int, seconds: float) -> None:
+        """Takes a step into the speed that queued requests are told."""
+        self._tokens = FADING * self._tokens + tokens
+        self._seconds = FADING * self._seconds + seconds
+        if self._tokens:
+            self._tokens_per_s = self._tokens / max(1e-6, self._seconds)
+
+    @torch.inference_mode()
     def _answer(self, jobs: list[_Job]) -> int:
+        """Lets transformers write one answer, of a model whose rows cannot share a batch."""
         (job,) = jobs
         settings = job.settings
         if time.monotonic() >= job.deadline:
             raise DeadlineError
-        writer = _Writer(self.tokenizer, job, self._ends)
+        writer = self._writer(job)
         ids = torch.tensor([job.ids], device=self._model.device)
-        sampling: dict[str, Any] = {"do_sample": False}
+        options: dict[str, Any] = {"do_sample": False}
         if settings.temperature > 0:
-            sampling = {
-                "do_sample": True,
-                "temperature": settings.temperature,
-                "top_p": settings.top_p,
-                "top_k": 0,
-            }
+            heat = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
+            options = {"do_sample": True, **heat}
         if settings.seed is not None:
             torch.manual_seed(settings.seed)
+        stream = _Stream(writer, job)
         self._model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=settings.most_tokens,
             pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
-            streamer=writer,
-            stopping_criteria=transformers.StoppingCriteriaList([writer.must_end]),
-            **sampling,
+            streamer=stream,
+            stopping_criteria=transformers.StoppingCriteriaList([stream.must_end]),
+            **options,
         )
         writer.finish()
         return len(job.ids) + len(writer.ids)
 
 
-class _Writer(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
-    """Decodes tokens as they are generated, and decides when the generation stops."""
+def _add(rows: Sequence[_Row], logits: torch.Tensor) -> None:
+    """Adds the next token to each row, from logits (rows, vocabulary)."""
+    likeliest: list[int] = logits.argmax(dim=1).tolist()
+    for row, own, token in zip(rows, logits, likeliest, strict=True):
+        if not row.has_ended:
+            row.add(own, token)
 
-    def __init__(self, tokenizer: Any, job: _Job, ends: frozenset[int]) -> None:
-        self._tokenizer, self._job, self._ends = tokenizer, job, ends
-        self.ids: list[int] = []
-        self._text = ""
-        self._sent = 0
-        """Characters sent so far."""
+
+class _Stream(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+    """Hands the tokens that transformers generates to a writer."""
+
+    def __init__(self, writer: Writer, job: _Job) -> None:
+        self._writer, self._job = writer, job
         self._has_prompt = False
-        self._is_stopped = False
-        self._withheld = max((len(stop) for stop in job.settings.stops), default=1) - 1
-        """Last characters that are not sent yet because a stop text may begin in them."""
 
     def put(self, value: torch.Tensor) -> None:
         """Receives the prompt in the first call and one token in every further one."""
-        if not self._has_prompt:
-            self._has_prompt = True
-            return
-        token = int(value.reshape(-1)[0])
-        self.ids.append(token)
-        text = self._tokenizer.decode(self.ids, skip_special_tokens=True)
-        if not text.endswith(UNFINISHED):
-            self._text = text
-        positions = [self._text.find(stop) for stop in self._job.settings.stops]
-        cuts = [position for position in positions if position >= 0]
-        if cuts:
-            self._text, self._is_stopped = self._text[: min(cuts)], True
-        end = len(self._text) if self._is_stopped else len(self._text) - self._withheld
-        if end > self._sent:
-            self._job.on_piece(Piece(self._text[self._sent : end], len(self.ids)))
-            self._sent = end
+        if self._has_prompt:
+            self._writer.put(int(value.reshape(-1)[0]))
+        self._has_prompt = True
 
     def end(self) -> None:
-        """Does nothing: `finish` sends the last piece, because it knows why the answer ended."""
+        """Does nothing: the last piece is sent by who knows why the answer ended."""
 
     def must_end(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Returns, as [rows] of bool, whether the generation stops; a transformers criterion."""
-        is_over = self._is_stopped or self._job.is_over
+        is_over = self._writer.is_stopped or self._job.is_over
         return torch.full((len(input_ids),), is_over, device=input_ids.device)
-
-    def finish(self) -> None:
-        """Sends the last piece, with the reason why the answer ended."""
-        is_done = self._is_stopped or (bool(self.ids) and self.ids[-1] in self._ends)
-        finish: Finish = "stop" if is_done else "length"
-        self._job.on_piece(Piece(self._text[self._sent :], len(self.ids), finish))
-
-
-async def whole(pieces: AsyncGenerator[Piece]) -> tuple[str, Piece]:
-    """Returns the text of an answer, and its last piece."""
-    async with contextlib.aclosing(pieces):
-        known = [piece async for piece in pieces]
-    return "".join(piece.text for piece in known), known[-1]

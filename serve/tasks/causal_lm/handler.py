@@ -11,7 +11,8 @@ from jobs.errors import DataError
 from jobs.training.data import chat_template
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
-from serve.tasks.causal_lm.generator import Generator, Piece, Settings
+from serve.tasks.causal_lm.answer import Piece, Settings
+from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.schemas import (
     COMPLETIONS_PATH,
     PATH,

@@ -13,7 +13,7 @@ from serve.http import app
 from serve.http.asgi import cancel_on_disconnect
 from serve.http.errors import ErrorBody, HttpError
 from serve.tasks.causal_lm import completions
-from serve.tasks.causal_lm.generator import Piece, whole
+from serve.tasks.causal_lm.answer import Piece, whole
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.schemas import (
     PATH,

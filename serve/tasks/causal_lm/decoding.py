@@ -1,0 +1,177 @@
+"""Answers of a language model that are written together, a token of each at a time.
+
+Prompts join the batch and answers leave it between two tokens. Rows are filled on the left, so that
+all of them end at the same place of the key-value cache.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+import transformers
+
+EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
+"""Largest difference of logits in a batch from those alone, as a share of the largest logit: in
+fp32, and in 16 bits."""
+TRIED = ((9, 4), (6, 13), (3,))
+"""Tokens of the prompts that join one after the other when a model is tried."""
+SHARE_OF_MEMORY = 0.4
+"""Of the free memory, for the key-value cache."""
+SLACK = 64
+"""Places that all rows leave empty before they are taken out of the cache."""
+
+
+class Decoding:
+    """Rows of tokens with their key-value cache; a row is known by its place."""
+
+    def __init__(self, model: Any) -> None:
+        """Args: model: A causal model of transformers."""
+        self._model = model
+        self._takes = inspect.signature(model.forward).parameters
+        self._cache = transformers.DynamicCache()
+        self._mask = torch.zeros(0, 0, dtype=torch.int64, device=model.device)
+
+    def __len__(self) -> int:
+        return len(self._mask)
+
+    @property
+    def width(self) -> int:
+        """Places of each row in the cache, with those that are empty."""
+        return self._mask.shape[1]
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the cache."""
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self._cache.layers)
+
+    def join(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Reads prompts and adds a row for each at the end.
+
+        Returns the logits of the token behind each prompt in fp32, (prompts, vocabulary).
+        """
+        width, device = max(map(len, prompts)), self._model.device
+        filled = [[*[0] * (width - len(ids)), *ids] for ids in prompts]
+        known = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        mask, cache = torch.tensor(known, device=device), transformers.DynamicCache()
+        logits = self._run(torch.tensor(filled, device=device), mask, cache)
+        if not len(self):
+            self._mask, self._cache = mask, cache
+            return logits
+        lacking = mask.shape[1] - self.width
+        self._widen(self._cache, lacking)
+        self._widen(cache, -lacking)
+        pairs = list(zip(self._cache.layers, cache.layers, strict=True))
+        both = [
+            (torch.cat([own.keys, new.keys]), torch.cat([own.values, new.values]))
+            for own, new in pairs
+        ]
+        for (own, _), (keys, values) in zip(pairs, both, strict=True):  # nothing can fail here
+            own.keys, own.values = keys, values
+        masks = (_left_filled(self._mask, lacking), _left_filled(mask, -lacking))
+        self._mask = torch.cat(masks)
+        return logits
+
+    def step(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Adds a token to each row.
+
+        Returns the logits of the token behind it in fp32, (rows, vocabulary).
+        """
+        ids = torch.tensor(tokens, device=self._model.device)[:, None]
+        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        return self._run(ids, self._mask, self._cache)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Keeps these rows alone, in this order."""
+        if not places:
+            self.__init__(self._model)  # type: ignore[misc]
+            return
+        index = torch.tensor(places, device=self._mask.device)
+        self._mask = self._mask.index_select(0, index)
+        empty = int(self._mask.argmax(dim=1).min())
+        first = empty if empty >= SLACK else 0
+        self._mask = self._mask[:, first:]
+        for layer in self._cache.layers:
+            layer.keys = layer.keys.index_select(0, index)[:, :, first:]
+            layer.values = layer.values.index_select(0, index)[:, :, first:]
+
+    def _run(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+        given: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
+        if "position_ids" in self._takes:
+            places = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            given["position_ids"] = places[:, -ids.shape[1] :]
+        if "logits_to_keep" in self._takes:
+            given["logits_to_keep"] = 1
+        logits: torch.Tensor = self._model(input_ids=ids, use_cache=True, **given).logits
+        return logits[:, -1].float()
+
+    @staticmethod
+    def _widen(cache: Any, places: int) -> None:
+        """Adds empty places on the left."""
+        if places > 0:
+            for layer in cache.layers:
+                space = (0, 0, places, 0)
+                layer.keys = torch.nn.functional.pad(layer.keys, space)
+                layer.values = torch.nn.functional.pad(layer.values, space)
+
+
+def _left_filled(mask: torch.Tensor, places: int) -> torch.Tensor:
+    return torch.nn.functional.pad(mask, (max(0, places), 0))
+
+
+@torch.inference_mode()
+def room(model: Any) -> int:
+    """Returns the tokens of all rows that a key-value cache may hold, from the free memory."""
+    tried = Decoding(model)
+    tried.join([[0]])
+    if model.device.type == "cuda":
+        free = torch.cuda.mem_get_info(model.device)[0]
+    else:
+        free = psutil.virtual_memory().available
+    # a step makes each layer's cache anew, and reading prompts takes memory too
+    return int(SHARE_OF_MEMORY * free / tried.size_bytes)
+
+
+@torch.inference_mode()
+def can_share(model: Any) -> bool:
+    """Returns whether a model's rows may join, leave and be written together.
+
+    Logits of random tokens in a batch must be those of each row alone, without a cache.
+    """
+    try:
+        return _is_right(model)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a model with another kind of cache
+        return False
+
+
+def _is_right(model: Any) -> bool:
+    draw = torch.Generator().manual_seed(0)
+    most = model.get_input_embeddings().weight.shape[0]
+
+    def drawn(count: int) -> list[int]:
+        return [int(token) for token in torch.randint(most, (count,), generator=draw)]
+
+    batch, rows = Decoding(model), list[list[int]]()
+    bound = EXACT_BOUND if model.dtype == torch.float32 else ROUNDED_BOUND
+    for lengths in TRIED:
+        prompts = [drawn(length) for length in lengths]
+        batch.join(prompts)
+        rows += prompts
+        if len(rows) > 2:  # the second one leaves
+            kept = [place for place in range(len(rows)) if place != 1]
+            batch.keep(kept)
+            rows = [rows[place] for place in kept]
+        logits = torch.empty(0)
+        for _ in range(2):
+            tokens = drawn(len(rows))
+            rows = [[*ids, token] for ids, token in zip(rows, tokens, strict=True)]
+            logits = batch.step(tokens)
+        for ids, found in zip(rows, logits, strict=True):
+            given = torch.tensor([ids], device=model.device)
+            alone = model(input_ids=given, use_cache=False).logits[0, -1].float()
+            if not (found - alone).abs().max() <= bound * alone.abs().max():
+                return False
+    return True

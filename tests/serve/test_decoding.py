@@ -1,0 +1,294 @@
+"""Answers that are written together: each is the one that the model writes alone."""
+
+import asyncio
+import collections
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from serve.tasks.causal_lm import decoding, generator, sampling
+from serve.tasks.causal_lm.answer import Piece, Settings, Writer
+from serve.tasks.causal_lm.generator import Generator
+from tests import tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+DECODER = transformers.AutoModelForCausalLM
+TOGETHER = (
+    "llama",
+    "gpt2",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "qwen2",
+    "gpt_neox",
+    "bloom",
+    "opt",
+)
+ALONE = ("mamba", "falcon_h1")
+PROMPTS = 200
+
+
+def model_of(kind: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    return DECODER.from_config(tiny.config_of(kind, **fields)).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose answers end at different lengths."""
+    place = tmp_path_factory.mktemp("model") / "llama"
+    torch.manual_seed(3)
+    return Path(tiny.save(place, "llama", DECODER, initializer_range=0.2))
+
+
+@pytest.fixture
+def made(folder: Path) -> Iterator[Generator]:
+    found = Generator(folder, "AutoModelForCausalLM", "cpu", "fp32", 1, 10**9)
+    yield found
+    found.close()
+
+
+def prompts_of(count: int, seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [
+        [draw.randrange(3, tiny.VOCABULARY) for _ in range(draw.randrange(1, 40))]
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[Settings, list[int]]:
+    """Tokens of each complete answer, by its settings."""
+    found: dict[Settings, list[int]] = {}
+    finish = Writer.finish
+
+    def seen(self: Any) -> None:
+        found[self._settings] = list(self.ids)
+        finish(self)
+
+    monkeypatch.setattr(Writer, "finish", seen)
+    return found
+
+
+async def tokens_of(made: Generator, ids: list[int], settings: Settings) -> Piece:
+    """The last piece of an answer."""
+    pieces = [piece async for piece in made.write(ids, settings, 60)]
+    text = "".join(piece.text for piece in pieces)
+    return Piece(text, pieces[-1].tokens, pieces[-1].finish)
+
+
+@pytest.mark.parametrize("kind", [*TOGETHER, *ALONE])
+def test_rows_share_a_batch_where_they_do_not_change_each_other(kind: str) -> None:
+    assert decoding.can_share(model_of(kind)) is (kind in TOGETHER)
+
+
+def test_a_cache_that_mixes_rows_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = decoding.Decoding.keep
+
+    def reversed_rows(self: Any, places: list[int]) -> None:
+        keep(self, places[::-1])
+
+    monkeypatch.setattr(decoding.Decoding, "keep", reversed_rows)
+    assert not decoding.can_share(model_of("llama"))
+
+
+def test_greedy_answers_are_those_of_generate_at_every_composition(
+    made: Generator, written: dict[Settings, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts arrive at random moments, and answers have random lengths."""
+    widest: list[int] = []
+    step = decoding.Decoding.step
+
+    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
+        widest.append(len(tokens))
+        return step(self, tokens)
+
+    monkeypatch.setattr(decoding.Decoding, "step", seen)
+    draw, model = random.Random(1), made._model
+    asked = [(ids, draw.randrange(1, 30)) for ids in prompts_of(PROMPTS)]
+
+    settings = [Settings(most, temperature=0, seed=n) for n, (_, most) in enumerate(asked)]
+
+    async def one(number: int) -> Piece:
+        await asyncio.sleep(draw.random() * 2)
+        return await tokens_of(made, asked[number][0], settings[number])
+
+    async def all_of_them() -> list[Piece]:
+        return await asyncio.gather(*(one(number) for number in range(PROMPTS)))
+
+    found = asyncio.run(all_of_them())
+    assert max(widest) > 8
+    assert len(set(widest)) > 5
+    for (ids, most), own, piece in zip(asked, settings, found, strict=True):
+        given = torch.tensor([ids])
+        whole = model.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            max_new_tokens=most,
+            do_sample=False,
+            pad_token_id=0,
+        )[0, len(ids) :]
+        assert written[own] == whole.tolist()
+        assert piece.tokens == len(whole)
+        assert piece.finish == ("stop" if int(whole[-1]) in made._ends else "length")
+
+
+def test_drawn_tokens_have_the_chances_of_the_model(
+    made: Generator, written: dict[Settings, list[int]]
+) -> None:
+    """The first tokens of many answers that are written together."""
+    ids, count = [5, 6, 7], 3000
+    with torch.inference_mode():
+        logits = made._model(torch.tensor([ids])).logits[:, -1].float()
+    kept = transformers.TopPLogitsWarper(0.8)(None, logits / 0.7)
+    chances = kept.softmax(dim=1)[0].tolist()
+
+    async def many() -> None:
+        settings = (Settings(1, temperature=0.7, top_p=0.8, seed=seed) for seed in range(count))
+        await asyncio.gather(*(tokens_of(made, ids, own) for own in settings))
+
+    asyncio.run(many())
+    found = collections.Counter(tokens[0] for tokens in written.values())
+    assert found.total() == count
+    for token, chance in enumerate(chances):
+        spread = (chance * (1 - chance) / count) ** 0.5
+        assert abs(found[token] / count - chance) <= 4.5 * spread, token
+
+
+def test_a_seed_draws_the_same_alone_and_beside_others(made: Generator) -> None:
+    settings = Settings(12, temperature=1.0, seed=7)
+
+    async def beside() -> Piece:
+        others = [tokens_of(made, ids, Settings(20)) for ids in prompts_of(9)]
+        first, *_ = await asyncio.gather(tokens_of(made, [5, 6, 7], settings), *others)
+        return first
+
+    alone = asyncio.run(tokens_of(made, [5, 6, 7], settings))
+    assert asyncio.run(beside()) == alone
+    assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(12, seed=8))) != alone
+
+
+def test_a_penalty_of_the_model_holds(made: Generator, written: dict[Settings, list[int]]) -> None:
+    config = made._model.generation_config
+    config.repetition_penalty = 1.5
+    try:
+        assert sampling.is_usual(config)
+        asyncio.run(tokens_of(made, [5, 6, 7], Settings(20, temperature=0)))
+        given = torch.tensor([[5, 6, 7]])
+        whole = made._model.generate(
+            given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False
+        )
+    finally:
+        config.repetition_penalty = None
+    assert list(written.values()) == [whole[0, 3:].tolist()]
+
+
+def test_settings_that_are_not_obeyed_are_left_to_transformers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = DECODER.from_pretrained(folder)
+    model.generation_config.no_repeat_ngram_size = 2
+    model.save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    monkeypatch.setattr(decoding.Decoding, "join", None)  # never called
+    found = Generator(tmp_path, "AutoModelForCausalLM", "cpu", "fp32", 1, 10**9)
+    piece = asyncio.run(tokens_of(found, [5, 6, 7], Settings(8, temperature=0)))
+    found.close()
+    assert 1 <= piece.tokens <= 8
+
+
+def test_an_answer_that_fails_ends_alone(made: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    select = sampling.Sampler.select
+
+    def failing(self: Any, logits: torch.Tensor, ids: list[int]) -> int:
+        if self._settings.seed == 1 and len(ids) > 6:
+            raise ValueError("no token")
+        return select(self, logits, ids)
+
+    monkeypatch.setattr(sampling.Sampler, "select", failing)
+
+    async def both() -> list[Any]:
+        asked = (tokens_of(made, [5, 6, 7], Settings(20, seed=seed)) for seed in (0, 1, 2))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, failed, last = asyncio.run(both())
+    assert isinstance(failed, ValueError)
+    assert first.tokens > 0
+    assert last.tokens > 0
+    assert made.load.requests == 0
+
+
+def test_a_step_that_fails_ends_its_answers_and_later_ones_are_written(
+    made: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    expected = asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding.Decoding, "step", failing)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
+    assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0))) == expected
+    assert made.load.requests == 0
+
+
+def test_who_leaves_frees_its_row_within_a_step(made: Generator) -> None:
+    made._ends = frozenset()
+
+    async def leave() -> float:
+        others = [made.write(ids, Settings(4000, temperature=0), 60) for ids in prompts_of(3)]
+        for pieces in others:
+            await anext(pieces)
+        assert made.load.requests == 3
+        for pieces in others[1:]:
+            await pieces.aclose()
+        begin = time.monotonic()
+        while made.load.requests > 1:
+            await asyncio.sleep(0.001)
+        await anext(others[0])  # goes on
+        await others[0].aclose()
+        return time.monotonic() - begin
+
+    assert asyncio.run(leave()) < 2
+
+
+def test_a_batch_holds_no_more_than_its_cache(
+    made: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows wait for room; a prompt that fills it alone is still answered."""
+    widest: list[int] = []
+    step = decoding.Decoding.step
+
+    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
+        widest.append(len(tokens) * (self.width + 1))
+        return step(self, tokens)
+
+    monkeypatch.setattr(decoding.Decoding, "step", seen)
+    asyncio.run(tokens_of(made, [5], Settings(2, temperature=0)))
+    made._room = 200
+    widest.clear()
+
+    async def many() -> list[Piece]:
+        asked = [tokens_of(made, [5] * 60, Settings(30, temperature=0)) for _ in range(6)]
+        return await asyncio.gather(*asked)
+
+    assert len({piece.text for piece in asyncio.run(many())}) == 1
+    assert max(widest) <= 200
+
+
+def test_answers_that_end_make_the_cache_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "SLACK", 4)
+    batch = decoding.Decoding(model_of("llama"))
+    with torch.inference_mode():
+        batch.join([[5] * 30, [6] * 5])
+        assert batch.width == 30
+        batch.keep([1])
+    assert batch.width == 5
+    assert generator.MOST_ROWS > 1
