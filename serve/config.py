@@ -31,6 +31,8 @@ class ReplicaConfig:
     """Precision of the engine; None for any that passes the acceptance check."""
     batch_rows: int = 64
     queue_tokens: int = Limits().queue_tokens
+    max_context: int | None = None
+    """Most tokens of a conversation with its answer; None for the version's longest row."""
     idle_wait_s: float = 0.0
     timeout_s: float = 30.0
     """Longest time for one request; a client may set a shorter one in its header."""
@@ -95,6 +97,7 @@ def configure(
         precision=None if spec.precision == "auto" else spec.precision,
         batch_rows=spec.batching.max_batch_size,
         queue_tokens=spec.limits.queue_tokens,
+        max_context=spec.max_context,
         idle_wait_s=spec.batching.max_wait.total_seconds(),
         timeout_s=spec.limits.timeout.total_seconds(),
         fronts=None if spec.fronts == "auto" else spec.fronts,

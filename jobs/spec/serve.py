@@ -59,7 +59,7 @@ class BatchingSpec(SpecModel):
     """How requests share a batch, which forms of all that wait when the model becomes free."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Largest number of texts in one forward pass."""
+    """Largest number of texts in one forward pass, or of answers that are written together."""
     max_wait: Duration = timedelta(0)
     """How long an idle model waits for more texts before it runs a lone one; a busy model does not
     wait, because texts queue meanwhile."""
@@ -203,6 +203,9 @@ class ServeSpec(SpecModel):
     """When replicas are added and removed."""
     batching: BatchingSpec = BatchingSpec()
     """How requests share a batch."""
+    max_context: Annotated[int, Field(ge=2, le=100_000_000)] | None = None
+    """Most tokens of a conversation with its answer, for causal-lm and preference, up to what the
+    model has positions for; left out, `data.max_length` of the job that trained it."""
     limits: LimitsSpec = LimitsSpec()
     """Limits beyond which requests are refused."""
     slo: SloSpec | None = None

@@ -13,9 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from jobs.errors import DeployError
 from serve.config import ReplicaConfig
 from serve.http import app
 from serve.http.auth import digest
+from serve.http.errors import HttpError
 from serve.tasks.causal_lm import answer
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.registry import endpoint_of
@@ -323,7 +325,8 @@ def test_requests_whose_clients_left_the_queue_do_not_fill_it(
     """A client disconnects before its turn, during a long answer to another one."""
     from serve.tasks.causal_lm import routes
 
-    made = ChatHandler(ReplicaConfig(replace(published, max_length=4096), queue_tokens=9000))
+    long = replace(published, max_length=4096)
+    made = ChatHandler(ReplicaConfig(long, batch_rows=1, queue_tokens=9000))
     made.generator._ends = frozenset()  # it never comes to an end
     app.install(made)
     asked = {**ASK, "max_tokens": 4000}
@@ -406,3 +409,19 @@ def test_a_model_that_another_machine_published_is_read_from_where_it_is_kept(
     assert isinstance(made, ChatHandler)
     made.generator.close()
     assert made.config.version == published
+
+
+def test_a_context_is_longer_than_a_training_row_up_to_the_model_s_positions(
+    published: ModelVersion,
+) -> None:
+    made = ChatHandler(ReplicaConfig(published, max_context=100))
+    try:
+        assert made.info.max_length == 100 > published.max_length
+        assert len(made._within_limit([5] * 99, "conversation")) == 99
+        with pytest.raises(HttpError, match="the limit is 1 to 99"):
+            made._within_limit([5] * 100, "conversation")
+        known = made.generator.positions
+    finally:
+        made.generator.close()
+    with pytest.raises(DeployError, match=f"set it to {known} or less"):
+        ChatHandler(ReplicaConfig(published, max_context=known + 1))

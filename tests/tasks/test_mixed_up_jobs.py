@@ -68,6 +68,13 @@ def serving(text: str) -> str:
 
 
 COLUMNS = [
+    Mixed(
+        CLASSES,
+        TEXT,
+        "8:33: serve.max_context",
+        "text-classification has no conversations; remove the field",
+        rest=serving("max_context: 4096"),
+    ),
     Mixed(WRITER, f"{SUMMARY}\n  tags: t", "9:3: data.tags", "is for token-classification"),
     Mixed(WRITER, f"{SUMMARY}\n  spans: t", "9:3: data.spans", "the task is seq2seq"),
     Mixed(WRITER, f"{SUMMARY}\n  label: t", "9:3: data.label", "is for text-classification"),

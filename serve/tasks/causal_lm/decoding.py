@@ -60,17 +60,17 @@ class Decoding:
             self._mask, self._cache = mask, cache
             return logits
         lacking = mask.shape[1] - self.width
-        self._widen(self._cache, lacking)
-        self._widen(cache, -lacking)
         pairs = list(zip(self._cache.layers, cache.layers, strict=True))
-        both = [
-            (torch.cat([own.keys, new.keys]), torch.cat([own.values, new.values]))
+        joined = [
+            (
+                _joined(own.keys, new.keys, lacking, dim=2),
+                _joined(own.values, new.values, lacking, dim=2),
+            )
             for own, new in pairs
         ]
-        for (own, _), (keys, values) in zip(pairs, both, strict=True):  # nothing can fail here
+        self._mask = _joined(self._mask, mask, lacking, dim=1)
+        for (own, _), (keys, values) in zip(pairs, joined, strict=True):  # nothing here can fail
             own.keys, own.values = keys, values
-        masks = (_left_filled(self._mask, lacking), _left_filled(mask, -lacking))
-        self._mask = torch.cat(masks)
         return logits
 
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -106,18 +106,15 @@ class Decoding:
         logits: torch.Tensor = self._model(input_ids=ids, use_cache=True, **given).logits
         return logits[:, -1].float()
 
-    @staticmethod
-    def _widen(cache: Any, places: int) -> None:
-        """Adds empty places on the left."""
-        if places > 0:
-            for layer in cache.layers:
-                space = (0, 0, places, 0)
-                layer.keys = torch.nn.functional.pad(layer.keys, space)
-                layer.values = torch.nn.functional.pad(layer.values, space)
+
+def _joined(own: torch.Tensor, new: torch.Tensor, lacking: int, *, dim: int) -> torch.Tensor:
+    """Returns the rows of both, filled on the left; `own` lacks so many places, or `new` if < 0."""
+    return torch.cat([_filled(own, lacking, dim), _filled(new, -lacking, dim)])
 
 
-def _left_filled(mask: torch.Tensor, places: int) -> torch.Tensor:
-    return torch.nn.functional.pad(mask, (max(0, places), 0))
+def _filled(values: torch.Tensor, places: int, dim: int) -> torch.Tensor:
+    behind = [0, 0] * (values.ndim - 1 - dim)
+    return torch.nn.functional.pad(values, (*behind, max(0, places), 0))
 
 
 @torch.inference_mode()

@@ -19,8 +19,8 @@ from serve.tasks.causal_lm.decoding import Decoding
 from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.generating.thread import GenerationThread, Job
 
-MOST_ROWS = 64
-"""Most answers that are written together."""
+UNBOUNDED = 2**31
+"""Positions of models that need none."""
 READ_AT_ONCE = 2048
 """Tokens of prompts that are read between two tokens of the others, unless one prompt has more."""
 FADING = 0.99
@@ -50,12 +50,12 @@ class _Row:
     job: _Job
     writer: Writer
     sampler: Sampler
-    has_failed: bool = field(default=False, init=False)
+    failure: Exception | None = field(default=None, init=False)
 
     @property
     def has_ended(self) -> bool:
         """Whether no further token is asked for."""
-        return self.has_failed or self.writer.has_ended or self.job.is_over
+        return self.failure is not None or self.writer.has_ended or self.job.is_over
 
     def add(self, logits: torch.Tensor, likeliest: int) -> None:
         """Adds the next token; an error ends this answer alone."""
@@ -65,8 +65,7 @@ class _Row:
                 token = self.sampler.select(logits, [*self.job.ids, *self.writer.ids])
             self.writer.put(token)
         except Exception as error:  # noqa: BLE001 - given to this client; the others continue
-            self.has_failed = True
-            self.job.fail(error)
+            self.failure = error
 
 
 class Generator(GenerationThread[_Job]):
@@ -75,6 +74,15 @@ class Generator(GenerationThread[_Job]):
     Answers are written together, if the model's rows are proven not to change each other, else one
     after the other by transformers.
     """
+
+    batch_rows: int = 64
+    """Most answers that are written together."""
+
+    @property
+    def positions(self) -> int:
+        """Most tokens that the model has positions for."""
+        config = self._model.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
@@ -149,7 +157,7 @@ class Generator(GenerationThread[_Job]):
             longest = max(longest, job.most_tokens)
             count = len(rows) + len(found) + 1
             read = max(len(each.ids) for each in (*found, job)) * (len(found) + 1)
-            fits = count <= MOST_ROWS and count * longest <= self._room
+            fits = count <= self.batch_rows and count * longest <= self._room
             if (rows or found) and not (fits and (not found or read <= READ_AT_ONCE)):
                 break
             found.append(job)
@@ -193,9 +201,9 @@ class Generator(GenerationThread[_Job]):
             return
         for row in rows:
             if row.has_ended:
-                if not row.has_failed:
+                self._end(row.job, row.failure)
+                if row.failure is None:
                     row.writer.finish()
-                self._end(row.job)
         batch.keep(places)
         rows[:] = [rows[place] for place in places]
 
@@ -207,10 +215,11 @@ class Generator(GenerationThread[_Job]):
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
 
     def _end(self, job: _Job, error: Exception | None = None) -> None:
-        if error is not None:
-            job.fail(error)
+        """Counts a job no more, and then gives its client the error, if there is one."""
         with self._lock:
             self._waiting.remove(job)
+        if error is not None:
+            job.fail(error)
 
     def _observe(self, tokens: int, seconds: float) -> None:
         """Takes a step into the speed that queued requests are told."""

@@ -2,12 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 
-from jobs.errors import DataError
+from jobs.errors import DataError, DeployError
 from jobs.training.data import chat_template
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
@@ -34,6 +35,8 @@ class ChatHandler(GenerationHandler[Generator]):
     def __init__(self, config: ReplicaConfig) -> None:
         """Reads the model and starts its generator; raises CheckpointError or DeployError."""
         super().__init__(config)
+        self.longest = self._longest()
+        """Most tokens of a conversation with its answer."""
         self._first_piece = prometheus_client.Histogram(
             "first_piece_seconds",
             "Time from the complete request body to the first piece of the answer.",
@@ -41,11 +44,27 @@ class ChatHandler(GenerationHandler[Generator]):
             namespace="winnow_serve",
         )
 
+    def _longest(self) -> int:
+        asked, known = self.config.max_context, self.generator.positions
+        if asked is not None and asked > known:
+            raise DeployError(
+                f"serve.max_context {asked}: {self.config.version.name} has positions for {known}"
+                f" tokens; set it to {known} or less"
+            )
+        return asked or self.config.version.max_length
+
+    def adjust(self, changes: Mapping[str, Any]) -> None:
+        """Changes fields named in `ADJUSTABLE`, from the next request on."""
+        super().adjust(changes)
+        self.generator.batch_rows = self.config.batch_rows
+
     def start(self, folder: Path) -> Generator:
         """Returns the generator of the language model in a folder."""
         own = self.config
         settings = own.device, self.precision, own.threads, own.queue_tokens
-        return Generator(folder, "AutoModelForCausalLM", *settings)
+        made = Generator(folder, "AutoModelForCausalLM", *settings)
+        made.batch_rows = own.batch_rows
+        return made
 
     @property
     def info(self) -> ChatInfo:
@@ -57,7 +76,7 @@ class ChatHandler(GenerationHandler[Generator]):
             version=version.id,
             metrics=version.metrics,
             engine=f"torch-{self.precision}",
-            max_length=version.max_length,
+            max_length=self.longest,
         )
 
     def prompt(self, request: ChatRequest) -> list[int]:
@@ -96,9 +115,8 @@ class ChatHandler(GenerationHandler[Generator]):
         return chat_template.goes_on(tokenizer(text)["input_ids"], tokenizer)
 
     def _within_limit(self, ids: Sequence[int], what: str) -> list[int]:
-        longest = self.config.version.max_length
-        if not 0 < len(ids) < longest:
-            message = f"the {what} has {len(ids)} tokens; the limit is 1 to {longest - 1}"
+        if not 0 < len(ids) < self.longest:
+            message = f"the {what} has {len(ids)} tokens; the limit is 1 to {self.longest - 1}"
             raise HttpError(422, "too_long", message)
         return list(ids)
 
@@ -110,7 +128,7 @@ class ChatHandler(GenerationHandler[Generator]):
         Raises:
             HttpError: 503 if the queue is full, 504 if the generation does not start in time.
         """
-        room = self.config.version.max_length - len(ids)
+        room = self.longest - len(ids)
         settings = Settings(
             most_tokens=min(request.answer_tokens, room),
             temperature=request.heat,
