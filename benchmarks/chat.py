@@ -37,6 +37,13 @@ PROMPT, ANSWER = 64, 128
 """Tokens of each prompt, and of each answer."""
 ROUNDS = 2
 SHAPES: dict[str, dict[str, int]] = {
+    "260k": {
+        "hidden_size": 64,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 172,
+    },
     "100m": {
         "hidden_size": 768,
         "num_hidden_layers": 10,

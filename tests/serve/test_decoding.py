@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
+from jobs.training.model import location
 from serve.tasks.causal_lm import decoding, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.generator import Generator
 from tests import tiny
+from tests.builders import MINILM
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DECODER = transformers.AutoModelForCausalLM
@@ -291,3 +294,26 @@ def test_answers_that_end_make_the_cache_narrower(monkeypatch: pytest.MonkeyPatc
         assert batch.width == 30
         batch.keep([1])
     assert batch.width == 5
+
+
+@pytest.mark.parametrize("kind", ["words", "bytes", "pieces"])
+def test_text_in_pieces_is_that_of_all_tokens(kind: str, folder: Path) -> None:
+    """Parts of words, of characters, and words that begin with a space."""
+    given = "Größe: naïve 日本語 👩‍👩‍👧 says “it is unbelievable”, e.g. 12.5 %!  Two  spaces. End"
+    if kind == "words":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(location.locate(MINILM))
+    elif kind == "bytes":
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    else:
+        made = tokenizers.SentencePieceBPETokenizer()
+        made.train_from_iterator([given, "it is a film, says the man"], vocab_size=90)
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=made._tokenizer)
+    ids = tokenizer(given, add_special_tokens=False)["input_ids"]
+    pieces: list[Piece] = []
+    writer = Writer(tokenizer, Settings(len(ids)), frozenset(), pieces.append)
+    for token in ids:
+        writer.put(token)
+    writer.finish()
+    whole = tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join(piece.text for piece in pieces) == whole
+    assert len(pieces) > 5

@@ -51,6 +51,8 @@ class Writer:
         self._text = ""
         self._sent = 0
         """Characters sent so far."""
+        self._context = self._decoded = 0
+        """The first token that others are decoded behind, and the tokens whose text is known."""
         self.is_stopped = False
         """Whether a stop text has ended the answer."""
         self._withheld = max((len(stop) for stop in settings.stops), default=1) - 1
@@ -68,9 +70,7 @@ class Writer:
     def put(self, token: int) -> None:
         """Takes the next token, and sends the text that is certain."""
         self.ids.append(token)
-        text = self._tokenizer.decode(self.ids, skip_special_tokens=True)
-        if not text.endswith(UNFINISHED):
-            self._text = text
+        self._decode()
         positions = [self._text.find(stop) for stop in self._settings.stops]
         cuts = [position for position in positions if position >= 0]
         if cuts:
@@ -79,6 +79,22 @@ class Writer:
         if end > self._sent:
             self._on_piece(Piece(self._text[self._sent : end], len(self.ids)))
             self._sent = end
+
+    def _decode(self) -> None:
+        """Adds the text of the last tokens, decoded behind those before them, which it depends on.
+
+        The time does not grow with the answer.
+        """
+
+        def text(end: int) -> str:
+            ids = self.ids[self._context : end]
+            found: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+            return found
+
+        known, whole = text(self._decoded), text(len(self.ids))
+        if len(whole) > len(known) and not whole.endswith(UNFINISHED):
+            self._text += whole[len(known) :]
+            self._context, self._decoded = self._decoded, len(self.ids)
 
     def finish(self) -> None:
         """Sends the last piece, with the reason why the answer ended."""
