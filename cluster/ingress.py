@@ -92,12 +92,12 @@ backend winnow_next
 
 REFUSAL = (
     '{"error":{"code":"rate_limited","message":"this client asks more often than the endpoint'
-    ' allows; wait a second","request_id":""}}'
+    ' allows; wait a second","type":"rate_limit_error","param":null,"request_id":""}}'
 )
 
 TOO_SLOW = (
     '{"error":{"code":"too_slow","message":"the request body did not arrive within '
-    f'{BODY_S} s","request_id":""}}}}'
+    f'{BODY_S} s","type":"invalid_request_error","param":null,"request_id":""}}}}'
 )
 
 WRAPPER = """#!/bin/sh

@@ -14,6 +14,10 @@ class ErrorDetail(BaseModel):
 
     code: str
     message: str
+    type: str
+    """The kind of error that OpenAI's clients tell apart, by the status."""
+    param: str | None = None
+    """The field of the request that is wrong, if one is."""
     request_id: str = ""
 
 
@@ -23,8 +27,12 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+"""Types of errors by status; others are the request's below 500, and the server's from there on."""
+
+
 class HttpError(Exception):
-    """An error response: its status, code, message and headers.
+    """An error response: its status, code, message, wrong field and headers.
 
     `retry_after_s` becomes the `Retry-After` header, in seconds.
     """
@@ -35,12 +43,25 @@ class HttpError(Exception):
         code: str,
         message: str,
         *,
+        param: str | None = None,
         retry_after_s: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.message = status, code, message
+        self.status, self.code, self.message, self.param = status, code, message, param
         self.retry_after_s, self.headers = retry_after_s, dict(headers or {})
+
+    def detail(self, request_id: str) -> ErrorDetail:
+        """Returns what the body says."""
+        kind = TYPES.get(self.status)
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        return ErrorDetail(
+            code=self.code,
+            message=self.message,
+            type=kind or usual,
+            param=self.param,
+            request_id=request_id,
+        )
 
 
 def validation_error(errors: Sequence[Any], sentences: Mapping[str, str]) -> HttpError:
@@ -50,7 +71,9 @@ def validation_error(errors: Sequence[Any], sentences: Mapping[str, str]) -> Htt
     """
     if errors[0]["type"] == "json_invalid":
         return HttpError(400, "invalid_json", "the body is not valid JSON")
-    return HttpError(422, "invalid_request", describe(errors, sentences))
+    fields = [part for part in errors[0]["loc"] if part != "body"]
+    param = fields[0] if fields and isinstance(fields[0], str) else None
+    return HttpError(422, "invalid_request", describe(errors, sentences), param=param)
 
 
 def describe(errors: Sequence[Any], sentences: Mapping[str, str]) -> str:

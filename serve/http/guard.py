@@ -20,7 +20,7 @@ from serve.http.asgi import (
     read_body,
     replay_body,
 )
-from serve.http.errors import ErrorBody, ErrorDetail, HttpError
+from serve.http.errors import ErrorBody, HttpError
 from serve.http.handler import Handler, HttpResponse, PredictHandler, error_of
 from serve.http.paths import relative
 
@@ -215,7 +215,7 @@ def timeout_of(headers: Mapping[bytes, bytes]) -> float:
 
 def error_response(refusal: HttpError, request_id: str) -> HttpResponse:
     """Returns the response of an error, with the common JSON body and its headers."""
-    detail = ErrorDetail(code=refusal.code, message=refusal.message, request_id=request_id)
+    detail = refusal.detail(request_id)
     headers = {"content-type": "application/json", **refusal.headers}
     if refusal.retry_after_s is not None:
         headers[RETRY_AFTER] = str(int(refusal.retry_after_s + 0.999))

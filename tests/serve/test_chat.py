@@ -417,11 +417,29 @@ def test_a_context_is_longer_than_a_training_row_up_to_the_model_s_positions(
     made = ChatHandler(ReplicaConfig(published, max_context=100))
     try:
         assert made.info.max_length == 100 > published.max_length
-        assert len(made._within_limit([5] * 99, "conversation")) == 99
+        assert len(made._within_limit([5] * 99, "messages", "conversation")) == 99
         with pytest.raises(HttpError, match="the limit is 1 to 99"):
-            made._within_limit([5] * 100, "conversation")
+            made._within_limit([5] * 100, "messages", "conversation")
         known = made.generator.positions
     finally:
         made.generator.close()
     with pytest.raises(DeployError, match=f"set it to {known} or less"):
         ChatHandler(ReplicaConfig(published, max_context=known + 1))
+
+
+def test_errors_have_the_shape_of_openai_s(client: httpx.AsyncClient) -> None:
+    """Clients read the type and the field."""
+    cases = (
+        ({"model": "gpt"}, 404, "invalid_request_error", "model"),
+        ({"temperature": "hot"}, 422, "invalid_request_error", "temperature"),
+        ({"n": 3}, 422, "invalid_request_error", "n"),
+        ({"messages": [{"role": "user", "content": "a " * 200}]}, 422, None, "messages"),
+    )
+    for fields, status, kind, param in cases:
+        answer = ask(client, **fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (status, param), error
+        assert error["type"] == (kind or "invalid_request_error")
+    late = {"x-request-timeout-seconds": "0.000001"}
+    answer = asyncio.run(client.post(PATH, json=ASK, headers=late))
+    assert answer.json()["error"]["type"] == "server_error"

@@ -163,7 +163,7 @@ def test_hostile_bodies_end_in_one_shape_without_the_input(
     assert answer.status_code == status, answer.text
     if status != 200:
         error = answer.json()["error"]
-        assert set(error) == {"code", "message", "request_id"}
+        assert set(error) == {"code", "message", "type", "param", "request_id"}
         assert error["request_id"] == answer.headers["x-request-id"]
         assert len(answer.content) < 400
         assert "xxxx" not in answer.text
@@ -206,7 +206,8 @@ def test_hundreds_of_hostile_bodies_end_in_no_error_of_ours(ask: Ask) -> None:
         statuses.add(answer.status_code)
         assert answer.status_code < 500, (path, body[:200], answer.text)
         if answer.status_code != 200:
-            assert set(answer.json()["error"]) == {"code", "message", "request_id"}, body[:200]
+            error = answer.json()["error"]
+            assert set(error) == {"code", "message", "type", "param", "request_id"}, body[:200]
     assert statuses == {200, 400, 413, 422}
 
 

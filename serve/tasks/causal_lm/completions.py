@@ -39,7 +39,7 @@ async def continue_text(body: CompletionRequest, request: fastapi.Request) -> An
     handler = cast("ChatHandler", app.require_handler())
     name = handler.config.version.name
     if body.model not in (None, name):
-        raise HttpError(404, "not_found", f"this endpoint serves {name}")
+        raise HttpError(404, "not_found", f"this endpoint serves {name}", param="model")
     ids = handler.beginning(body)
     headers = {"x-model-version": handler.config.version.id}
     answer = _Answer(f"cmpl-{uuid.uuid4().hex}", int(time.time()), name, len(ids))

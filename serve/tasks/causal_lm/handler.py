@@ -88,7 +88,7 @@ class ChatHandler(GenerationHandler[Generator]):
         """
         if request.messages[-1].role == "assistant":
             message = "the last message must be from the user or the system, not the assistant"
-            raise HttpError(422, "invalid_request", message)
+            raise HttpError(422, "invalid_request", message, param="messages")
         tokenizer, messages = self.generator.tokenizer, request.messages
         if tokenizer.chat_template is None:
             ids = self._raw(_only_text(messages))
@@ -97,9 +97,9 @@ class ChatHandler(GenerationHandler[Generator]):
                 found = [message.model_dump() for message in messages]
                 text = chat_template.write(found, tokenizer, ask=True)
             except DataError as error:
-                raise HttpError(422, "invalid_request", str(error)) from None
+                raise HttpError(422, "invalid_request", str(error), param="messages") from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self._within_limit(ids, "conversation")
+        return self._within_limit(ids, "messages", "conversation")
 
     def beginning(self, request: CompletionRequest) -> list[int]:
         """Returns the tokens of a text to continue.
@@ -107,17 +107,17 @@ class ChatHandler(GenerationHandler[Generator]):
         Raises:
             HttpError: 422 if it has no tokens, or more than the model's limit.
         """
-        return self._within_limit(self._raw(request.prompt), "prompt")
+        return self._within_limit(self._raw(request.prompt), "prompt", "prompt")
 
     def _raw(self, text: str) -> list[int]:
         """Returns the tokens of a text as training saw it, without an end token."""
         tokenizer = self.generator.tokenizer
         return chat_template.goes_on(tokenizer(text)["input_ids"], tokenizer)
 
-    def _within_limit(self, ids: Sequence[int], what: str) -> list[int]:
+    def _within_limit(self, ids: Sequence[int], param: str, what: str) -> list[int]:
         if not 0 < len(ids) < self.longest:
             message = f"the {what} has {len(ids)} tokens; the limit is 1 to {self.longest - 1}"
-            raise HttpError(422, "too_long", message)
+            raise HttpError(422, "too_long", message, param=param)
         return list(ids)
 
     async def write(
@@ -156,5 +156,5 @@ def _only_text(messages: Sequence[Message]) -> str:
     """
     if len(messages) != 1:
         message = "this model has no chat template: send one message, the prompt as it was trained"
-        raise HttpError(422, "invalid_request", message)
+        raise HttpError(422, "invalid_request", message, param="messages")
     return messages[0].content

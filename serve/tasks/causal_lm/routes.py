@@ -75,7 +75,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     handler = ready()
     name = handler.config.version.name
     if body.model not in (None, name):
-        raise HttpError(404, "not_found", f"this endpoint serves {name}")
+        raise HttpError(404, "not_found", f"this endpoint serves {name}", param="model")
     ids = handler.prompt(body)
     pieces = handler.write(ids, body, app.timeout(request))
     identity = f"chatcmpl-{uuid.uuid4().hex}"
