@@ -105,8 +105,8 @@ def build(folder: Path, arguments: argparse.Namespace) -> None:
 def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) -> dict[str, float]:
     """Rates of some users over the seconds, after a first answer."""
     precision: Precision = "bf16" if arguments.device == "cuda" else "fp32"
-    may_share = decoding.can_share if how == "together" else (lambda _: False)
-    with unittest.mock.patch.object(decoding, "can_share", may_share):
+    judge = decoding.reason_for_one_by_one if how == "together" else (lambda _: "measured")
+    with unittest.mock.patch.object(decoding, "reason_for_one_by_one", judge):
         made = Generator(
             folder, "AutoModelForCausalLM", arguments.device, precision, arguments.threads, 10**9
         )

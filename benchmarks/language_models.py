@@ -128,7 +128,7 @@ def main() -> int:
             print(name, side, json.dumps(found), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return int(any("failed" in found for found in results.values() if isinstance(found, dict)))
 
 
 def elsewhere(name: str, side: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def theirs(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
             per_device_train_batch_size=batch,
             num_train_epochs=1000,
             bf16=True,
-            group_by_length=True,
+            train_sampling_strategy="group_by_length",
             gradient_checkpointing=case.checkpointing,
             use_liger_kernel=has_liger(),
             dataloader_num_workers=4,

@@ -52,7 +52,7 @@ def _few_tokens(corpus: Corpus, world: World) -> Batch:
     """Returns a batch of the first tokens of the shortest training row."""
     tokens, first = corpus.train, torch.zeros(1, dtype=torch.int64, device=world.device)
     row = int(tokens.lengths.argmin())
-    taken = dataclasses.replace(tokens.taken([row]), most_samples=0)  # they are cut
+    taken = dataclasses.replace(tokens.taken([row]), sample_slots=0)  # they are cut
     batch = TokenStore(taken, world.device).gather(first, int(tokens.lengths[row]))
     return {
         name: each if name == LABELS else each[:, :TRIED_TOKENS] for name, each in batch.items()

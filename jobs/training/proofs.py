@@ -90,10 +90,10 @@ def proven(corpus: Corpus, model: Any, config: TrainingConfig, world: World) -> 
 def _attended_by_samples(packed: TokenSet, model: Any, rows: int) -> TokenSet:
     """Returns packed rows whose samples the model attends apart, if that is faster than a mask."""
     most = packing.most_samples(packed)
-    if not packed_attention.is_worth_it(most, int(packed.lengths.max())):
+    if most > packing.MOST_SAMPLES:
         return packed
     packed_attention.use(model)
-    return dataclasses.replace(packed, most_samples=rows * most)
+    return dataclasses.replace(packed, sample_slots=rows * most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

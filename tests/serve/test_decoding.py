@@ -2,8 +2,8 @@
 
 import asyncio
 import collections
+import itertools
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from jobs.training.model import location
+from serve.batching.client import DeadlineError
 from serve.tasks.causal_lm import decoding, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.generator import Generator
@@ -88,7 +89,14 @@ async def tokens_of(made: Generator, ids: list[int], settings: Settings) -> Piec
 
 @pytest.mark.parametrize("kind", [*TOGETHER, *ALONE])
 def test_rows_share_a_batch_where_they_do_not_change_each_other(kind: str) -> None:
-    assert decoding.can_share(model_of(kind)) is (kind in TOGETHER)
+    assert (not decoding.reason_for_one_by_one(model_of(kind))) is (kind in TOGETHER)
+
+
+def test_positions_that_depend_on_the_longest_row_keep_rows_apart() -> None:
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4}
+    long |= {"long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
+    model = model_of("llama", rope_parameters=long, max_position_embeddings=128)
+    assert "longrope" in decoding.reason_for_one_by_one(model)
 
 
 def test_a_cache_that_mixes_rows_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +106,7 @@ def test_a_cache_that_mixes_rows_up_is_noticed(monkeypatch: pytest.MonkeyPatch) 
         keep(self, places[::-1])
 
     monkeypatch.setattr(decoding.Decoding, "keep", reversed_rows)
-    assert not decoding.can_share(model_of("llama"))
+    assert "change each other" in decoding.reason_for_one_by_one(model_of("llama"))
 
 
 def test_greedy_answers_are_those_of_generate_at_every_composition(
@@ -181,7 +189,7 @@ def test_a_penalty_of_the_model_holds(made: Generator, written: dict[Settings, l
     config = made._model.generation_config
     config.repetition_penalty = 1.5
     try:
-        assert sampling.is_usual(config)
+        assert not sampling.unusual(config)
         asyncio.run(tokens_of(made, [5, 6, 7], Settings(20, temperature=0)))
         given = torch.tensor([[5, 6, 7]])
         whole = made._model.generate(
@@ -193,24 +201,71 @@ def test_a_penalty_of_the_model_holds(made: Generator, written: dict[Settings, l
 
 
 def test_settings_that_are_not_obeyed_are_left_to_transformers(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    written: dict[Settings, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = DECODER.from_pretrained(folder)
     model.generation_config.no_repeat_ngram_size = 2
+    model.generation_config.num_beams = 1
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    monkeypatch.setattr(decoding.Decoding, "join", None)  # never called
+    monkeypatch.setattr(decoding, "reason_for_one_by_one", lambda _: "")  # not asked
+    monkeypatch.setattr(Generator, "_joining", None)
     found = Generator(tmp_path, "AutoModelForCausalLM", "cpu", "fp32", 1, 10**9)
-    piece = asyncio.run(tokens_of(found, [5, 6, 7], Settings(8, temperature=0)))
+    asyncio.run(tokens_of(found, [5, 6, 7], Settings(30, temperature=0)))
     found.close()
-    assert 1 <= piece.tokens <= 8
+    (ids,) = written.values()
+    pairs = list(itertools.pairwise([5, 6, 7, *ids]))
+    assert len(set(pairs)) == len(pairs) > 3
+    assert sampling.unusual(model.generation_config).endswith("sets no_repeat_ngram_size")
+
+
+@pytest.mark.parametrize("name", ["keep", "join", "step"])
+def test_any_error_of_the_batch_ends_its_answers_and_no_later_ones(
+    name: str, made: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
+
+    def failing(*_: Any) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    async def two() -> list[Any]:
+        asked = (tokens_of(made, [5, 6, 7], Settings(n, temperature=0)) for n in (3, 60))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding.Decoding, name, failing)
+        assert any(isinstance(each, RuntimeError) for each in asyncio.run(two()))
+    assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0))) == expected
+    assert made.load.requests == 0
+
+
+def test_answers_whose_time_ends_at_once_leave_once(made: Generator) -> None:
+    """Their deadlines pass while others are taken out."""
+
+    async def one(number: int) -> Piece:
+        pieces = made.write([5, 6, 7], Settings(4000, temperature=0), 0.4 + number * 3e-5)
+        return [piece async for piece in pieces][-1]
+
+    async def many() -> list[Any]:
+        made._ends = frozenset()
+        asked = [one(number) for number in range(64)]
+        return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
+
+    for _ in range(3):
+        found = asyncio.run(many())
+        assert {type(each) for each in found} <= {Piece, DeadlineError}
+    assert made._thread.is_alive()
+    assert made.load.requests == 0
 
 
 def test_an_answer_that_fails_ends_alone(made: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     select = sampling.Sampler.select
 
-    def failing(self: Any, logits: torch.Tensor, ids: list[int]) -> int:
-        if self._settings.seed == 1 and len(ids) > 6:
+    def failing(self: Any, logits: torch.Tensor, ids: tuple[list[int], list[int]]) -> int:
+        if self._settings.seed == 1 and len(ids[1]) > 3:
             raise ValueError("no token")
         return select(self, logits, ids)
 
@@ -227,39 +282,34 @@ def test_an_answer_that_fails_ends_alone(made: Generator, monkeypatch: pytest.Mo
     assert made.load.requests == 0
 
 
-def test_a_step_that_fails_ends_its_answers_and_later_ones_are_written(
+def test_who_leaves_frees_its_row_within_a_step(
     made: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: Any) -> torch.Tensor:
-        raise RuntimeError("out of memory")
-
-    expected = asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
-    with monkeypatch.context() as patch:
-        patch.setattr(decoding.Decoding, "step", failing)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
-    assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0))) == expected
-    assert made.load.requests == 0
-
-
-def test_who_leaves_frees_its_row_within_a_step(made: Generator) -> None:
     made._ends = frozenset()
+    widths: list[int] = []
+    step = decoding.Decoding.step
 
-    async def leave() -> float:
+    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
+        widths.append(len(tokens))
+        return step(self, tokens)
+
+    monkeypatch.setattr(decoding.Decoding, "step", seen)
+
+    async def leave() -> None:
         others = [made.write(ids, Settings(4000, temperature=0), 60) for ids in prompts_of(3)]
         for pieces in others:
             await anext(pieces)
-        assert made.load.requests == 3
+        while widths[-1:] != [3]:
+            await asyncio.sleep(0.001)
         for pieces in others[1:]:
             await pieces.aclose()
-        begin = time.monotonic()
-        while made.load.requests > 1:
+        count = len(widths)
+        while len(widths) < count + 4:
             await asyncio.sleep(0.001)
-        await anext(others[0])  # goes on
+        assert widths[count + 2] == 1  # one step may have begun before
         await others[0].aclose()
-        return time.monotonic() - begin
 
-    assert asyncio.run(leave()) < 2
+    asyncio.run(leave())
 
 
 def test_a_batch_holds_no_more_than_its_cache(
@@ -275,7 +325,7 @@ def test_a_batch_holds_no_more_than_its_cache(
 
     monkeypatch.setattr(decoding.Decoding, "step", seen)
     asyncio.run(tokens_of(made, [5], Settings(2, temperature=0)))
-    made._room = 200
+    made._room = 2 * (90 + decoding.SLACK)
     widest.clear()
 
     async def many() -> list[Piece]:
@@ -283,7 +333,9 @@ def test_a_batch_holds_no_more_than_its_cache(
         return await asyncio.gather(*asked)
 
     assert len({piece.text for piece in asyncio.run(many())}) == 1
-    assert max(widest) <= 200
+    assert 90 < max(widest) <= made._room
+    made._room = 10  # less than any prompt needs: it is written alone
+    assert len({piece.text for piece in asyncio.run(many())}) == 1
 
 
 def test_answers_that_end_make_the_cache_narrower(monkeypatch: pytest.MonkeyPatch) -> None:

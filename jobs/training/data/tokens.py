@@ -81,8 +81,9 @@ class TokenSet:
     pad_token_id: int
     pads_left: bool = False
     """Whether rows are filled up before their first token, and not after their last."""
-    most_samples: int = 0
-    """Most samples of a micro batch of packed rows, if the model is to be told where they end."""
+    sample_slots: int = 0
+    """Samples of a micro batch of packed rows that the model is told the ends of; 0 if it is told
+    none, and a mask separates them."""
     ragged: Mapping[str, Ragged] = field(default_factory=dict)
     """Further columns with lengths of their own, such as labels for each token of a target."""
     lengths: Indices = field(init=False, repr=False, compare=False)
@@ -148,7 +149,7 @@ class TokenStore:
         self._offsets = torch.tensor(tokens.offsets, device=place)
         self._labels = torch.tensor(tokens.labels, device=place)
         self._pad_token_id, self._pads_left = tokens.pad_token_id, tokens.pads_left
-        self._most_samples = tokens.most_samples
+        self._sample_slots = tokens.sample_slots
         self._ragged = {
             name: (
                 torch.tensor(np.append(column.values, column.filler), device=place).to(
@@ -178,8 +179,8 @@ class TokenStore:
         batch |= {"attention_mask": valid.long(), "labels": self._labels[rows]}
         for name in self._ragged:
             batch[name], batch[f"{name}_mask"] = self._gather_ragged(name, rows, width)
-        if self._most_samples:
-            batch[SAMPLE_ENDS] = sample_ends(batch[POSITION_IDS], self._most_samples)
+        if self._sample_slots:
+            batch[SAMPLE_ENDS] = sample_ends(batch[POSITION_IDS], self._sample_slots)
         return batch
 
     def _gather_ragged(
@@ -213,18 +214,18 @@ class TokenStore:
         return self._pad_token_id if name == INPUT_IDS else FILLERS.get(name, 0)
 
 
-def sample_ends(positions: torch.Tensor, most_samples: int) -> torch.Tensor:
-    """Returns where the samples of packed rows end, in tokens of all rows, (most_samples + 1,).
+def sample_ends(positions: torch.Tensor, slots: int) -> torch.Tensor:
+    """Returns where the samples of packed rows end, in tokens of all rows, (slots + 1,).
 
-    The first is 0; samples that are missing are empty at the end. A sample begins at each position
-    0, (rows, tokens).
+    The first is 0; slots that no sample needs are empty samples at the end. A sample begins at each
+    position 0, (rows, tokens).
     """
     begins = positions.flatten() == 0
     total = len(begins)
-    ends = torch.full((most_samples + 2,), total, dtype=torch.int32, device=positions.device)
-    slots = torch.where(begins, begins.cumsum(0) - 1, most_samples + 1)
+    ends = torch.full((slots + 2,), total, dtype=torch.int32, device=positions.device)
+    slot_of = torch.where(begins, begins.cumsum(0) - 1, slots + 1)
     places = torch.arange(total, dtype=torch.int32, device=positions.device)
-    return ends.scatter_(0, slots, places)[: most_samples + 1]
+    return ends.scatter_(0, slot_of, places)[: slots + 1]
 
 
 def _places(offsets: Indices, rows: Sequence[int]) -> tuple[Indices, Indices]:

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from jobs.spec.train import Precision
+from jobs.training.model import quantized
 from jobs.training.model.precision import AUTOCAST
 
 SINGLE_FILE = "model.safetensors"
@@ -27,6 +28,8 @@ def with_low_precision_copies(model: Any, precision: Precision) -> Any:
         return model
     low = AUTOCAST[precision]
     shared: dict[int, Any] = {id(tensor): tensor for tensor in _tensors(model)}
+    # quantized layers hold tensors that are neither parameters nor buffers
+    shared |= {id(each): each for each in model.modules() if quantized.is_quantized(each)}
     for parameter in _linear_parameters(model):
         if parameter.requires_grad:
             shared[id(parameter)] = torch.nn.Parameter(parameter.detach().to(low))
@@ -37,7 +40,7 @@ def cast_frozen(model: Any, precision: Precision) -> None:
     """Casts frozen weights to 16 bits in place: no update needs them in fp32.
 
     Those of linear layers are rounded, as autocast would round them. bf16 casts the others too if
-    that rounds none of them, because the base is saved so: layers then hand on 16 bits. In fp16
+    that rounds none of them, because the base is saved so: hidden states then stay in bf16. In fp16
     they stay in fp32, because sums over layers may exceed its largest number. Trained weights are
     cast to fp32, and in 32-bit precisions all are. Quantized weights stay as they are.
     """

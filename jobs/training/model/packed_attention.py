@@ -27,10 +27,6 @@ ENDS, ROOM = ("cu_seq_lens_q", "cu_seq_lens_k"), ("max_length_q", "max_length_k"
 keys."""
 GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """Lets several query heads share a key head; older versions of PyTorch take this unasked."""
-TOKENS_PER_BLOCK, BLOCKS_PER_TOKEN = 128, 0.5
-"""The kernel begins a block for each 128 tokens that a sample may have, also for those it lacks.
-With half a block for each token of a micro batch, its time for a layer of 32 heads on an H200 was
-1.5 ms, and 2.1 ms with a mask; with few blocks 0.8 ms."""
 _kernel: Any = varlen_attn
 _compared: list[bool] | None = None
 """Whether the mask of each attention was that of the samples, while masks are compared."""
@@ -40,11 +36,6 @@ def is_offered(model: Any, precision: Precision, device: torch.device) -> bool:
     """Returns whether the kernel may stand for a model's attention, and runs on its device."""
     is_usual = unwrapped(model).config._attn_implementation == USUAL
     return is_usual and device.type == "cuda" and precision in NARROW
-
-
-def is_worth_it(samples: int, width: int) -> bool:
-    """Returns whether the kernel is faster than a mask for rows of so many samples and tokens."""
-    return samples * -(-width // TOKENS_PER_BLOCK) <= BLOCKS_PER_TOKEN * width
 
 
 def inputs(ends: torch.Tensor, width: int) -> dict[str, Any]:
@@ -79,13 +70,15 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends within samples if the model was given their ends, else as PyTorch's attention does.
+    """Attends within samples if the model was given their ends, else with the mask.
+
+    So does attention of which a part is dropped out.
 
     Queries, keys and values are (rows, heads, tokens, size); the result is (rows, tokens, heads,
     size). Its signature is that of transformers' attention functions.
     """
     ends = kwargs.get(ENDS[0])
-    if ends is None:
+    if ends is None or dropout:  # the kernel drops nothing out
         options = {"dropout": dropout, "scaling": scaling, **kwargs}
         masked: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
@@ -93,7 +86,7 @@ def attend(
         return masked
     window = kwargs.get("sliding_window") or 0
     if _compared is not None:
-        is_plain = not dropout and kwargs.get("position_bias") is None
+        is_plain = kwargs.get("position_bias") is None
         _compared.append(is_plain and _is_mask_of(attention_mask, ends, window))
     rows, _, tokens, _ = query.shape
     is_cast = torch.is_autocast_enabled(query.device.type)

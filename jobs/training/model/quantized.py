@@ -6,6 +6,7 @@ that are quantized too), and Dettmers et al., 2022, "LLM.int8()" (int8).
 
 import importlib.util
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,13 @@ def settings(kind: Quantization, precision: Precision) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=AUTOCAST.get(precision, torch.float32),
     )
+
+
+def is_quantized(module: torch.nn.Module) -> bool:
+    """Returns whether a module is a quantized linear layer."""
+    package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
+    kinds = (package.nn.Linear4bit, package.nn.Linear8bitLt) if package else ()
+    return isinstance(module, kinds)
 
 
 def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,12 +5,15 @@ all of them end at the same place of the key-value cache.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 import transformers
+
+from jobs.errors import first_line
 
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
 """Largest difference of logits in a batch from those alone, as a share of the largest logit: in
@@ -18,7 +21,11 @@ fp32, and in 16 bits."""
 TRIED = ((9, 4), (6, 13), (3,))
 """Tokens of the prompts that join one after the other when a model is tried."""
 SHARE_OF_MEMORY = 0.4
-"""Of the free memory, for the key-value cache."""
+"""Of the memory that is free when a replica starts, for the key-value cache."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux tells a container's limit of memory."""
+BY_LENGTH = ("longrope", "dynamic")
+"""Kinds of rotary positions that transformers computes from the longest row of a batch."""
 SLACK = 64
 """Places that all rows leave empty before they are taken out of the cache."""
 
@@ -30,10 +37,15 @@ class Decoding:
         """Args: model: A causal model of transformers."""
         self._model = model
         self._takes = inspect.signature(model.forward).parameters
-        self._cache = transformers.DynamicCache()
-        self._mask = torch.zeros(0, 0, dtype=torch.int64, device=model.device)
+        self._clear()
 
-    def __len__(self) -> int:
+    def _clear(self) -> None:
+        self._cache = transformers.DynamicCache()
+        self._mask = torch.zeros(0, 0, dtype=torch.int64, device=self._model.device)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
         return len(self._mask)
 
     @property
@@ -56,7 +68,7 @@ class Decoding:
         known = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         mask, cache = torch.tensor(known, device=device), transformers.DynamicCache()
         logits = self._run(torch.tensor(filled, device=device), mask, cache)
-        if not len(self):
+        if not self.rows:
             self._mask, self._cache = mask, cache
             return logits
         lacking = mask.shape[1] - self.width
@@ -85,7 +97,7 @@ class Decoding:
     def keep(self, places: Sequence[int]) -> None:
         """Keeps these rows alone, in this order."""
         if not places:
-            self.__init__(self._model)  # type: ignore[misc]
+            self._clear()
             return
         index = torch.tensor(places, device=self._mask.device)
         self._mask = self._mask.index_select(0, index)
@@ -125,23 +137,48 @@ def room(model: Any) -> int:
     if model.device.type == "cuda":
         free = torch.cuda.mem_get_info(model.device)[0]
     else:
-        free = psutil.virtual_memory().available
+        free = _free_host_memory()
     # a step makes each layer's cache anew, and reading prompts takes memory too
     return int(SHARE_OF_MEMORY * free / tried.size_bytes)
 
 
-@torch.inference_mode()
-def can_share(model: Any) -> bool:
-    """Returns whether a model's rows may join, leave and be written together.
-
-    Logits of random tokens in a batch must be those of each row alone, without a cache.
-    """
+def _free_host_memory() -> int:
+    """Returns the free bytes of the host, or those that its container may still take."""
+    free = int(psutil.virtual_memory().available)
     try:
-        return _is_right(model)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - a model with another kind of cache
-        return False
+        limit, used = (int((CGROUP / f"memory.{n}").read_text()) for n in ("max", "current"))
+    except (OSError, ValueError):  # no such files, or `max`: there is no limit
+        return free
+    return max(0, min(free, limit - used))
+
+
+@torch.inference_mode()
+def reason_for_one_by_one(model: Any) -> str:
+    """Returns why a model's rows may not join, leave and be written together; empty if they may.
+
+    Logits of random tokens in a batch must be those of each row alone, without a cache. Models
+    whose positions or chunks depend on the length of the longest row are refused by name.
+    """
+    config = model.config.get_text_config()
+    kinds = {each.get("rope_type", each.get("type")) for each in _ropes(config)}
+    if kinds & set(BY_LENGTH):
+        return f"its positions ({', '.join(sorted(kinds & set(BY_LENGTH)))}) depend on other rows"
+    if getattr(config, "attention_chunk_size", None):
+        return "its attention is in chunks, which begin elsewhere in rows that are filled"
+    try:
+        return "" if _is_right(model) else "its rows change each other in a batch"
+    except Exception as error:  # noqa: BLE001 - a model with another kind of cache, or no memory
+        return f"its rows cannot share a cache: {first_line(error)}"
+
+
+def _ropes(config: Any) -> list[Mapping[str, Any]]:
+    """Returns the settings of rotary positions, of each kind of layer where they differ."""
+    names = ("rope_parameters", "rope_scaling")
+    given = [value for name in names if isinstance(value := getattr(config, name, None), Mapping)]
+    return [
+        *given,
+        *(part for each in given for part in each.values() if isinstance(part, Mapping)),
+    ]
 
 
 def _is_right(model: Any) -> bool:

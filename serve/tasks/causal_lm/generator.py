@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ import transformers.generation.streamers
 from serve.batching.client import DeadlineError
 from serve.tasks.causal_lm import decoding, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
-from serve.tasks.causal_lm.decoding import Decoding
+from serve.tasks.causal_lm.decoding import SLACK, Decoding
 from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.generating.thread import GenerationThread, Job
 
+LOG = logging.getLogger(__name__)
 UNBOUNDED = 2**31
 """Positions of models that need none."""
 READ_AT_ONCE = 2048
@@ -62,7 +64,7 @@ class _Row:
         try:
             token = likeliest
             if not self.sampler.is_plain:
-                token = self.sampler.select(logits, [*self.job.ids, *self.writer.ids])
+                token = self.sampler.select(logits, (self.job.ids, self.writer.ids))
             self.writer.put(token)
         except Exception as error:  # noqa: BLE001 - given to this client; the others continue
             self.failure = error
@@ -121,21 +123,29 @@ class Generator(GenerationThread[_Job]):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        model = self._model
-        if not (sampling.is_usual(model.generation_config) and decoding.can_share(model)):
+        reason = sampling.unusual(self._model.generation_config)
+        reason = reason or decoding.reason_for_one_by_one(self._model)
+        if reason:
+            LOG.warning("answers are written one after the other: %s", reason)
             super()._run()
             return
         waiting, rows = collections.deque[_Job | None](), list[_Row]()
-        batch, self._tokens, self._seconds = Decoding(model), 0.0, 0.0
-        self._room = decoding.room(model)
+        batch, self._tokens, self._seconds = Decoding(self._model), 0.0, 0.0
+        self._room = decoding.room(self._model)
         while True:
             self._take(waiting, waits=not rows)
             begin = time.monotonic()
             joining = self._joining(waiting, rows)
             if waiting and waiting[0] is None and not rows and not joining:
                 return
-            tokens = self._step(batch, rows) + self._join(batch, rows, joining)
-            self._leave(batch, rows)
+            try:
+                tokens = self._step(batch, rows) + self._join(batch, rows, joining)
+                self._leave(batch, rows)
+            except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
+                for job in (*(row.job for row in rows), *joining):
+                    self._end(job, error)
+                rows, batch = [], Decoding(self._model)
+                continue
             self._observe(tokens, time.monotonic() - begin)
 
     def _take(self, waiting: "collections.deque[_Job | None]", *, waits: bool = True) -> None:
@@ -157,7 +167,7 @@ class Generator(GenerationThread[_Job]):
             longest = max(longest, job.most_tokens)
             count = len(rows) + len(found) + 1
             read = max(len(each.ids) for each in (*found, job)) * (len(found) + 1)
-            fits = count <= self.batch_rows and count * longest <= self._room
+            fits = count <= self.batch_rows and count * (longest + SLACK) <= self._room
             if (rows or found) and not (fits and (not found or read <= READ_AT_ONCE)):
                 break
             found.append(job)
@@ -179,33 +189,25 @@ class Generator(GenerationThread[_Job]):
         _add(added, logits)
         return sum(len(job.ids) + 1 for job in jobs)
 
-    def _step(self, batch: Decoding, rows: list[_Row]) -> int:
+    def _step(self, batch: Decoding, rows: Sequence[_Row]) -> int:
         """Adds a token to each row; returns the tokens."""
-        if not rows:
-            return 0
-        try:
-            logits = batch.step([row.writer.ids[-1] for row in rows])
-        except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
-            for row in rows:
-                self._end(row.job, error)
-            rows.clear()
-            batch.keep([])
-            return 0
-        _add(rows, logits)
+        if rows:
+            _add(rows, batch.step([row.writer.ids[-1] for row in rows]))
         return len(rows)
 
     def _leave(self, batch: Decoding, rows: list[_Row]) -> None:
         """Takes the answers that have ended out of the batch."""
-        places = [place for place, row in enumerate(rows) if not row.has_ended]
-        if len(places) == len(rows):
+        have_ended = [row.has_ended for row in rows]  # asked once: time goes on
+        if not any(have_ended):
             return
-        for row in rows:
-            if row.has_ended:
+        for row, has_ended in zip(rows, have_ended, strict=True):
+            if has_ended:
                 self._end(row.job, row.failure)
                 if row.failure is None:
                     row.writer.finish()
-        batch.keep(places)
+        places = [place for place, has_ended in enumerate(have_ended) if not has_ended]
         rows[:] = [rows[place] for place in places]
+        batch.keep(places)
 
     def _row(self, job: _Job) -> _Row:
         sampler = Sampler(job.settings, self._model.generation_config, self._model.device)
@@ -215,8 +217,10 @@ class Generator(GenerationThread[_Job]):
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
 
     def _end(self, job: _Job, error: Exception | None = None) -> None:
-        """Counts a job no more, and then gives its client the error, if there is one."""
+        """Counts a job no more, and then gives its client the error, if there is one; once."""
         with self._lock:
+            if job not in self._waiting:
+                return
             self._waiting.remove(job)
         if error is not None:
             job.fail(error)

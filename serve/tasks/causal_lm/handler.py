@@ -35,7 +35,11 @@ class ChatHandler(GenerationHandler[Generator]):
     def __init__(self, config: ReplicaConfig) -> None:
         """Reads the model and starts its generator; raises CheckpointError or DeployError."""
         super().__init__(config)
-        self.longest = self._longest()
+        try:
+            self.longest = self._longest()
+        except DeployError:
+            self.generator.close()
+            raise
         """Most tokens of a conversation with its answer."""
         self._first_piece = prometheus_client.Histogram(
             "first_piece_seconds",

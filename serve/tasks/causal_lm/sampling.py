@@ -14,13 +14,24 @@ OBEYED = {
     *("transformers_version", "use_cache"),
 }
 """Settings of `generate` that a sampler obeys, or that an endpoint sets in each request."""
+WITHOUT_EFFECT = {
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
+    **dict.fromkeys(("length_penalty", "typical_p", "encoder_repetition_penalty"), 1.0),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "min_p", "diversity_penalty"), 0.0),
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size"), 0),
+}
+"""Values of other settings that change nothing."""
 
 
-def is_usual(config: Any) -> bool:
-    """Returns whether a generation config has nothing that a sampler would pass over."""
-    given = config.to_diff_dict().items()
-    names = {name for name, value in given if value not in (None, False) and name[0] != "_"}
-    return names <= OBEYED
+def unusual(config: Any) -> str:
+    """Returns which settings of a generation config a sampler would pass over; empty if none."""
+    names = [
+        name
+        for name, value in config.to_diff_dict().items()
+        if value not in (None, False, WITHOUT_EFFECT.get(name)) and name[0] != "_"
+    ]
+    found = ", ".join(sorted(set(names) - OBEYED))
+    return f"generation_config.json sets {found}" if found else ""
 
 
 class Sampler:
@@ -30,9 +41,10 @@ class Sampler:
         """Args: the answer's settings, the model's generation config, and the logits' device."""
         self._settings = settings
         self._steps: list[Any] = []
+        self._penalty = None
         penalty = config.repetition_penalty
         if penalty is not None and penalty != 1:
-            self._steps.append(transformers.RepetitionPenaltyLogitsProcessor(float(penalty)))
+            self._penalty = transformers.RepetitionPenaltyLogitsProcessor(float(penalty))
         self._is_drawn = settings.temperature > 0
         if self._is_drawn and settings.temperature != 1:
             self._steps.append(transformers.TemperatureLogitsWarper(float(settings.temperature)))
@@ -45,18 +57,19 @@ class Sampler:
     @property
     def is_plain(self) -> bool:
         """Whether the most likely token is always selected."""
-        return not self._steps and not self._is_drawn
+        return self._penalty is None and not self._is_drawn
 
-    def select(self, logits: torch.Tensor, ids: Sequence[int]) -> int:
-        """Returns the next token behind the tokens of prompt and answer.
+    def select(self, logits: torch.Tensor, ids: tuple[Sequence[int], Sequence[int]]) -> int:
+        """Returns the next token behind the tokens of a prompt and of its answer.
 
         `logits` are (vocabulary,) in fp32.
         """
         scores = logits[None]
-        if self._steps:
-            known = torch.tensor([ids], device=logits.device)
-            for step in self._steps:
-                scores = step(known, scores)
+        if self._penalty is not None:
+            known = torch.tensor([[*ids[0], *ids[1]]], device=logits.device)
+            scores = self._penalty(known, scores)
+        for step in self._steps:  # they do not look at the tokens before
+            scores = step(None, scores)
         if not self._is_drawn:
             return int(scores.argmax())
         chances = scores.softmax(dim=1)

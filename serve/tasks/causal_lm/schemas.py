@@ -78,7 +78,8 @@ class GenerationRequest(BaseModel):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     """Texts that end the answer; the answer does not include them."""
     seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
-    """Seed of the sampling: the same seed gives the same answer."""
+    """Seed of the sampling: the same seed gives the same answer; in 16 bits, rounding beside other
+    answers may change it."""
     stream: bool = False
     """Send the answer as server-sent events while it is generated."""
     stream_options: StreamOptions | None = None

@@ -72,7 +72,16 @@ def test_rows_in_host_memory_bring_the_ends_of_samples_too(
     config = config_of(questions, tmp_path, precision="bf16")
     _, on_device = curve(config)
     monkeypatch.setattr("jobs.training.session.DEVICE_SHARE", 0.0)
-    _, on_host = curve(config)
+    calls, kernel = list[int](), packed_attention._kernel
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(packed_attention, "_kernel", counted)
+    mode, on_host = curve(config)
+    assert mode.startswith("eager")
+    assert len(calls) >= 2 * len(on_host)
     assert are_close(on_device, on_host, 0.02)
 
 

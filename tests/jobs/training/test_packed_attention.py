@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,7 +12,7 @@ from jobs.spec.model import LoraSpec
 from jobs.spec.train import Precision
 from jobs.training.corpus import load_corpus
 from jobs.training.data import packing
-from jobs.training.data.tokens import SAMPLE_ENDS, sample_ends
+from jobs.training.data.tokens import INPUT_IDS, SAMPLE_ENDS, TokenSet, sample_ends
 from jobs.training.model import packed_attention
 from jobs.training.session import Session, build_session
 from jobs.training.world import World
@@ -88,7 +89,7 @@ def test_gradients_are_those_of_a_mask(
     model = language_config(questions, base).model.model_copy(update={"adapter": adapter})
     session = session_of(questions, base, model=model, precision="fp32")
     tokens = session.corpus.train
-    assert tokens.most_samples >= packing.most_samples(tokens)
+    assert tokens.sample_slots >= packing.most_samples(tokens)
     rows = torch.arange(4)
     batch = session.engine.step.loader._store.gather(rows, 64)
     assert SAMPLE_ENDS in batch
@@ -109,7 +110,7 @@ def test_models_with_another_attention_keep_their_mask(
     """Capped scores, attention of its own, distances in the mask, no attention, and both."""
     base = tiny.save(tmp_path / kind, kind, transformers.AutoModelForCausalLM)
     session = session_of(questions, base)
-    assert not session.corpus.train.most_samples
+    assert not session.corpus.train.sample_slots
     assert session.model.config._attn_implementation != packed_attention.NAME
 
 
@@ -145,6 +146,44 @@ def test_ends_are_those_of_the_samples() -> None:
     assert sample_ends(positions, 4).tolist() == [0, 3, 6, 7, 12]
 
 
-def test_rows_of_many_short_samples_keep_their_mask(anywhere: list[int]) -> None:
-    assert packed_attention.is_worth_it(64, 2048)
-    assert not packed_attention.is_worth_it(100, 2048)
+@pytest.mark.parametrize(
+    ("count", "capacity", "most"), [(70, 256, 64), (200, 1000, 200), (20, 1000, 20)]
+)
+def test_rows_hold_no_more_samples_than_are_attended_fast(
+    count: int, capacity: int, most: int
+) -> None:
+    """Samples of 4 tokens: 64 fill a row of 256; 200 are left together, or four rows would be."""
+    ids = np.arange(4 * count, dtype=np.int32)
+    offsets = np.arange(0, 4 * count + 1, 4)
+    tokens = TokenSet({INPUT_IDS: ids}, offsets, np.zeros(count, np.int64), 0)
+    packed = packing.pack(tokens, capacity)
+    assert packing.most_samples(packed) == most
+    assert sorted(packed.columns[INPUT_IDS].tolist()) == ids.tolist()
+
+
+def test_rows_hold_fewer_samples_where_that_takes_hardly_more_rows() -> None:
+    """Fifty full rows, and 100 short samples, which one row could hold."""
+    lengths = np.array([1000] * 99 + [4] * 100)
+    rows = packing.assign(lengths, 1000, packing.MOST_SAMPLES)
+    assert (len(rows), max(map(len, rows))) == (101, 64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.zeros(offsets[-1], np.int32)
+    tokens = TokenSet({INPUT_IDS: ids}, offsets, np.zeros(len(lengths), np.int64), 0)
+    assert packing.most_samples(packing.pack(tokens, 1000)) == 64
+
+
+def test_attention_that_drops_out_keeps_its_mask(
+    questions: Path, tmp_path: Path, anywhere: list[int]
+) -> None:
+    base = tiny.save(tmp_path / "llama", "llama", transformers.AutoModelForCausalLM)
+    model = language_config(questions, base).model.model_copy(update={"dropout": 0.5})
+    session = session_of(questions, base, model=model)
+    batch = session.engine.step.loader._store.gather(torch.arange(4), 64)
+    assert SAMPLE_ENDS in batch
+    anywhere.clear()
+    one, other = learnt(session, batch), learnt(session, batch)
+    assert not anywhere
+    assert any(not one[name].equal(other[name]) for name in one)
+    session.model.eval()
+    learnt(session, batch)
+    assert anywhere

@@ -77,6 +77,14 @@ def test_weights_take_fewer_bytes_and_are_near_their_own(
         held = dict(few.model.named_parameters())[name]
         assert held.nbytes * (4 if kind == "nf4" else 2) == own[name].nbytes
     assert flops_of(few) == flops_of(whole)
+    layers = [
+        [each for each in model.modules() if quantized.is_quantized(each)]
+        for model in (few.model, few.engine.step.model)
+    ]
+    assert few.model is not few.engine.step.model
+    # the model that is trained in 16 bits holds the same layers, and not copies
+    assert len(layers[0]) == len(found)
+    assert all(one is other for one, other in zip(*layers, strict=True))
 
 
 def test_an_interrupted_run_goes_on_bit_by_bit(questions: Path, base: str, tmp_path: Path) -> None:
