@@ -149,7 +149,7 @@ def kill_a_trial(found: list[psutil.Process]) -> None:
         found.extend(ray_processes("ray::ImplicitFunc.train"))
         return bool(found)
 
-    if eventually(look, within_s=60):
+    if eventually(look, within_s=300):
         found[0].kill()
 
 
