@@ -13,8 +13,6 @@ from jobs.spec.serve import RULES_OF_ALL
 from jobs.spec.sweep import LogUniform, Uniform
 
 Path = tuple[str | int, ...]
-CONVERSE = ("causal-lm", "preference")
-"""Tasks whose endpoints answer conversations."""
 LEAST_SILENCE = timedelta(minutes=1)
 """Of workers that hang."""
 
@@ -160,14 +158,6 @@ def replicas_rise(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(("serve", "replicas", "min"), message)
 
 
-def context_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
-    """Conversations alone have a context."""
-    context = spec.serve.max_context if spec.serve else None
-    if context is not None and spec.task.name not in CONVERSE:
-        message = f"{spec.task.name} has no conversations; remove the field, or set data.max_length"
-        yield Violation(("serve", "max_context"), message)
-
-
 def rollout_steps_rise(spec: JobSpec) -> Iterator[Violation]:
     """Traffic only grows during a rollout, and ends with all of it."""
     steps = spec.serve.rollout.steps if spec.serve and spec.serve.rollout else (100,)
@@ -247,7 +237,6 @@ RULES: tuple[Rule, ...] = (
     train_and_eval_differ,
     ranges_rise,
     replicas_rise,
-    context_suits_the_task,
     rollout_steps_rise,
     gate_suits_the_task,
     offload_needs_sharding,

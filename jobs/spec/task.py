@@ -14,7 +14,7 @@ from jobs.spec.base import SpecModel
 from jobs.spec.row_form import RowForm
 
 Goal = Literal["max", "min"]
-ServeField = Literal["engine", "grpc", "fronts"]
+ServeField = Literal["engine", "grpc", "fronts", "max_context"]
 Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-softmax", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
 a row, the softmax of the logits of each token, or the mean loss of the tokens that are trained. A
@@ -136,6 +136,11 @@ class Task:
     def metric(self, name: str) -> Metric | None:
         """The metric of a name; None where the task has none."""
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether its models predict the next token of all before it."""
+        return self.auto_class == "AutoModelForCausalLM"
 
     @property
     def peft_class(self) -> str:

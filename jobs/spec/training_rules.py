@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 from jobs.errors import listed, shown
+from jobs.spec import task_registry
 from jobs.spec.job import JobSpec
 from jobs.spec.rules import Rule, Violation
 from jobs.spec.task import LOSS
 from jobs.spec.train import DEFAULT_MOMENTUM
-
-QUANTIZED_TASKS = ("causal-lm", "preference")
-"""Tasks whose bases are decoders, which are large enough to be quantized."""
 
 FALLING = ("linear", "cosine", "polynomial")
 """Schedules that fall to a rate that a job may choose."""
@@ -90,8 +88,9 @@ def quantized_bases_can_be_trained(spec: JobSpec) -> Iterator[Violation]:
     if adapter is None or adapter.quantization is None:
         return
     message = ""
-    if spec.task.name not in QUANTIZED_TASKS:
-        message = f"{spec.task.name} has no quantized base; it is for {listed(QUANTIZED_TASKS)}"
+    if not spec.task.is_decoder:
+        able = listed([task.name for task in task_registry.every() if task.is_decoder])
+        message = f"{spec.task.name} has no quantized base; it is for {able}"
     elif spec.train.strategy != "ddp":
         message = (
             f"train.strategy {spec.train.strategy} shards weights, and quantized ones are held"

@@ -11,6 +11,7 @@ USES: dict[ServeField, Callable[[ServeSpec], bool]] = {
     "engine": lambda serve: serve.engine != "auto",
     "grpc": lambda serve: serve.grpc,
     "fronts": lambda serve: serve.fronts not in ("auto", 0),
+    "max_context": lambda serve: serve.max_context is not None,
 }
 """Fields of the serve section that not every task honours, and whether a job uses them."""
 

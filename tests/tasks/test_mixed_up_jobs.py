@@ -72,7 +72,7 @@ COLUMNS = [
         CLASSES,
         TEXT,
         "8:33: serve.max_context",
-        "text-classification has no conversations; remove the field",
+        "is not supported yet for text-classification; remove it or change it",
         rest=serving("max_context: 4096"),
     ),
     Mixed(WRITER, f"{SUMMARY}\n  tags: t", "9:3: data.tags", "is for token-classification"),
