@@ -44,9 +44,9 @@ def pack(tokens: TokenSet, capacity: int) -> TokenSet:
     The layout is the same on every device, so that a run can go on elsewhere.
     """
     rows = assign(tokens.lengths, capacity)
-    fewer = assign(tokens.lengths, capacity, MOST_SAMPLES)
-    if len(fewer) <= (1 + FURTHER_ROWS) * len(rows):
-        rows = fewer
+    if max(map(len, rows)) > MOST_SAMPLES:
+        fewer = assign(tokens.lengths, capacity, MOST_SAMPLES)
+        rows = fewer if len(fewer) <= (1 + FURTHER_ROWS) * len(rows) else rows
     order = np.concatenate([np.asarray(row) for row in rows])
     lengths = tokens.lengths[order]
     index = np.repeat(tokens.offsets[order] - np.cumsum(lengths) + lengths, lengths)

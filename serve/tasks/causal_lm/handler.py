@@ -37,10 +37,10 @@ class ChatHandler(GenerationHandler[Generator]):
         super().__init__(config)
         try:
             self.longest = self._longest()
+            """Most tokens of a conversation with its answer."""
         except DeployError:
             self.generator.close()
             raise
-        """Most tokens of a conversation with its answer."""
         self._first_piece = prometheus_client.Histogram(
             "first_piece_seconds",
             "Time from the complete request body to the first piece of the answer.",
