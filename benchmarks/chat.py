@@ -28,7 +28,8 @@ import transformers
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jobs.spec.train import Precision  # noqa: E402 - runs from a clone, installed or not
+from benchmarks import language_models  # noqa: E402 - runs from a clone, installed or not
+from jobs.spec.train import Precision  # noqa: E402
 from serve.tasks.causal_lm import decoding  # noqa: E402
 from serve.tasks.causal_lm.answer import Settings  # noqa: E402
 from serve.tasks.causal_lm.generator import Generator  # noqa: E402
@@ -51,13 +52,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 4,
         "intermediate_size": 2048,
     },
-    "1.1b": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 8192,
-    },
+    "1.1b": {k: v for k, v in language_models.SHAPES["1.1b"].items() if k != "vocab_size"},
 }
 
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 import transformers.generation.streamers
 
+from jobs.errors import first_line
 from serve.batching.client import DeadlineError
 from serve.tasks.causal_lm import decoding, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
@@ -124,14 +125,17 @@ class Generator(GenerationThread[_Job]):
     @torch.inference_mode()
     def _run(self) -> None:
         reason = sampling.unusual(self._model.generation_config)
-        reason = reason or decoding.reason_for_one_by_one(self._model)
+        try:
+            reason = reason or decoding.reason_for_one_by_one(self._model)
+            self._room = 0 if reason else decoding.room(self._model)
+        except Exception as error:  # noqa: BLE001 - or no request would ever be answered
+            reason = first_line(error)
         if reason:
             LOG.warning("answers are written one after the other: %s", reason)
             super()._run()
             return
         waiting, rows = collections.deque[_Job | None](), list[_Row]()
         batch, self._tokens, self._seconds = Decoding(self._model), 0.0, 0.0
-        self._room = decoding.room(self._model)
         while True:
             self._take(waiting, waits=not rows)
             begin = time.monotonic()
