@@ -10,7 +10,7 @@ INTERNAL_ERROR = "the server failed to answer; the replica's log has the cause"
 
 
 class ErrorDetail(BaseModel):
-    """Reason of an error; it never repeats the client's input."""
+    """Reason of an error; it repeats nothing of the client's input but a part of a wrong schema."""
 
     code: str
     message: str

@@ -69,6 +69,21 @@ def stream(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
     return asyncio.run(read())
 
 
+def schema_of(schema: Any) -> dict[str, Any]:
+    """A response_format."""
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+def tool(name: str) -> dict[str, Any]:
+    """A tool without arguments."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def named(name: str) -> dict[str, Any]:
+    """The choice of one tool."""
+    return {"type": "function", "function": {"name": name}}
+
+
 def test_a_conversation_is_answered_as_transformers_answers_it(
     client: httpx.AsyncClient, published: ModelVersion
 ) -> None:
@@ -168,26 +183,36 @@ def test_an_answer_of_too_many_tokens_is_cut_and_not_refused(client: httpx.Async
     [
         ({"messages": []}, 422, "messages"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 422, "role"),
+        ({"messages": [{"role": "user"}]}, 422, "content is missing"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, 422, "not the assistant"),
         ({"messages": [{"role": "user", "content": "film " * 200}]}, 422, "the limit is 1 to 63"),
         ({"model": "another"}, 404, "this endpoint serves"),
         ({"temperature": 9}, 422, "temperature"),
         ({"max_tokens": 0}, 422, "max_tokens"),
-        ({"n": 2}, 422, "n: "),
+        ({"n": 17}, 422, "n: "),
+        ({"best_of": 2}, 422, "best_of: "),
         ({"n": True}, 422, "n: "),
-        ({"frequency_penalty": 0.5}, 422, "frequency_penalty: "),
-        ({"presence_penalty": 1}, 422, "presence_penalty: "),
-        ({"repetition_penalty": 1.1}, 422, "repetition_penalty: "),
-        ({"logit_bias": {"5": -100}}, 422, "logit_bias: "),
-        ({"logprobs": True}, 422, "logprobs: "),
-        ({"response_format": {"type": "json_object"}}, 422, "response_format: "),
-        ({"tool_choice": "required"}, 422, "tool_choice: "),
-        ({"top_k": 5}, 422, "top_k: "),
+        ({"frequency_penalty": 3}, 422, "frequency_penalty: "),
+        ({"presence_penalty": -2.5}, 422, "presence_penalty: "),
+        ({"repetition_penalty": 0}, 422, "repetition_penalty: "),
+        ({"logit_bias": {"5": -101}}, 422, "logit_bias"),
+        ({"logit_bias": {"five": 1}}, 422, "logit_bias"),
+        ({"logit_bias": {"300": 1}}, 422, "the model has the tokens 0 to 299"),
+        ({"top_logprobs": 2}, 422, "top_logprobs needs logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, 422, "top_logprobs: "),
+        ({"guided_regex": "a+"}, 422, "guided_regex: "),
+        ({"response_format": {"type": "xml"}}, 422, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 422, "response_format"),
+        ({"response_format": schema_of({"type": "nope"})}, 422, "Invalid type: nope"),
+        ({"response_format": schema_of({"not": {}})}, 422, "not"),
+        ({"tool_choice": "required"}, 422, "there are no tools"),
+        ({"tool_choice": named("other"), "tools": [tool("own")]}, 422, "not among the tools"),
+        ({"tools": [tool("own"), tool("own")]}, 422, "the same name"),
+        ({"tools": [tool("own")]}, 422, "this model cannot call tools"),
         ({"reasoning_effort": "high"}, 422, "reasoning_effort: "),
         ({"modalities": ["text", "audio"]}, 422, "modalities: "),
-        ({"ignore_eos": True}, 422, "ignore_eos: "),
         ({"stop": ["a"] * 9}, 422, "stop"),
-        ({"tools": [{"type": "function"}]}, 422, "this endpoint calls no tools"),
+        ({"tools": [{"type": "function"}]}, 422, "tools.0.function"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             422,
@@ -432,7 +457,9 @@ def test_errors_have_the_shape_of_openai_s(client: httpx.AsyncClient) -> None:
     cases = (
         ({"model": "gpt"}, 404, "invalid_request_error", "model"),
         ({"temperature": "hot"}, 422, "invalid_request_error", "temperature"),
-        ({"n": 3}, 422, "invalid_request_error", "n"),
+        ({"n": 30}, 422, "invalid_request_error", "n"),
+        ({"tools": [tool("own")]}, 422, "invalid_request_error", "tools"),
+        ({"response_format": schema_of({"type": "a"})}, 422, None, "response_format"),
         ({"messages": [{"role": "user", "content": "a " * 200}]}, 422, None, "messages"),
     )
     for fields, status, kind, param in cases:

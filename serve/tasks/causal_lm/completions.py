@@ -1,30 +1,26 @@
 """The route of completions: continues a plain text, as OpenAI's older API does."""
 
-import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import fastapi
-import fastapi.responses
 
 from serve.http import app
-from serve.http.asgi import cancel_on_disconnect
-from serve.http.errors import ErrorBody, HttpError
-from serve.tasks.causal_lm.answer import Piece, whole
-from serve.tasks.causal_lm.handler import ChatHandler
-from serve.tasks.causal_lm.schemas import (
+from serve.http.errors import ErrorBody
+from serve.tasks.causal_lm import replies
+from serve.tasks.causal_lm.answer import Piece, TokenLogprob
+from serve.tasks.causal_lm.completion_schemas import (
     COMPLETIONS_PATH,
     CompletionChoice,
+    CompletionLogprobs,
     CompletionRequest,
     CompletionResponse,
-    Usage,
 )
-from serve.tasks.generating.schemas import Finish
-
-DONE = b"data: [DONE]\n\n"
-"""Last event of a stream."""
+from serve.tasks.causal_lm.generation_request import Usage
+from serve.tasks.causal_lm.handler import ChatHandler
+from serve.tasks.causal_lm.vocabulary import Vocabulary
 
 router = fastapi.APIRouter()
 
@@ -37,64 +33,64 @@ router = fastapi.APIRouter()
 async def continue_text(body: CompletionRequest, request: fastapi.Request) -> Any:
     """Continues a text, complete or as a stream of events."""
     handler = cast("ChatHandler", app.require_handler())
-    name = handler.config.version.name
-    if body.model not in (None, name):
-        raise HttpError(404, "not_found", f"this endpoint serves {name}", param="model")
+    handler.check_model(body.model)
     ids = handler.beginning(body)
-    headers = {"x-model-version": handler.config.version.id}
-    answer = _Answer(f"cmpl-{uuid.uuid4().hex}", int(time.time()), name, len(ids))
+    tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
     pieces = handler.write(ids, body, app.timeout(request))
-    try:
-        if body.stream:  # the first piece, to raise an error while another status can be sent
-            first = await cancel_on_disconnect(anext(pieces), request.receive)
-        else:
-            text, last = await cancel_on_disconnect(whole(pieces), request.receive)
-    except ConnectionError:
-        return app.gone()
-    if body.stream:
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
-        events = _events(first, pieces, answer, has_usage=has_usage)
-        return fastapi.responses.StreamingResponse(
-            events, media_type="text/event-stream", headers=headers
-        )
-    found = answer.part(text, last.finish, usage=answer.usage(last.tokens))
-    return fastapi.responses.JSONResponse(found.model_dump(), headers=headers)
+    reply = _Reply(handler.config.version.name, tokens)
+    headers = {"x-model-version": handler.config.version.id}
+    return await replies.send(request, body, reply, pieces, read=len(ids), headers=headers)
 
 
-class _Answer:
-    """What all parts of an answer have in common."""
+class _Reply:
+    """Writes continuations as OpenAI's older API has them."""
 
-    def __init__(self, identity: str, created: int, model: str, prompt_tokens: int) -> None:
-        self._common = {"id": identity, "created": created, "model": model}
-        self._prompt_tokens = prompt_tokens
+    def __init__(self, model: str, tokens: Vocabulary | None) -> None:
+        """Args: the model's name, and its tokens where their log-probabilities are asked for."""
+        identity, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self._common: Any = {"id": identity, "created": created, "model": model}
+        self._tokens = tokens
 
-    def part(
-        self, text: str | None, finish: Finish | None = None, usage: Usage | None = None
-    ) -> CompletionResponse:
-        """Returns a part of the answer; without text, one that holds the usage alone."""
-        choices = [] if text is None else [CompletionChoice(text=text, finish_reason=finish)]
+    def begin(self) -> Iterator[CompletionResponse]:
+        """Yields no event."""
+        yield from ()
+
+    def parts(self, index: int, piece: Piece) -> Iterator[CompletionResponse]:
+        """Yields the event of a piece, unless it is empty."""
+        if piece.text or piece.finish or piece.logprobs:
+            yield CompletionResponse(**self._common, choices=[self._choice(index, piece)])
+
+    def used(self, usage: Usage) -> CompletionResponse:
+        """Returns the event of the tokens that were used."""
+        return CompletionResponse(**self._common, choices=[], usage=usage)
+
+    def whole(self, answers: Sequence[Piece], usage: Usage) -> CompletionResponse:
+        """Returns the message of whole continuations."""
+        choices = [self._choice(index, answer) for index, answer in enumerate(answers)]
         return CompletionResponse(**self._common, choices=choices, usage=usage)
 
-    def usage(self, written: int) -> Usage:
-        """Returns the tokens of prompt and answer."""
-        read = self._prompt_tokens
-        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    def _choice(self, index: int, piece: Piece) -> CompletionChoice:
+        logprobs = None if self._tokens is None else _logprobs(piece.logprobs, self._tokens)
+        return CompletionChoice(
+            index=index, text=piece.text, finish_reason=piece.finish, logprobs=logprobs
+        )
 
 
-async def _events(
-    first: Piece, rest: AsyncGenerator[Piece], answer: _Answer, *, has_usage: bool
-) -> AsyncIterator[bytes]:
-    def event(part: CompletionResponse) -> bytes:
-        return b"data: " + part.model_dump_json().encode() + b"\n\n"
+def _logprobs(found: Sequence[TokenLogprob], tokens: Vocabulary) -> CompletionLogprobs:
+    def name(token: int) -> str:
+        return _name(tokens.bytes_of(token))
 
-    piece = first
-    async with contextlib.aclosing(rest):  # the generation ends when the client disconnects
-        while True:
-            if piece.text or piece.finish:
-                yield event(answer.part(piece.text, piece.finish))
-            if piece.finish:
-                break
-            piece = await anext(rest)
-    if has_usage:
-        yield event(answer.part(None, usage=answer.usage(piece.tokens)))
-    yield DONE
+    return CompletionLogprobs(
+        tokens=[name(each.token) for each in found],
+        token_logprobs=[each.logprob for each in found],
+        top_logprobs=[{name(token): value for token, value in each.likeliest} for each in found],
+        text_offset=[each.start for each in found],
+    )
+
+
+def _name(token: bytes) -> str:
+    """Returns a token's text, or its bytes if it is a part of a character, as OpenAI writes it."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

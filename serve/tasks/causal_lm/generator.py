@@ -3,22 +3,21 @@
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import transformers
-import transformers.generation.streamers
 
 from jobs.errors import first_line
 from serve.batching.client import DeadlineError
-from serve.tasks.causal_lm import decoding, sampling
+from serve.tasks.causal_lm import decoding, one_by_one, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.decoding import SLACK, Decoding
 from serve.tasks.causal_lm.sampling import Sampler
+from serve.tasks.causal_lm.vocabulary import Vocabulary
 from serve.tasks.generating.thread import GenerationThread, Job
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +33,7 @@ FADING = 0.99
 class _Job(Job):
     ids: list[int]
     settings: Settings
+    sampler: Sampler
     on_piece: Callable[[Piece | Exception], None]
 
     @property
@@ -52,7 +52,6 @@ class _Row:
 
     job: _Job
     writer: Writer
-    sampler: Sampler
     failure: Exception | None = field(default=None, init=False)
 
     @property
@@ -62,11 +61,12 @@ class _Row:
 
     def add(self, logits: torch.Tensor, likeliest: int) -> None:
         """Adds the next token; an error ends this answer alone."""
+        sampler = self.job.sampler
         try:
             token = likeliest
-            if not self.sampler.is_plain:
-                token = self.sampler.select(logits, (self.job.ids, self.writer.ids))
-            self.writer.put(token)
+            if not sampler.is_plain:
+                token = sampler.select(logits, (self.job.ids, self.writer.ids))
+            self.writer.put(token, sampler.accept(token), is_complete=sampler.is_complete)
         except Exception as error:  # noqa: BLE001 - given to this client; the others continue
             self.failure = error
 
@@ -80,12 +80,39 @@ class Generator(GenerationThread[_Job]):
 
     batch_rows: int = 64
     """Most answers that are written together."""
+    cache_use: float = 0.0
+    """Share of the cache that the answers which are being written may fill."""
 
     @property
     def positions(self) -> int:
         """Most tokens that the model has positions for."""
         config = self._model.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of the model's logits."""
+        return int(self._model.config.get_text_config().vocab_size)
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Numbers of the tokenizer's special tokens by their texts."""
+        texts = self.tokenizer.all_special_tokens
+        return dict(zip(texts, self.tokenizer.all_special_ids, strict=True))
+
+    @property
+    def end_texts(self) -> list[str]:
+        """Texts of the tokens that end an answer."""
+        return [self.tokenizer.decode([end]) for end in sorted(self._ends)]
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokens as bytes; the first call takes a second for a large vocabulary.
+
+        Raises:
+            UnusableVocabularyError: if they cannot be told.
+        """
+        return Vocabulary(self.tokenizer, self._ends)
 
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
@@ -102,14 +129,20 @@ class Generator(GenerationThread[_Job]):
         Raises:
             QueueFullError: if the queued tokens exceed `queue_tokens`.
             DeadlineError: if the generation does not start before the timeout.
+            GrammarError: if the grammar is wrong, or becomes too complex.
+            UnusableVocabularyError: if a grammar needs what the tokenizer cannot tell.
         """
+        if settings.grammar is None:
+            sampler = self._sampler(settings)
+        else:  # it may take a moment
+            sampler = await asyncio.to_thread(self._sampler, settings)
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception]()
 
         def on_piece(piece: Piece | Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = _Job(time.monotonic() + timeout_s, ids, settings, on_piece)
+        job = _Job(time.monotonic() + timeout_s, ids, settings, sampler, on_piece)
         self._enqueue(job)
         try:
             while True:
@@ -151,6 +184,8 @@ class Generator(GenerationThread[_Job]):
                 rows, batch = [], Decoding(self._model)
                 continue
             self._observe(tokens, time.monotonic() - begin)
+            longest = max((row.job.most_tokens + SLACK for row in rows), default=0)
+            self.cache_use = len(rows) * longest / self._room
 
     def _take(self, waiting: "collections.deque[_Job | None]", *, waits: bool = True) -> None:
         """Moves all queued jobs into `waiting`; `waits` for one if there is none."""
@@ -188,7 +223,7 @@ class Generator(GenerationThread[_Job]):
             for job in jobs:
                 self._end(job, error)
             return 0
-        added = [self._row(job) for job in jobs]
+        added = [_Row(job, self._writer(job)) for job in jobs]
         rows += added
         _add(added, logits)
         return sum(len(job.ids) + 1 for job in jobs)
@@ -213,9 +248,14 @@ class Generator(GenerationThread[_Job]):
         rows[:] = [rows[place] for place in places]
         batch.keep(places)
 
-    def _row(self, job: _Job) -> _Row:
-        sampler = Sampler(job.settings, self._model.generation_config, self._model.device)
-        return _Row(job, self._writer(job), sampler)
+    def _sampler(self, settings: Settings) -> Sampler:
+        matcher = None
+        if settings.grammar is not None:
+            matcher = self.vocabulary.matcher(settings.grammar)
+        model = self._model
+        return Sampler(
+            settings, model.generation_config, model.device, ends=self._ends, matcher=matcher
+        )
 
     def _writer(self, job: _Job) -> Writer:
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
@@ -240,26 +280,11 @@ class Generator(GenerationThread[_Job]):
     def _answer(self, jobs: list[_Job]) -> int:
         """Lets transformers write one answer, of a model whose rows cannot share a batch."""
         (job,) = jobs
-        settings = job.settings
         if time.monotonic() >= job.deadline:
             raise DeadlineError
         writer = self._writer(job)
-        ids = torch.tensor([job.ids], device=self._model.device)
-        options: dict[str, Any] = {"do_sample": False}
-        if settings.temperature > 0:
-            heat = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": 0}
-            options = {"do_sample": True, **heat}
-        if settings.seed is not None:
-            torch.manual_seed(settings.seed)
-        stream = _Stream(writer, job)
-        self._model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=settings.most_tokens,
-            pad_token_id=self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
-            streamer=stream,
-            stopping_criteria=transformers.StoppingCriteriaList([stream.must_end]),
-            **options,
+        one_by_one.write(
+            self._model, job.ids, job.settings, job.sampler, writer, lambda: job.is_over
         )
         writer.finish()
         return len(job.ids) + len(writer.ids)
@@ -271,25 +296,3 @@ def _add(rows: Sequence[_Row], logits: torch.Tensor) -> None:
     for row, own, token in zip(rows, logits, likeliest, strict=True):
         if not row.has_ended:
             row.add(own, token)
-
-
-class _Stream(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
-    """Hands the tokens that transformers generates to a writer."""
-
-    def __init__(self, writer: Writer, job: _Job) -> None:
-        self._writer, self._job = writer, job
-        self._has_prompt = False
-
-    def put(self, value: torch.Tensor) -> None:
-        """Receives the prompt in the first call and one token in every further one."""
-        if self._has_prompt:
-            self._writer.put(int(value.reshape(-1)[0]))
-        self._has_prompt = True
-
-    def end(self) -> None:
-        """Does nothing: the last piece is sent by who knows why the answer ended."""
-
-    def must_end(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        """Returns, as [rows] of bool, whether the generation stops; a transformers criterion."""
-        is_over = self._writer.is_stopped or self._job.is_over
-        return torch.full((len(input_ids),), is_over, device=input_ids.device)

@@ -1,30 +1,50 @@
 """The handler of a language model: renders a conversation as a prompt and generates the answer."""
 
+import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import prometheus_client
-
 from jobs.errors import DataError, DeployError
-from jobs.training.data import chat_template
+from jobs.training.data import chat_template, conversations
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
+from serve.tasks.causal_lm import tool_format
 from serve.tasks.causal_lm.answer import Piece, Settings
+from serve.tasks.causal_lm.choices import merged
+from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH, CompletionRequest
+from serve.tasks.causal_lm.generation_request import SEEDS, GenerationRequest
 from serve.tasks.causal_lm.generator import Generator
-from serve.tasks.causal_lm.schemas import (
-    COMPLETIONS_PATH,
-    PATH,
-    SEEDS,
-    ChatInfo,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Message,
+from serve.tasks.causal_lm.messages import Message, NamedTool, Tool
+from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, JsonFormat, SchemaFormat
+from serve.tasks.causal_lm.token_times import TokenTimes
+from serve.tasks.causal_lm.tool_format import ToolFormat, UnknownFormatError
+from serve.tasks.causal_lm.vocabulary import (
+    GrammarError,
+    UnusableVocabularyError,
+    Vocabulary,
+    json_grammar,
+    lark_grammar,
 )
 from serve.tasks.generating.handler import GenerationHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a conversation asks of the model."""
+
+    ids: list[int]
+    """Tokens of the prompt."""
+    grammar: str | None = None
+    """Grammar of the answer."""
+    form: ToolFormat | None = None
+    """How the answer calls tools, if it may."""
+    shows_special: bool = False
+    """Whether special tokens tell calls of tools."""
 
 
 class ChatHandler(GenerationHandler[Generator]):
@@ -41,12 +61,7 @@ class ChatHandler(GenerationHandler[Generator]):
         except DeployError:
             self.generator.close()
             raise
-        self._first_piece = prometheus_client.Histogram(
-            "first_piece_seconds",
-            "Time from the complete request body to the first piece of the answer.",
-            registry=self.metrics.registry,
-            namespace="winnow_serve",
-        )
+        self._times = TokenTimes(self.metrics.registry, self.generator)
 
     def _longest(self) -> int:
         asked, known = self.config.max_context, self.generator.positions
@@ -83,7 +98,49 @@ class ChatHandler(GenerationHandler[Generator]):
             max_length=self.longest,
         )
 
-    def prompt(self, request: ChatRequest) -> list[int]:
+    def check_model(self, name: str | None) -> None:
+        """Raises HttpError 404 if a request names another model than this one."""
+        own = self.config.version.name
+        if name not in (None, own):
+            raise HttpError(404, "not_found", f"this endpoint serves {own}", param="model")
+
+    async def asked(self, request: ChatRequest) -> Asked:
+        """Returns the prompt of a conversation, and the form of its answer.
+
+        Raises:
+            HttpError: 422 as `prompt` does, or if the model cannot call tools.
+        """
+        wanted = request.response_format
+        if isinstance(wanted, SchemaFormat):
+            return Asked(self.prompt(request), json_grammar(wanted.json_schema.schema_))
+        if isinstance(wanted, JsonFormat):
+            return Asked(self.prompt(request), json_grammar({"type": "object"}))
+        if not request.calls_tools:
+            return Asked(self.prompt(request))
+        try:
+            form = await asyncio.to_thread(lambda: self._tool_format)
+        except UnknownFormatError as error:
+            message = f"this model cannot call tools: {error}; leave them out"
+            raise HttpError(422, "invalid_request", message, param="tools") from None
+        special = self.generator.special_tokens
+        shows_special = any(token in form.mark for token in special)
+        grammar, chosen = None, request.tool_choice
+        if chosen != "auto":
+            must = chosen.function.name if isinstance(chosen, NamedTool) else None
+            tools = {
+                tool.function.name: tool.function.parameters or {"type": "object"}
+                for tool in request.tools
+                if must in (None, tool.function.name)
+            }
+            one = must is not None or not request.parallel_tool_calls
+            grammar = lark_grammar(form.rules(tools, special, one=one))
+        return Asked(self.prompt(request, request.tools), grammar, form, shows_special)
+
+    @functools.cached_property
+    def _tool_format(self) -> ToolFormat:
+        return tool_format.learned(self.generator.tokenizer, self.generator.end_texts)
+
+    def prompt(self, request: ChatRequest, tools: Sequence[Tool] = ()) -> list[int]:
         """Renders a conversation as token ids.
 
         Raises:
@@ -97,9 +154,11 @@ class ChatHandler(GenerationHandler[Generator]):
         if tokenizer.chat_template is None:
             ids = self._raw(_only_text(messages))
         else:
+            given = [message.model_dump(exclude_none=True) for message in messages]
+            known = [tool.model_dump(exclude_none=True) for tool in tools] or None
             try:
-                found = [message.model_dump() for message in messages]
-                text = chat_template.write(found, tokenizer, ask=True)
+                found = conversations.messages_of(given) or []
+                text = chat_template.write(found, tokenizer, ask=True, tools=known)
             except DataError as error:
                 raise HttpError(422, "invalid_request", str(error), param="messages") from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -124,32 +183,85 @@ class ChatHandler(GenerationHandler[Generator]):
             raise HttpError(422, "too_long", message, param=param)
         return list(ids)
 
-    async def write(
-        self, ids: Sequence[int], request: GenerationRequest, timeout_s: float
-    ) -> AsyncGenerator[Piece]:
-        """Yields the answer in pieces while it is generated.
+    def vocabulary(self, request: GenerationRequest, param: str) -> Vocabulary:
+        """The model's tokens as bytes, for what a field of the request asks for.
 
         Raises:
-            HttpError: 503 if the queue is full, 504 if the generation does not start in time.
+            HttpError: 422 if they cannot be told.
         """
-        room = self.longest - len(ids)
-        settings = Settings(
-            most_tokens=min(request.answer_tokens, room),
-            temperature=request.heat,
-            top_p=request.top_p,
-            stops=request.stops,
-            seed=None if request.seed is None else request.seed % SEEDS,
-        )
-        begin = time.perf_counter()
-        pieces = self.generator.write(list(ids), settings, min(timeout_s, self.config.timeout_s))
-        with self.counting() as counted:
-            counted.read = len(ids)
-            async with contextlib.aclosing(pieces):
-                async for piece in pieces:
-                    if not counted.written:
-                        self._first_piece.observe(time.perf_counter() - begin)
-                    counted.written = piece.tokens
-                    yield piece
+        try:
+            return self.generator.vocabulary
+        except UnusableVocabularyError as error:
+            message = f"this model cannot do it: {error}; leave it out"
+            raise HttpError(422, "invalid_request", f"{param}: {message}", param=param) from None
+
+    async def write(
+        self,
+        ids: Sequence[int],
+        request: GenerationRequest,
+        timeout_s: float,
+        *,
+        grammar: str | None = None,
+        shows_special: bool = False,
+    ) -> AsyncGenerator[tuple[int, Piece]]:
+        """Yields the answers in pieces while they are generated, each with its answer's index.
+
+        Raises:
+            HttpError: 503 if the queue is full, 504 if the generation does not start in time, 422
+                if the grammar is wrong or too complex, or the model lacks a token.
+        """
+        begin, timeout_s = time.perf_counter(), min(timeout_s, self.config.timeout_s)
+        settings = self._settings(ids, request, grammar, shows_special=shows_special)
+        answers = [self.generator.write(list(ids), each, timeout_s) for each in settings]
+        param = "tools" if shows_special else "response_format"
+        try:
+            with self.counting() as counted:
+                counted.read = len(ids)
+                async with contextlib.aclosing(self._times.seen(merged(answers), begin)) as pieces:
+                    written = dict[int, int]()
+                    async for index, piece in pieces:
+                        written[index] = piece.tokens
+                        counted.written = sum(written.values())
+                        yield index, piece
+        except (GrammarError, UnusableVocabularyError) as error:
+            message = f"the answer cannot be held to the schema: {error}"
+            raise HttpError(422, "invalid_request", message, param=param) from None
+
+    def _settings(
+        self,
+        ids: Sequence[int],
+        request: GenerationRequest,
+        grammar: str | None,
+        *,
+        shows_special: bool,
+    ) -> list[Settings]:
+        """Returns the settings of each answer."""
+        size = self.generator.vocabulary_size
+        if any(token >= size for token in request.logit_bias):
+            message = f"logit_bias: the model has the tokens 0 to {size - 1}"
+            raise HttpError(422, "invalid_request", message, param="logit_bias")
+        seed = request.seed
+        return [
+            Settings(
+                most_tokens=min(request.answer_tokens, self.longest - len(ids)),
+                temperature=request.heat,
+                top_p=request.top_p,
+                stops=request.stops,
+                seed=None if seed is None else (seed + index) % SEEDS,
+                frequency_penalty=request.frequency_penalty,
+                presence_penalty=request.presence_penalty,
+                repetition_penalty=request.repetition_penalty,
+                logit_bias=tuple(sorted(request.logit_bias.items())),
+                top_k=request.top_k,
+                min_p=request.min_p,
+                min_tokens=request.min_tokens,
+                ignores_end=request.ignore_eos,
+                logprobs=request.likeliest,
+                grammar=grammar,
+                shows_special=shows_special,
+            )
+            for index in range(request.n)
+        ]
 
 
 def _only_text(messages: Sequence[Message]) -> str:
@@ -161,4 +273,4 @@ def _only_text(messages: Sequence[Message]) -> str:
     if len(messages) != 1:
         message = "this model has no chat template: send one message, the prompt as it was trained"
         raise HttpError(422, "invalid_request", message, param="messages")
-    return messages[0].content
+    return messages[0].content or ""

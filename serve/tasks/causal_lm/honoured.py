@@ -22,7 +22,8 @@ class Only:
     def _checked(self, value: Any) -> Any:
         if (value, type(value) is bool) not in [(each, type(each) is bool) for each in self.usual]:
             shown = " or ".join(json.dumps(each) for each in self.usual)
-            raise ValueError(f"this endpoint honours {shown} alone; leave it out")
+            known = f"honours {shown} alone" if self.usual else "does not honour it"
+            raise ValueError(f"this endpoint {known}; leave it out")
         return value
 
 

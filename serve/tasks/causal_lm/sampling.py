@@ -1,12 +1,13 @@
-"""Selects the next token of an answer from a model's logits, as transformers' `generate` does."""
+"""Selects the next token of an answer from a model's logits, as a request asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 import transformers
 
-from serve.tasks.causal_lm.answer import Settings
+from serve.tasks.causal_lm.answer import Settings, TokenLogprob
+from serve.tasks.causal_lm.vocabulary import OUTSIDE, Matcher
 
 OBEYED = {
     *("do_sample", "temperature", "top_p", "top_k", "repetition_penalty"),
@@ -37,40 +38,119 @@ def unusual(config: Any) -> str:
 class Sampler:
     """Selects the tokens of one answer."""
 
-    def __init__(self, settings: Settings, config: Any, device: torch.device) -> None:
-        """Args: the answer's settings, the model's generation config, and the logits' device."""
-        self._settings = settings
-        self._steps: list[Any] = []
+    def __init__(
+        self,
+        settings: Settings,
+        config: Any,
+        device: torch.device,
+        *,
+        ends: Collection[int] = (),
+        matcher: Matcher | None = None,
+    ) -> None:
+        """Args: the answer's settings, and the model's generation config.
+
+        `device` holds the logits. The tokens in `ends` end the answer. `matcher` follows it through
+        the grammar of the settings.
+        """
+        self._settings, self._matcher, self._ends = settings, matcher, sorted(ends)
+        penalty = settings.repetition_penalty or config.repetition_penalty or 1.0
         self._penalty = None
-        penalty = config.repetition_penalty
-        if penalty is not None and penalty != 1:
+        if penalty != 1:
             self._penalty = transformers.RepetitionPenaltyLogitsProcessor(float(penalty))
-        self._is_drawn = settings.temperature > 0
-        if self._is_drawn and settings.temperature != 1:
-            self._steps.append(transformers.TemperatureLogitsWarper(float(settings.temperature)))
-        if self._is_drawn and settings.top_p < 1:
-            self._steps.append(transformers.TopPLogitsWarper(float(settings.top_p)))
+        self.is_drawn = settings.temperature > 0
+        """Whether tokens are drawn; else the most likely one is selected."""
+        self._steps = _steps(settings) if self.is_drawn else []
         self._draw = None
-        if self._is_drawn and settings.seed is not None:
+        if self.is_drawn and settings.seed is not None:
             self._draw = torch.Generator(device).manual_seed(settings.seed)
+        self._logprobs: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the most likely token is always selected."""
-        return self._penalty is None and not self._is_drawn
+        """Whether the model's most likely token is always selected, and nothing else is asked."""
+        own = self._settings
+        changes = (own.frequency_penalty, own.presence_penalty, own.logit_bias, own.min_tokens)
+        is_constrained = self._penalty is not None or self._matcher is not None
+        return not (self.is_drawn or is_constrained or any(changes) or own.logprobs is not None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer is all that its grammar lets it be."""
+        return self._matcher is not None and self._matcher.is_complete
 
     def select(self, logits: torch.Tensor, ids: tuple[Sequence[int], Sequence[int]]) -> int:
         """Returns the next token behind the tokens of a prompt and of its answer.
 
         `logits` are (vocabulary,) in fp32.
+
+        Raises:
+            GrammarError: if the grammar has become too complex.
         """
-        scores = logits[None]
-        if self._penalty is not None:
-            known = torch.tensor([[*ids[0], *ids[1]]], device=logits.device)
-            scores = self._penalty(known, scores)
-        for step in self._steps:  # they do not look at the tokens before
-            scores = step(None, scores)
-        if not self._is_drawn:
+        scores = self.scores(logits[None], ids)
+        if not self.is_drawn:
             return int(scores.argmax())
         chances = scores.softmax(dim=1)
         return int(torch.multinomial(chances, 1, generator=self._draw))
+
+    def scores(
+        self, logits: torch.Tensor, ids: tuple[Sequence[int], Sequence[int]]
+    ) -> torch.Tensor:
+        """Returns logits (1, vocabulary) with everything that the settings ask for."""
+        own, (_, answer) = self._settings, ids
+        if own.logprobs is not None:
+            self._logprobs = logits[0].float().log_softmax(dim=0)
+        scores = self._penalised(logits, ids)
+        if len(answer) < own.min_tokens and self._ends:
+            scores = scores.index_fill(1, _tensor(self._ends, scores), OUTSIDE)
+        if self._matcher is not None:
+            scores = self._matcher.constrain(scores)
+        for step in self._steps:  # they do not look at the tokens before
+            scores = step(None, scores)
+        return scores
+
+    def accept(self, token: int) -> TokenLogprob | None:
+        """Takes the token that was selected; returns its log-probability if these are asked for.
+
+        It is the model's own, before any setting; so are those of the likeliest tokens.
+        """
+        if self._matcher is not None and token not in self._ends:
+            self._matcher.accept(token)
+        if self._logprobs is None:
+            return None
+        values, tokens = self._logprobs.topk(self._settings.logprobs or 0)
+        likeliest = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+        return TokenLogprob(token, float(self._logprobs[token]), likeliest)
+
+    def _penalised(
+        self, scores: torch.Tensor, ids: tuple[Sequence[int], Sequence[int]]
+    ) -> torch.Tensor:
+        own, (prompt, answer) = self._settings, ids
+        if own.logit_bias:
+            tokens, values = zip(*own.logit_bias, strict=True)
+            added = torch.tensor([values], device=scores.device, dtype=scores.dtype)
+            scores = scores.index_add(1, _tensor(tokens, scores), added)
+        if self._penalty is not None:
+            scores = self._penalty(_tensor([*prompt, *answer], scores)[None], scores)
+        if answer and (own.frequency_penalty or own.presence_penalty):
+            counts = torch.bincount(_tensor(answer, scores), minlength=scores.shape[1])
+            has_occurred = (counts > 0).to(scores.dtype)
+            scores = scores - own.frequency_penalty * counts - own.presence_penalty * has_occurred
+        return scores
+
+
+def _steps(settings: Settings) -> list[Any]:
+    """Returns what changes the chances of tokens before one is drawn, in transformers' order."""
+    steps: list[Any] = []
+    if settings.temperature != 1:
+        steps.append(transformers.TemperatureLogitsWarper(float(settings.temperature)))
+    if settings.top_k > 0:
+        steps.append(transformers.TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1:
+        steps.append(transformers.TopPLogitsWarper(float(settings.top_p)))
+    if settings.min_p > 0:
+        steps.append(transformers.MinPLogitsWarper(float(settings.min_p)))
+    return steps
+
+
+def _tensor(ids: Sequence[int], beside: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=beside.device)

@@ -2,132 +2,47 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve.tasks.causal_lm.honoured import Only, without_nulls
+from serve.tasks.causal_lm.generation_request import MAX_LIKELIEST, GenerationRequest, Usage
+from serve.tasks.causal_lm.honoured import Only
+from serve.tasks.causal_lm.messages import Message, NamedTool, Tool, ToolCall
 from serve.tasks.generating.schemas import Finish
 
 PATH = "/v1/chat/completions"
 """Path of chat completions, below the endpoint's route."""
-MAX_MESSAGES, MAX_CHARACTERS = 256, 65_536
-"""Most messages of a conversation, and most characters of one message."""
-MAX_STOPS, MAX_STOP_CHARACTERS = 4, 64
-"""Most stop texts of a request, and most characters of one."""
-MAX_ANSWER_TOKENS = 4096
-"""Most tokens of an answer."""
-SEEDS = 2**63
-"""Number of different seeds."""
-DEFAULT_ANSWER_TOKENS = 256
+MAX_MESSAGES, MAX_TOOLS = 256, 128
+"""Most messages of a conversation, and most tools that it may call."""
+ChatFinish = Finish | Literal["tool_calls"]
+"""`tool_calls`: the answer ended with calls of tools."""
 
 
-def _joined(content: Any) -> Any:
-    """Returns the text of a list of parts; anything else as it is."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, dict)]
-    if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("only parts of text are read; leave others out")
-    return "".join(map(str, texts))
-
-
-class Message(BaseModel):
-    """One turn of a conversation."""
+class JsonSchema(BaseModel):
+    """A JSON schema of the answer."""
 
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, Field(max_length=MAX_CHARACTERS), BeforeValidator(_joined)]
-    """The text, or a list of parts of text."""
+    name: Annotated[str, Field(max_length=256)] | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class StreamOptions(BaseModel):
-    """Optional parts of a stream."""
+class TextFormat(BaseModel):
+    """Any text."""
 
-    include_usage: bool = False
-
-
-COMPLETIONS_PATH = "/v1/completions"
-"""Path of completions of a plain text, below the endpoint's route."""
-
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+    type: Literal["text"]
 
 
-class GenerationRequest(BaseModel):
-    """How a text is written."""
+class JsonFormat(BaseModel):
+    """Any JSON object."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
-
-    model: Annotated[str, Field(max_length=256)] | None = None
-    """Name of the model; the default is the model of this endpoint."""
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """Most tokens of the answer; of more than 4,096, or than the model takes, so many."""
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    """OpenAI's newer name of `max_tokens`; it takes precedence."""
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    """Sampling temperature; 0 always selects the most likely token."""
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Tokens are sampled from the smallest set of likely ones with this total probability; 0 always
-    selects the most likely one."""
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
-    """Texts that end the answer; the answer does not include them."""
-    seed: Annotated[int, Field(ge=-SEEDS, lt=SEEDS)] | None = None
-    """Seed of the sampling: the same seed gives the same answer; in 16 bits, rounding beside other
-    answers may change it."""
-    stream: bool = False
-    """Send the answer as server-sent events while it is generated."""
-    stream_options: StreamOptions | None = None
-    n: Annotated[Any, Only([1])] = 1
-    """Number of answers."""
-    best_of: Annotated[Any, Only([1])] = 1
-    """Number of answers of which the best is sent."""
-    frequency_penalty: Annotated[Any, Only([0])] = 0
-    """Makes frequent tokens less likely."""
-    presence_penalty: Annotated[Any, Only([0])] = 0
-    """Makes tokens that occur less likely."""
-    repetition_penalty: Annotated[Any, Only([1])] = 1
-    """Makes tokens that occur less likely, as vLLM does."""
-    logit_bias: Annotated[Any, Only([{}])] = {}
-    """Makes tokens likelier or less likely."""
-    top_k: Annotated[Any, Only([-1, 0])] = -1
-    """Number of likely tokens that are sampled from, as vLLM does."""
-    min_p: Annotated[Any, Only([0])] = 0
-    """Least probability relative to the most likely token, as vLLM does."""
-    min_tokens: Annotated[Any, Only([0])] = 0
-    """Fewest tokens of the answer, as vLLM does."""
-    ignore_eos: Annotated[Any, Only([False])] = False
-    """Writes on after the end token, as vLLM does."""
-
-    _nulls = model_validator(mode="before")(without_nulls)
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Texts that end the answer."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        return tuple(stops or ())
-
-    @property
-    def answer_tokens(self) -> int:
-        """Most tokens of the answer."""
-        asked = self.max_completion_tokens or self.max_tokens or DEFAULT_ANSWER_TOKENS
-        return min(asked, MAX_ANSWER_TOKENS)
-
-    @property
-    def heat(self) -> float:
-        """The temperature with which tokens are sampled; 0 if the most likely one is selected."""
-        return self.temperature if self.top_p else 0.0
+    type: Literal["json_object"]
 
 
-def _none(tools: list[Any] | None) -> list[Any] | None:
-    if tools:
-        raise ValueError("this endpoint calls no tools; leave them out")
-    return tools
+class SchemaFormat(BaseModel):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
 
 
 class ChatRequest(GenerationRequest):
@@ -141,55 +56,99 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The messages so far; the last one must not be the assistant's."""
-    tools: Annotated[list[Any] | None, AfterValidator(_none)] = None
-    """Must be empty: this endpoint calls no tools."""
-    tool_choice: Annotated[Any, Only(["none", "auto"])] = "none"
-    """Which tools the answer calls."""
-    functions: Annotated[Any, Only([[]])] = []
+    tools: Annotated[list[Tool], Field(default_factory=list, max_length=MAX_TOOLS)]
+    """Tools that the model may call, if its chat template knows tools."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    """Whether the answer may call tools, must, or must call this one."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may have several calls."""
+    functions: Annotated[Any, Only([[]]), Field(default_factory=list)]
     """OpenAI's older name of `tools`."""
-    response_format: Annotated[Any, Only([{"type": "text"}])] = {"type": "text"}
-    """Form of the answer."""
-    logprobs: Annotated[Any, Only([False])] = False
-    """Sends the probabilities of tokens."""
-    modalities: Annotated[Any, Only([["text"]])] = ["text"]
+    response_format: Annotated[
+        TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")
+    ] = TextFormat(type="text")
+    """Form of the answer: any text, a JSON object, or what a JSON schema allows."""
+    logprobs: bool = False
+    """Sends the log-probability of each token."""
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=MAX_LIKELIEST)] | None = None
+    """Likeliest tokens that are sent with each token; it needs `logprobs`."""
+    modalities: Annotated[Any, Only([["text"]]), Field(default_factory=lambda: ["text"])]
     """Kinds of output."""
     reasoning_effort: Annotated[Any, Only(["none"])] = "none"
     """How long the model reasons."""
 
+    @model_validator(mode="after")
+    def _fit(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name; rename one")
+        chosen = self.tool_choice
+        if isinstance(chosen, NamedTool) and chosen.function.name not in names:
+            raise ValueError("tool_choice names a tool that is not among the tools")
+        if chosen == "required" and not names:
+            raise ValueError("tool_choice is required, and there are no tools; add them")
+        if self.calls_tools and not isinstance(self.response_format, TextFormat):
+            raise ValueError("a response_format and tools exclude each other; leave one out")
+        return self
 
-class CompletionRequest(GenerationRequest):
-    """A text to continue, without any chat template; fields that change no answer are ignored."""
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer may call a tool."""
+        return bool(self.tools) and self.tool_choice != "none"
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A superb film"}]})
-
-    prompt: Annotated[str, Field(max_length=MAX_CHARACTERS)]
-    """The text to continue."""
-    echo: Annotated[Any, Only([False])] = False
-    """Whether the answer begins with the prompt."""
-    suffix: Annotated[Any, Only([""])] = ""
-    """The text that follows the answer."""
-    logprobs: Annotated[Any, Only([False])] = False
-    """Sends the probabilities of tokens."""
+    @property
+    def likeliest(self) -> int | None:
+        """Likeliest tokens whose log-probability comes with each token; None for none at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class Usage(BaseModel):
-    """Tokens of the prompt and of the answer."""
+class Likely(BaseModel):
+    """A token that was likely in a place of the answer."""
 
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+    token: str
+    logprob: float
+    bytes: list[int]
+    """The bytes of its text, which may be a part of a character."""
+
+
+class Scored(Likely):
+    """A token of the answer."""
+
+    top_logprobs: list[Likely]
+
+
+class Logprobs(BaseModel):
+    """Log-probabilities of the tokens of an answer."""
+
+    content: list[Scored]
+    refusal: None = None
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+class AnswerMessage(BaseModel):
+    """What the model says, and the tools that it calls."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    tool_calls: Annotated[list[ToolCall] | None, Field(exclude_if=_is_none)] = None
 
 
 class Choice(BaseModel):
-    """The answer."""
+    """An answer."""
 
     index: int = 0
-    message: Message
-    finish_reason: Finish
+    message: AnswerMessage
+    finish_reason: ChatFinish
+    logprobs: Annotated[Logprobs | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatResponse(BaseModel):
-    """A complete answer."""
+    """Complete answers."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -199,39 +158,27 @@ class ChatResponse(BaseModel):
     usage: Usage
 
 
-class CompletionChoice(BaseModel):
-    """The continuation of a text, or a part of it."""
+class CallPiece(ToolCall):
+    """A whole call of a tool in a stream."""
 
-    index: int = 0
-    text: str
-    finish_reason: Finish | None = None
-    logprobs: None = None
-
-
-class CompletionResponse(BaseModel):
-    """A complete continuation, or one event of a stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
+    index: int
 
 
 class Delta(BaseModel):
-    """Text generated since the last event."""
+    """What is said and called since the last event."""
 
-    role: Literal["assistant"] | None = None
-    content: str | None = None
+    role: Annotated[Literal["assistant"] | None, Field(exclude_if=_is_none)] = None
+    content: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    tool_calls: Annotated[list[CallPiece] | None, Field(exclude_if=_is_none)] = None
 
 
 class PieceChoice(BaseModel):
-    """A part of the answer."""
+    """A part of an answer."""
 
     index: int = 0
     delta: Delta
-    finish_reason: Finish | None = None
+    finish_reason: ChatFinish | None = None
+    logprobs: Annotated[Logprobs | None, Field(exclude_if=_is_none)] = None
 
 
 class ChatPiece(BaseModel):
@@ -242,7 +189,7 @@ class ChatPiece(BaseModel):
     created: int
     model: str
     choices: list[PieceChoice]
-    usage: Usage | None = None
+    usage: Annotated[Usage | None, Field(exclude_if=_is_none)] = None
 
 
 class Model(BaseModel):

@@ -69,7 +69,8 @@ class GenerationThread(abc.ABC, Generic[JobT]):
         )
         self._model: Any = model.to(device).eval()
         ends = model.generation_config.eos_token_id
-        self._ends = frozenset(ends if isinstance(ends, list) else [ends])
+        given = ends if isinstance(ends, list) else [ends]
+        self._ends = frozenset(end for end in given if end is not None)
         self._model.generate(  # loads kernels before the first request
             input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device),
             max_new_tokens=1,
