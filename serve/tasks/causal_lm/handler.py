@@ -32,6 +32,9 @@ from serve.tasks.causal_lm.vocabulary import (
 )
 from serve.tasks.generating.handler import GenerationHandler
 
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+"""JSON schema of the arguments of a tool without any."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -128,7 +131,7 @@ class ChatHandler(GenerationHandler[Generator]):
         if chosen != "auto":
             must = chosen.function.name if isinstance(chosen, NamedTool) else None
             tools = {
-                tool.function.name: tool.function.parameters or {"type": "object"}
+                tool.function.name: tool.function.parameters or NO_ARGUMENTS
                 for tool in request.tools
                 if must in (None, tool.function.name)
             }

@@ -11,8 +11,8 @@ from jobs.training.data import chat_template
 from serve.tasks.causal_lm.vocabulary import json_rule
 
 NAME, KEY, VALUE = "probed_tool", "probed_key", "probed value"
-IDENTITY = "abcdefgh0"
-"""Some templates refuse identities of another length."""
+IDENTITY, IDENTITIES = "abcdefgh0", "^[a-zA-Z0-9]{9}$"
+"""Of a call; some templates refuse others."""
 QUESTION = {"role": "user", "content": "What?"}
 WORDS = "~"
 """Words of an answer without a call."""
@@ -240,7 +240,8 @@ def _schema_of(example: Any, name: str, arguments: Any) -> Any:
         fields = {key: _schema_of(each, name, arguments) for key, each in example.items()}
         closed = {"required": list(fields), "additionalProperties": False}
         return {"type": "object", "properties": fields, **closed}
-    return {"type": "string"} if example == IDENTITY else {"const": example}
+    is_identity = example == IDENTITY
+    return {"type": "string", "pattern": IDENTITIES} if is_identity else {"const": example}
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:
