@@ -109,7 +109,7 @@ def test_calls_are_read_as_the_template_writes_them(name: str) -> None:
             said = written(name, "Let me see.", each)
             words, found = form.read(said, NAMES)
             assert (words.strip(), found) == ("Let me see.", [Call(*call) for call in each])
-        cut = answer[: len(answer) // 3]
+        cut = answer[: answer.index(":") + 2]
         assert form.read(cut, NAMES) == (cut, [])
     for words in ("No call.", "", "a {b} c", '{"name": "weather"}', "[1, 2]"):
         assert form.read(words, NAMES) == (words, [])

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import functools
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import hypothesis
 import numpy as np
+import openai
 import pytest
 import schemathesis
 import torch
@@ -51,6 +53,7 @@ SCRIPTS = (
     "كلب يجري",
     "🐕 ok",
 )
+RECORDED = Path(__file__).parents[1] / "serve" / "recorded_requests.json"
 FEW = 25
 """Made-up requests at each operation."""
 
@@ -205,6 +208,21 @@ def test_it_answers_in_the_form_of_openai(live: Live) -> None:
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     alone = httpx.post(f"{live.url}/embeddings", json={"input": texts[0]}).json()
     assert np.abs(np.array(alone["data"][0]["embedding"]) - expected[0]).max() < 1e-5
+
+
+def test_openai_s_package_and_other_clients_get_vectors(live: Live) -> None:
+    texts = ["the dog runs", "a cat", "猫は寝る"]
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0) as made:
+        found = made.embeddings.create(model="sentences", input=texts)
+    vectors = np.array([each.embedding for each in found.data])
+    assert np.abs(vectors - expected_of(live.version, texts)).max() < 1e-5
+    recorded = json.loads(RECORDED.read_text())
+    bodies = [each["body"] for each in recorded if each["path"] == "/v1/embeddings"]
+    assert len(bodies) == 2
+    for body in bodies:
+        answer = httpx.post(f"{live.url}/v1/embeddings", json={**body, "model": "sentences"})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["data"]) == len(body["input"])
 
 
 def test_vectors_come_as_base64_and_cut_to_fewer_dimensions(live: Live) -> None:

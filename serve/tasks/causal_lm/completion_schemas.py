@@ -8,6 +8,7 @@ from serve.tasks.causal_lm.generation_request import (
     MAX_CHARACTERS,
     MAX_LIKELIEST,
     GenerationRequest,
+    TokenId,
     Usage,
 )
 from serve.tasks.causal_lm.honoured import Only
@@ -17,19 +18,35 @@ COMPLETIONS_PATH = "/v1/completions"
 """Path of completions of a plain text, below the endpoint's route."""
 
 
+MAX_PROMPTS, MAX_TOKENS = 32, 65_536
+"""Most prompts of a request, and most tokens of one that comes as tokens."""
+Prompt = (
+    Annotated[str, Field(max_length=MAX_CHARACTERS)]
+    | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_TOKENS)]
+)
+
+
 class CompletionRequest(GenerationRequest):
     """A text to continue, without any chat template; fields that change no answer are ignored."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "A superb film"}]})
 
-    prompt: Annotated[str, Field(max_length=MAX_CHARACTERS)]
-    """The text to continue."""
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1, max_length=MAX_PROMPTS)]
+    """The text to continue, or its tokens; or a list of them, each of which is continued."""
     echo: Annotated[Any, Only([False])] = False
     """Whether the answer begins with the prompt."""
     suffix: Annotated[Any, Only([""])] = ""
     """The text that follows the answer."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LIKELIEST)] | None = None
     """Sends the log-probabilities of tokens, and of so many likely ones in their places."""
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Every prompt."""
+        given = self.prompt
+        if isinstance(given, str) or isinstance(given[0], int):
+            return [given]
+        return given
 
     @property
     def likeliest(self) -> int | None:

@@ -34,12 +34,12 @@ async def continue_text(body: CompletionRequest, request: fastapi.Request) -> An
     """Continues a text, complete or as a stream of events."""
     handler = cast("ChatHandler", app.require_handler())
     handler.check_model(body.model)
-    ids = handler.beginning(body)
+    prompts = handler.beginnings(body)
     tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
-    pieces = handler.write(ids, body, app.timeout(request))
+    pieces = handler.write(prompts, body, app.timeout(request))
     reply = _Reply(handler.config.version.name, tokens)
     headers = {"x-model-version": handler.config.version.id}
-    return await replies.send(request, body, reply, pieces, read=len(ids), headers=headers)
+    return await replies.send(request, body, reply, pieces, prompts=prompts, headers=headers)
 
 
 class _Reply:

@@ -28,6 +28,7 @@ class StreamOptions(BaseModel):
 
 
 TokenId = Annotated[int, Field(ge=0)]
+"""Number of a token."""
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 

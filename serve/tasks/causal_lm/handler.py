@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,24 @@ class ChatHandler(GenerationHandler[Generator]):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._within_limit(ids, "messages", "conversation")
 
-    def beginning(self, request: CompletionRequest) -> list[int]:
-        """Returns the tokens of a text to continue.
+    def beginnings(self, request: CompletionRequest) -> list[list[int]]:
+        """Returns the tokens of each text to continue.
 
         Raises:
-            HttpError: 422 if it has no tokens, or more than the model's limit.
+            HttpError: 422 if one has no tokens, more than the model's limit, or unknown ones.
         """
-        return self._within_limit(self._raw(request.prompt), "prompt", "prompt")
+        return [self._beginning(prompt) for prompt in request.prompts]
+
+    def _beginning(self, prompt: str | list[int]) -> list[int]:
+        ids = self._raw(prompt) if isinstance(prompt, str) else prompt
+        self._check_known(ids, "prompt")
+        return self._within_limit(ids, "prompt", "prompt")
+
+    def _check_known(self, tokens: Iterable[int], param: str) -> None:
+        size = self.generator.vocabulary_size
+        if any(token >= size for token in tokens):
+            message = f"{param}: the model has the tokens 0 to {size - 1}"
+            raise HttpError(422, "invalid_request", message, param=param)
 
     def _raw(self, text: str) -> list[int]:
         """Returns the tokens of a text as training saw it, without an end token."""
@@ -200,7 +211,7 @@ class ChatHandler(GenerationHandler[Generator]):
 
     async def write(
         self,
-        ids: Sequence[int],
+        prompts: Sequence[list[int]],
         request: GenerationRequest,
         timeout_s: float,
         *,
@@ -209,17 +220,23 @@ class ChatHandler(GenerationHandler[Generator]):
     ) -> AsyncGenerator[tuple[int, Piece]]:
         """Yields the answers in pieces while they are generated, each with its answer's index.
 
+        Each prompt has `n` answers, whose indices follow each other.
+
         Raises:
             HttpError: 503 if the queue is full, 504 if the generation does not start in time, 422
                 if the grammar is wrong or too complex, or the model lacks a token.
         """
         begin, timeout_s = time.perf_counter(), min(timeout_s, self.config.timeout_s)
-        settings = self._settings(ids, request, grammar, shows_special=shows_special)
-        answers = [self.generator.write(list(ids), each, timeout_s) for each in settings]
+        self._check_known(request.logit_bias, "logit_bias")
+        answers = [
+            self.generator.write(ids, settings, timeout_s)
+            for ids in prompts
+            for settings in self._settings(ids, request, grammar, shows_special=shows_special)
+        ]
         param = "tools" if shows_special else "response_format"
         try:
             with self.counting() as counted:
-                counted.read = len(ids)
+                counted.read = sum(map(len, prompts))
                 async with contextlib.aclosing(self._times.seen(merged(answers), begin)) as pieces:
                     written = dict[int, int]()
                     async for index, piece in pieces:
@@ -238,33 +255,27 @@ class ChatHandler(GenerationHandler[Generator]):
         *,
         shows_special: bool,
     ) -> list[Settings]:
-        """Returns the settings of each answer."""
-        size = self.generator.vocabulary_size
-        if any(token >= size for token in request.logit_bias):
-            message = f"logit_bias: the model has the tokens 0 to {size - 1}"
-            raise HttpError(422, "invalid_request", message, param="logit_bias")
+        """Returns the settings of each answer to a prompt."""
+        first = Settings(
+            most_tokens=min(request.answer_tokens, self.longest - len(ids)),
+            temperature=request.heat,
+            top_p=request.top_p,
+            stops=request.stops,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=tuple(sorted(request.logit_bias.items())),
+            top_k=request.top_k,
+            min_p=request.min_p,
+            min_tokens=request.min_tokens,
+            ignores_end=request.ignore_eos,
+            logprobs=request.likeliest,
+            grammar=grammar,
+            shows_special=shows_special,
+        )
         seed = request.seed
-        return [
-            Settings(
-                most_tokens=min(request.answer_tokens, self.longest - len(ids)),
-                temperature=request.heat,
-                top_p=request.top_p,
-                stops=request.stops,
-                seed=None if seed is None else (seed + index) % SEEDS,
-                frequency_penalty=request.frequency_penalty,
-                presence_penalty=request.presence_penalty,
-                repetition_penalty=request.repetition_penalty,
-                logit_bias=tuple(sorted(request.logit_bias.items())),
-                top_k=request.top_k,
-                min_p=request.min_p,
-                min_tokens=request.min_tokens,
-                ignores_end=request.ignore_eos,
-                logprobs=request.likeliest,
-                grammar=grammar,
-                shows_special=shows_special,
-            )
-            for index in range(request.n)
-        ]
+        seeds = [None if seed is None else (seed + index) % SEEDS for index in range(request.n)]
+        return [replace(first, seed=each) for each in seeds]
 
 
 def _only_text(messages: Sequence[Message]) -> str:

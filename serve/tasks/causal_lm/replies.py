@@ -44,17 +44,18 @@ async def send(
     reply: Reply,
     pieces: AsyncGenerator[tuple[int, Piece]],
     *,
-    read: int,
+    prompts: Sequence[Sequence[int]],
     headers: Mapping[str, str],
 ) -> Any:
-    """Returns the response to a request, whose prompt has `read` tokens.
+    """Returns the response to a request, whose prompts have these tokens.
 
     Raises:
         HttpError: if no answer can be begun.
     """
+    read, count = sum(map(len, prompts)), len(prompts) * body.n
     try:
         if not body.stream:
-            answers = await cancel_on_disconnect(collected(pieces, body.n), request.receive)
+            answers = await cancel_on_disconnect(collected(pieces, count), request.receive)
             usage = _usage(read, sum(answer.tokens for answer in answers))
             found = reply.whole(answers, usage).model_dump()
             return fastapi.responses.JSONResponse(found, headers=dict(headers))

@@ -62,7 +62,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     asked = await handler.asked(body)
     tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
     pieces = handler.write(
-        asked.ids,
+        [asked.ids],
         body,
         app.timeout(request),
         grammar=asked.grammar,
@@ -76,4 +76,4 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
         tokens=tokens,
     )
     headers = {"x-model-version": handler.config.version.id}
-    return await replies.send(request, body, reply, pieces, read=len(asked.ids), headers=headers)
+    return await replies.send(request, body, reply, pieces, prompts=[asked.ids], headers=headers)
