@@ -17,6 +17,8 @@ SEEDS = 2**63
 DEFAULT_ANSWER_TOKENS = 256
 MAX_CHOICES, MAX_BIASES = 16, 300
 """Most answers to one request, and most tokens whose logits it changes."""
+COLD = 1e-5
+"""A lower temperature selects the most likely token; scores divided by it could overflow."""
 MAX_LIKELIEST = 20
 """Most likely tokens that are sent with each token."""
 
@@ -64,7 +66,7 @@ class GenerationRequest(BaseModel):
     """Subtracted from the logit of a token for each time that it occurs in the answer."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Subtracted from the logit of a token that occurs in the answer."""
-    repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
     """Divides positive logits of tokens that occur in prompt or answer, and multiplies negative
     ones, as vLLM does; the default is the model's."""
     logit_bias: Annotated[
@@ -113,7 +115,7 @@ class GenerationRequest(BaseModel):
     @property
     def heat(self) -> float:
         """The temperature with which tokens are sampled; 0 if the most likely one is selected."""
-        return self.temperature if self.top_p else 0.0
+        return self.temperature if self.top_p and self.temperature >= COLD else 0.0
 
 
 class Usage(BaseModel):
