@@ -82,6 +82,10 @@ class SloSpec(SpecModel):
 
     p95_latency: Duration | None = None
     """Time within which 95 % of requests are answered."""
+    p95_ttft: Duration | None = None
+    """Time within which 95 % of a language model's answers begin (time to first token)."""
+    p95_tpot: Duration | None = None
+    """Time that 95 % of a language model's answers keep per token (time per output token)."""
     error_rate: Limit | None = None
     """Bound on the share of failed requests."""
 

@@ -12,6 +12,8 @@ USES: dict[ServeField, Callable[[ServeSpec], bool]] = {
     "grpc": lambda serve: serve.grpc,
     "fronts": lambda serve: serve.fronts not in ("auto", 0),
     "max_context": lambda serve: serve.max_context is not None,
+    "slo.p95_ttft": lambda serve: serve.slo is not None and serve.slo.p95_ttft is not None,
+    "slo.p95_tpot": lambda serve: serve.slo is not None and serve.slo.p95_tpot is not None,
 }
 """Fields of the serve section that not every task honours, and whether a job uses them."""
 
@@ -21,4 +23,4 @@ def unsupported(spec: JobSpec) -> Iterator[Violation]:
     for name, is_used in USES.items():
         if spec.serve and is_used(spec.serve) and name not in spec.task.serve_fields:
             message = f"is not supported yet for {spec.model.task}; remove it or change it"
-            yield Violation(("serve", name), message)
+            yield Violation(("serve", *name.split(".")), message)

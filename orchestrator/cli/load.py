@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,11 +30,21 @@ def load(
         float | None, typer.Option(help="Requests per second of an open loop instead.", min=0.01)
     ] = None,
     batch: Annotated[int, typer.Option(help="Texts in a request.", min=1, max=1024)] = 1,
+    answer_tokens: Annotated[
+        int,
+        typer.Option(help="Mean of the most tokens of a language model's answers.", min=1),
+    ] = 32,
     texts: Annotated[Path | None, typer.Option(help="File with a text on each line.")] = None,
     token_from: Annotated[
         str | None, typer.Option(help="Environment variable with the bearer token.")
     ] = None,
     p95: Annotated[str | None, typer.Option(help="Fail if p95 is longer, such as 50ms.")] = None,
+    p95_ttft: Annotated[
+        str | None, typer.Option(help="Fail if the p95 time to the first token is longer.")
+    ] = None,
+    p95_tpot: Annotated[
+        str | None, typer.Option(help="Fail if the p95 time per output token is longer.")
+    ] = None,
     errors: Annotated[
         str | None, typer.Option(help="Fail if the error rate breaks it, such as <0.5%.")
     ] = None,
@@ -42,9 +52,12 @@ def load(
 ) -> None:
     """Send sentences to an endpoint and print latencies, timed from when each request was due.
 
-    For a language model, the time covers the whole response of a few words.
+    A language model is asked for streams: also the time to the first token and per token are
+    printed.
     """
-    _check(parse_duration, p95, "--p95")
+    limits = {"p95": p95, "p95_ttft": p95_ttft, "p95_tpot": p95_tpot}
+    for name, limit in limits.items():
+        _check(parse_duration, limit, f"--{name.replace('_', '-')}")
     _check(parse_bound, errors, "--errors")
     plan = Plan(
         url.rstrip("/"),
@@ -52,6 +65,7 @@ def load(
         concurrency=concurrency,
         rate=rate,
         texts_per_request=batch,
+        answer_tokens=answer_tokens,
         headers=_authorization(token_from),
     )
     result = asyncio.run(generator.run(plan, _texts(texts)))
@@ -59,22 +73,34 @@ def load(
         print_json(result)
     else:
         show(result)
-    broken = broken_promises(result, p95, errors)
+    broken = broken_promises(result, limits, errors)
     if broken:
         raise DeployError("; ".join(broken))
 
 
-def broken_promises(result: LoadResult, p95: str | None, errors: str | None) -> list[str]:
-    """Returns a sentence for each limit that the result breaks."""
+def broken_promises(
+    result: LoadResult, limits: Mapping[str, str | None], errors: str | None
+) -> list[str]:
+    """Returns a sentence for each limit that the result breaks.
+
+    `limits` are durations for `p95` of the latency, `p95_ttft` and `p95_tpot`.
+    """
     broken = []
     if result.requests and result.failed == result.requests:
         statuses = ", ".join(sorted(result.statuses))
         broken.append(f"all {result.requests:,} requests failed (status {statuses})")
-    if p95 is not None:
-        limit_ms, found = parse_duration(p95).total_seconds() * 1000, result.latency_ms.get("p95")
+    times = {
+        "p95": result.latency_ms,
+        "p95_ttft": result.first_token_ms,
+        "p95_tpot": result.token_ms,
+    }
+    for name, limit in limits.items():
+        if limit is None:
+            continue
+        limit_ms, found = parse_duration(limit).total_seconds() * 1000, times[name].get("p95")
         if found is None or found > limit_ms:
             shown = "unknown" if found is None else f"{found:.1f} ms"
-            broken.append(f"p95 is {shown}, over {limit_ms:g} ms")
+            broken.append(f"{name} is {shown}, over {limit_ms:g} ms")
     if errors is not None and not parse_bound(errors).holds(result.error_rate):
         broken.append(f"{result.error_rate:.2%} of the requests failed, which is not {errors}")
     return broken
@@ -87,6 +113,14 @@ def show(result: LoadResult) -> None:
     times = (f"{value:.1f} ms" for value in result.latency_ms.values())
     shown.add_row(str(result.requests), str(result.failed), f"{result.texts_per_s:,.0f}", *times)
     console.print(shown)
+    if result.first_token_ms:
+        tokens = table("tokens", "rate", *result.first_token_ms, left=("tokens",))
+        for name, found, rate in (
+            ("first token", result.first_token_ms, ""),
+            ("each further token", result.token_ms, f"{result.tokens_per_s:,.0f}/s"),
+        ):
+            tokens.add_row(name, rate, *(f"{value:.1f} ms" for value in found.values()))
+        console.print(tokens)
     largest = max((count for _, count in result.histogram), default=1)
     for bound, count in result.histogram:
         bar = "█" * max(1, round(BAR * count / largest))

@@ -93,7 +93,7 @@ def _check_slo(spec: ServeSpec, new: DeployedVersion) -> None:
     texts = endpoint_of(new.version.task).evaluation_texts(new.version)
     texts = texts or load_generator.sentences()
     load = _send_load(new.url, ROUND_S, texts, _authorization(spec))
-    traffic = Traffic(load.requests, load.failed, load.latency_ms.get("p95"))
+    traffic = _traffic((load.requests, load.failed), load)
     reasons = reasons_against([GateRule("slo")], spec.slo, None, traffic, traffic)
     if reasons:
         raise DeployError(
@@ -126,8 +126,7 @@ def _check_gate(
         for version, known in zip(versions, readings, strict=True):
             known.append(haproxy_client.counts(version.application))
         traffic = [
-            Traffic(*grown(known), load.latency_ms.get("p95"))
-            for known, load in zip(readings, loads, strict=True)
+            _traffic(grown(known), load) for known, load in zip(readings, loads, strict=True)
         ]
         reasons = reasons_against(rollout.gate, spec.slo, quality, traffic[0], traffic[1])
         if reasons:
@@ -139,6 +138,16 @@ def _check_gate(
         if remaining_s <= 0:
             return
         time.sleep(min(remaining_s, ROUND_S))
+
+
+def _traffic(counts: tuple[int, int], load: load_generator.LoadResult) -> Traffic:
+    """Returns the counts of requests and failures with the times of the gate's own requests."""
+    return Traffic(
+        *counts,
+        load.latency_ms.get("p95"),
+        first_token_p95_ms=load.first_token_ms.get("p95"),
+        token_p95_ms=load.token_ms.get("p95"),
+    )
 
 
 def _send_load(

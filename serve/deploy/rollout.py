@@ -27,6 +27,10 @@ class Traffic:
     failed: int
     p95_ms: float | None
     """95th percentile of the latency of the gate's requests; None if none was answered."""
+    first_token_p95_ms: float | None = None
+    """Of the time to the first token; None if the model writes no text."""
+    token_p95_ms: float | None = None
+    """Of the mean time of each further token of an answer."""
 
     @property
     def error_rate(self) -> float:
@@ -93,10 +97,16 @@ def _failures(slo: SloSpec | None, old: Traffic, new: Traffic) -> Iterator[str]:
 
 
 def _slo(slo: SloSpec | None, new: Traffic) -> Iterator[str]:
-    if slo and slo.p95_latency and new.p95_ms is not None:
-        limit_ms = 1000 * slo.p95_latency.total_seconds()
-        if new.p95_ms > limit_ms:
-            yield f"its p95 latency is {new.p95_ms:.1f} ms, over the slo of {limit_ms:g} ms"
+    if slo is None:
+        return
+    for name, limit, found_ms in (
+        ("p95 latency", slo.p95_latency, new.p95_ms),
+        ("p95 time to the first token", slo.p95_ttft, new.first_token_p95_ms),
+        ("p95 time per output token", slo.p95_tpot, new.token_p95_ms),
+    ):
+        limit_ms = None if limit is None else 1000 * limit.total_seconds()
+        if limit_ms is not None and found_ms is not None and found_ms > limit_ms:
+            yield f"its {name} is {found_ms:.1f} ms, over the slo of {limit_ms:g} ms"
 
 
 def _latency(rule: GateRule, old: Traffic, new: Traffic) -> Iterator[str]:

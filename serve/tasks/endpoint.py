@@ -28,6 +28,8 @@ class TaskEndpoint(abc.ABC):
     """Name of the task's models in a heading."""
     is_exportable: ClassVar[bool] = False
     """True if other servers can run the models as a graph from tokens to scores."""
+    is_streaming: ClassVar[bool] = False
+    """True if `stream: true` in a body asks for the answer in events, as OpenAI's API has them."""
 
     @abc.abstractmethod
     def load(self, config: ReplicaConfig) -> Handler:

@@ -2,17 +2,18 @@
 
 Latencies are free of coordinated omission: in an open loop each request has a scheduled time, which
 does not depend on earlier answers, and its latency is measured from that time. A stalled server
-therefore shows up in the latencies.
+therefore shows up in the latencies. Language models are asked for streams, whose tokens are timed.
 """
 
 import asyncio
 import importlib.resources
 import json
+import math
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -21,9 +22,14 @@ import numpy as np
 from jobs.errors import DeployError
 from jobs.spec.task_registry import DEFAULT_TASK
 from serve.tasks.registry import endpoint_of
+from serve.tools.stream_times import StreamTimes, read_stream
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 OK = 200
+SPREAD = 0.5
+"""Standard deviation of the logarithm of the most tokens of answers."""
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+"""Fields that ask for an answer in events, of which the last one has the tokens."""
 MAX_IN_FLIGHT = 10_000
 """Most unanswered requests of an open loop; further requests count as failed."""
 
@@ -42,7 +48,7 @@ class Plan:
     """Requests per second of an open loop; None for a closed loop."""
     texts_per_request: int = 1
     answer_tokens: int = 32
-    """Most tokens of a language model's answer."""
+    """Mean of the most tokens of a language model's answers, which vary log-normally."""
     headers: Mapping[str, str] | None = None
     timeout_s: float = 30.0
     seed: int = 0
@@ -66,6 +72,12 @@ class LoadResult:
     """Answers by model version."""
     batch_rows: float
     """Mean rows of the answers' batches; 0 if the endpoint does not report them."""
+    tokens_per_s: float = 0.0
+    """Tokens per second that a language model wrote."""
+    first_token_ms: dict[str, float] = field(default_factory=dict)
+    """Quantiles of the time from a request's scheduled time to the first text of its answer."""
+    token_ms: dict[str, float] = field(default_factory=dict)
+    """Quantiles over answers of the mean time of each token after the first text."""
 
     @property
     def failed(self) -> int:
@@ -84,6 +96,7 @@ class _Observations:
     statuses: Counter[str]
     versions: Counter[str]
     batch_rows: list[float]
+    streams: list[StreamTimes]
 
 
 def sentences() -> list[str]:
@@ -103,7 +116,7 @@ async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
         DeployError: if the endpoint cannot be reached, or its task accepts no lists and the plan
             has more than one text per request.
     """
-    seen = _Observations([], Counter(), Counter(), [])
+    seen = _Observations([], Counter(), Counter(), [], [])
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -121,10 +134,7 @@ async def run(plan: Plan, texts: Sequence[str]) -> LoadResult:
 def _summarise(plan: Plan, seen: _Observations, seconds: float) -> LoadResult:
     """Computes the result of a load test that took so many seconds."""
     times = np.sort(np.array(seen.latencies_s)) * 1000
-    quantiles: dict[str, float] = {}
-    if len(times):
-        quantiles = {f"p{q * 100:g}": float(np.quantile(times, q)) for q in QUANTILES}
-        quantiles["max"] = float(times[-1])
+    quantiles = _quantiles(seen.latencies_s)
     bounds = [2.0**power for power in range(-1, 16)]
     counts = np.searchsorted(times, bounds, side="right")
     steps = np.diff(np.concatenate([[0], counts]))
@@ -139,7 +149,19 @@ def _summarise(plan: Plan, seen: _Observations, seconds: float) -> LoadResult:
         ),
         versions=dict(seen.versions),
         batch_rows=float(np.mean(seen.batch_rows)) if seen.batch_rows else 0.0,
+        tokens_per_s=sum(stream.tokens for stream in seen.streams) / seconds,
+        first_token_ms=_quantiles([stream.first_s for stream in seen.streams]),
+        token_ms=_quantiles([each.token_s for each in seen.streams if each.token_s is not None]),
     )
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Returns quantiles and the largest of times, in milliseconds; empty if there are none."""
+    if not seconds:
+        return {}
+    times = np.array(seconds) * 1000
+    found = {f"p{q * 100:g}": float(np.quantile(times, q)) for q in QUANTILES}
+    return {**found, "max": float(times.max())}
 
 
 async def _read_health(session: aiohttp.ClientSession, plan: Plan) -> Mapping[str, Any]:
@@ -170,17 +192,28 @@ class _Requests:
     headers: Mapping[str, str]
     bodies: Sequence[bytes]
     """JSON, encoded before the test, so that its clients do not spend time on it."""
+    is_streamed: bool
 
 
 def _requests(plan: Plan, texts: Sequence[str], model: Mapping[str, Any]) -> _Requests:
-    shuffled = random.Random(plan.seed).sample(texts, len(texts))
+    draw = random.Random(plan.seed)
+    shuffled = draw.sample(texts, len(texts))
     endpoint = endpoint_of(model.get("task", DEFAULT_TASK))
-    bodies = endpoint.bodies(
-        shuffled, model, per_request=plan.texts_per_request, tokens=plan.answer_tokens
-    )
+
+    def bodies(some: Sequence[str], tokens: int) -> list[Any]:
+        return endpoint.bodies(some, model, per_request=plan.texts_per_request, tokens=tokens)
+
+    if endpoint.is_streaming:
+        middle = math.log(plan.answer_tokens) - SPREAD**2 / 2
+        lengths = [max(1, round(draw.lognormvariate(middle, SPREAD))) for _ in shuffled]
+        pairs = zip(shuffled, lengths, strict=True)
+        made = [{**body, **STREAM} for text, length in pairs for body in bodies([text], length)]
+    else:
+        made = bodies(shuffled, plan.answer_tokens)
     headers = {"Content-Type": "application/json", **(plan.headers or {})}
-    encoded = [json.dumps(body).encode() for body in bodies]
-    return _Requests(f"{plan.url}{endpoint.path}", headers, encoded)
+    encoded = [json.dumps(body).encode() for body in made]
+    url = f"{plan.url}{endpoint.path}"
+    return _Requests(url, headers, encoded, is_streamed=endpoint.is_streaming)
 
 
 async def _client(
@@ -237,7 +270,10 @@ async def _send(
     body = requests.bodies[number % len(requests.bodies)]
     try:
         async with session.post(requests.url, data=body, headers=requests.headers) as answer:
-            await answer.read()
+            if requests.is_streamed and answer.status == OK:
+                seen.streams.append(await read_stream(answer.content, due))
+            else:
+                await answer.read()
     except (aiohttp.ClientError, TimeoutError):
         seen.statuses["failed"] += 1
         return

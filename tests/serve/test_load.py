@@ -4,9 +4,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import aiohttp
 import pytest
 import uvicorn
 
@@ -14,6 +15,7 @@ from jobs.errors import DeployError
 from orchestrator.cli.load import broken_promises
 from serve.tools import load_generator
 from serve.tools.load_generator import LoadResult, Plan
+from serve.tools.stream_times import DONE, read_stream
 from tests.builders import eventually
 
 
@@ -95,8 +97,10 @@ def test_failures_versions_and_texts_are_counted(url: str, app: Stalling) -> Non
             "/v1/chat/completions",
             {
                 "messages": [{"role": "user", "content": "a"}],
-                "max_tokens": 32,
+                "max_tokens": 41,  # of a mean of 32
                 "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
             },
         ),
     ],
@@ -138,15 +142,48 @@ def result(**fields: Any) -> LoadResult:
 
 
 @pytest.mark.parametrize(
-    ("p95", "errors", "broken"),
+    ("limits", "errors", "broken"),
     [
-        ("50ms", "<5%", []),
-        ("30ms", None, ["p95 is 40.0 ms, over 30 ms"]),
-        (None, "<=1%", ["2.00% of the requests failed, which is not <=1%"]),
+        ({"p95": "50ms"}, "<5%", []),
+        ({"p95": "30ms"}, None, ["p95 is 40.0 ms, over 30 ms"]),
+        ({"p95": None}, "<=1%", ["2.00% of the requests failed, which is not <=1%"]),
+        ({"p95_ttft": "200ms", "p95_tpot": "20ms"}, None, []),
+        ({"p95_ttft": "100ms"}, None, ["p95_ttft is 120.0 ms, over 100 ms"]),
+        ({"p95_tpot": "5ms"}, None, ["p95_tpot is unknown, over 5 ms"]),
     ],
 )
-def test_promises_are_checked(p95: str | None, errors: str | None, broken: list[str]) -> None:
-    assert broken_promises(result(), p95, errors) == broken
+def test_promises_are_checked(
+    limits: dict[str, str | None], errors: str | None, broken: list[str]
+) -> None:
+    times = {} if broken[-1:] == ["p95_tpot is unknown, over 5 ms"] else {"p95": 12.0}
+    measured = result(first_token_ms={"p95": 120.0}, token_ms=times)
+    assert broken_promises(measured, limits, errors) == broken
+
+
+def test_tokens_of_streams_are_timed() -> None:
+    def event(usage: int | None = None, **delta: Any) -> bytes:
+        choices = [] if usage else [{"delta": delta, "finish_reason": None}]
+        body = {"choices": choices, **({"usage": {"completion_tokens": usage}} if usage else {})}
+        return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+    async def lines(*, is_cut: bool) -> AsyncIterator[bytes]:
+        """A token after 0.05 s, two more 0.05 s later."""
+        yield event(role="assistant", content="")
+        await asyncio.sleep(0.05)
+        yield event(content="a")
+        await asyncio.sleep(0.05)
+        for line in (event(content="bc"), b"\n", event(usage=3), *([] if is_cut else [DONE])):
+            yield line
+
+    due = time.perf_counter()
+    times = asyncio.run(read_stream(lines(is_cut=False), due))
+    whole_s = time.perf_counter() - due
+    assert times.tokens == 3
+    assert 0.05 <= times.first_s < whole_s - 0.04
+    assert times.token_s is not None
+    assert 0.02 <= times.token_s <= (whole_s - times.first_s) / 2
+    with pytest.raises(aiohttp.ClientPayloadError, match="no last event"):
+        asyncio.run(read_stream(lines(is_cut=True), due))
 
 
 def test_the_sentences_are_many_and_of_different_lengths() -> None:
@@ -158,4 +195,4 @@ def test_the_sentences_are_many_and_of_different_lengths() -> None:
 
 def test_a_load_whose_every_request_failed_is_no_success() -> None:
     lost = result(statuses={"404": 1130}, requests=1130)
-    assert broken_promises(lost, None, None) == ["all 1,130 requests failed (status 404)"]
+    assert broken_promises(lost, {}, None) == ["all 1,130 requests failed (status 404)"]

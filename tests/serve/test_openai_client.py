@@ -16,6 +16,7 @@ from serve.config import ReplicaConfig
 from serve.http import app
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.registry import endpoint_of
+from serve.tools import load_generator
 from serve.version import ModelVersion
 from tests.serve.live import on_socket
 from tests.serve.test_tools import OFFERED, TAGGED, WEATHER, tokenizer_of
@@ -169,6 +170,17 @@ def test_requests_of_other_clients_are_answered(recorded: Any, client: openai.Op
     for choice in choices:
         if schema and choice["finish_reason"] == "stop":
             assert set(json.loads(choice["message"]["content"])) == {"name", "age"}
+
+
+def test_a_load_test_times_tokens(client: openai.OpenAI) -> None:
+    url = str(client.base_url).removesuffix("/v1/")
+    plan = load_generator.Plan(url, 1.5, concurrency=3, answer_tokens=12)
+    result = asyncio.run(load_generator.run(plan, load_generator.sentences()))
+    assert result.requests > 3
+    assert result.failed == 0
+    assert result.tokens_per_s * result.seconds == pytest.approx(12 * result.requests, rel=0.6)
+    assert 0 < result.first_token_ms["p50"] <= result.latency_ms["p50"]
+    assert 0 < result.token_ms["p50"] < result.latency_ms["p50"]
 
 
 async def posted(url: str, body: Any) -> httpx.Response:

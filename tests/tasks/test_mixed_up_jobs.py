@@ -75,6 +75,13 @@ COLUMNS = [
         "is not supported yet for text-classification; remove it or change it",
         rest=serving("max_context: 4096"),
     ),
+    Mixed(
+        CLASSES,
+        TEXT,
+        "8:36: serve.slo.p95_tpot",
+        "is not supported yet for text-classification; remove it or change it",
+        rest=serving("slo: {p95_tpot: 40ms}"),
+    ),
     Mixed(WRITER, f"{SUMMARY}\n  tags: t", "9:3: data.tags", "is for token-classification"),
     Mixed(WRITER, f"{SUMMARY}\n  spans: t", "9:3: data.spans", "the task is seq2seq"),
     Mixed(WRITER, f"{SUMMARY}\n  label: t", "9:3: data.label", "is for text-classification"),

@@ -20,6 +20,7 @@ class ChatEndpoint(TaskEndpoint):
 
     path = PATH
     title = "Language models"
+    is_streaming = True
 
     def load(self, config: ReplicaConfig) -> Handler:
         """Starts a language model; raises CheckpointError or DeployError."""
