@@ -21,9 +21,9 @@ def rate(name: str, by: str) -> str:
     return f"sum by ({by}) (rate(ray_winnow_serve_{name}[1m]))"
 
 
-def quantile(percent: int) -> str:
-    """Returns the expression of a percentile of the response time, in seconds."""
-    return f"histogram_quantile(0.{percent}, {rate('request_seconds_bucket', 'model, le')})"
+def quantile(percent: int, name: str = "request") -> str:
+    """Returns the expression of a percentile of a time, in seconds."""
+    return f"histogram_quantile(0.{percent}, {rate(f'{name}_seconds_bucket', 'model, le')})"
 
 
 SERVING: list[Panel] = [
@@ -78,7 +78,23 @@ SWEEP: list[Panel] = [
     ("Memory", "bytes", {"{{ip}}": "ray_node_mem_used"}),
     ("Free disk", "bytes", {"{{ip}}": "ray_node_disk_free"}),
 ]
-DASHBOARDS = {"serving": SERVING, "training": TRAINING, "sweep": SWEEP}
+LANGUAGE_MODELS: list[Panel] = [
+    ("Tokens", "short", {"{{model}} written per s": rate("answer_tokens_total", "model")}),
+    ("Use of the cache", "percentunit", {"{{model}} {{replica}}": "ray_winnow_serve_cache_use"}),
+    *(
+        (title, "s", {f"{{{{model}}}} p{q}": quantile(q, name) for q in (50, 95, 99)})
+        for title, name in (
+            ("Time to first token", "time_to_first_token"),
+            ("Time per output token", "time_per_output_token"),
+        )
+    ),
+]
+DASHBOARDS = {
+    "serving": SERVING,
+    "language-models": LANGUAGE_MODELS,
+    "training": TRAINING,
+    "sweep": SWEEP,
+}
 
 
 def dashboard(name: str, panels: list[Panel]) -> dict[str, Any]:

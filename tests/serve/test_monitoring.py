@@ -18,6 +18,8 @@ from jobs.spec.serve import ServeSpec
 from jobs.training.events import Started, Stepped
 from orchestrator.decisions.measurement import Interval, Prediction
 from orchestrator.watch import FitWatch
+from serve.config import ReplicaConfig
+from serve.tasks.causal_lm.handler import ChatHandler
 from serve.version import ModelVersion
 from tests.builders import eventually
 
@@ -130,8 +132,11 @@ def asked(
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("asked")
-def test_every_metric_that_is_asked_for_is_scraped() -> None:
-    """Names of metrics at the ports of Ray's nodes; names of GPU metrics from Ray's source."""
+def test_every_metric_that_is_asked_for_is_scraped(published: ModelVersion) -> None:
+    """Names of metrics at the ports of Ray's nodes; names of GPU metrics from Ray's source.
+
+    Those of the dashboard of language models come from the handler of one.
+    """
     from ray.dashboard.modules.reporter import reporter_agent
 
     from cluster import telemetry
@@ -149,11 +154,20 @@ def test_every_metric_that_is_asked_for_is_scraped() -> None:
     source = Path(reporter_agent.__file__).read_text("utf-8")
     of_gpus = {n for n in wanted if n.startswith(("ray_node_gpus", "ray_node_gram"))}
     assert all(f'"{name.removeprefix("ray_")}"' in source for name in of_gpus)
+    of_writers = {
+        name
+        for place, text in expressions()
+        if place.startswith("language-models")
+        for name in NAMES.findall(text)
+    }
+    writer = ChatHandler(ReplicaConfig(published))
+    assert of_writers <= {f"ray_{name}" for name, *_ in writer.metrics.samples(writer.load)}
+    writer.generator.close()
     missing: set[str] = set()
 
     def all_there() -> bool:
         nonlocal missing
-        missing = wanted - of_gpus - scraped()
+        missing = wanted - of_gpus - of_writers - scraped()
         return not missing
 
     assert eventually(all_there, within_s=60), missing
