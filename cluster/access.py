@@ -6,8 +6,6 @@ Anyone with network access to such a cluster can run code on it, for example thr
 import os
 from urllib.parse import urlsplit
 
-import httpx
-
 from jobs.errors import ClusterError
 
 TIMEOUT_S = 5.0
@@ -24,6 +22,8 @@ def asks_for_tokens(dashboard: str) -> bool:
 
     If the dashboard does not answer, the RAY_AUTH_MODE of this process decides.
     """
+    import httpx  # takes a tenth of a second, and LOOPBACK is needed without a cluster
+
     try:
         response = httpx.get(f"{_url(dashboard)}/api/authentication_mode", timeout=TIMEOUT_S)
         return bool(response.json()["authentication_mode"] == "token")

@@ -103,10 +103,6 @@ def selector(nodes: Sequence[Node]) -> dict[str, str]:
     return {labels.NODE_ID: f"in({','.join(node.id for node in nodes)})"}
 
 
-INVENTORY = TypeAdapter(Inventory)
-"""Reads and writes an Inventory as JSON."""
-
-
 def read_inventory(path: Path) -> Inventory:
     """Read an inventory file: `{"nodes": [{"id": …, "sku": "T4", "devices": 4}, …]}`.
 
@@ -114,7 +110,7 @@ def read_inventory(path: Path) -> Inventory:
         ClusterError: if the file cannot be read or is not valid.
     """
     try:
-        inventory = INVENTORY.validate_json(path.read_bytes())
+        inventory = TypeAdapter(Inventory).validate_json(path.read_bytes())
     except OSError as error:
         raise ClusterError(f"inventory {path} cannot be read: {error.strerror}") from None
     except ValidationError as error:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import httpx
-
 from cluster import catalogue
 from jobs.errors import DataError, JobFileError, ModelError, Problem, StorageError
 from jobs.loader import rows
@@ -122,6 +120,8 @@ def _tracking(spec: JobSpec) -> Iterator[Violation]:
     uri = spec.tracking.mlflow.uri if spec.tracking and spec.tracking.mlflow else ""
     if not uri.startswith(("http://", "https://")):
         return
+    import httpx  # takes a tenth of a second, and other jobs do not need it
+
     try:
         # only reachability matters here; MLflow checks the certificate itself
         httpx.get(uri, timeout=TIMEOUT_S, verify=False)

@@ -5,8 +5,6 @@ has a name of its own, so that its code runs first.
 """
 
 import importlib
-import importlib.metadata
-import tomllib
 
 from raywinnow import paths
 
@@ -21,6 +19,9 @@ def version() -> str:
 
     A copy of the packages without either has none.
     """
+    import importlib.metadata
+    import tomllib
+
     try:
         with (paths.ROOT / "pyproject.toml").open("rb") as handle:
             project = tomllib.load(handle)["project"]

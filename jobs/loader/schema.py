@@ -1,11 +1,17 @@
 """The JSON Schema of a job file for editors, and Markdown tables of a schema's fields."""
 
+import ast
+import inspect
 import json
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonRef, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest, Cadence, format_duration
@@ -15,7 +21,21 @@ SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
 class _Generator(GenerateJsonSchema):
-    """Writes default values in the notation of job files."""
+    """Writes default values in the notation of job files, and what each field means."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        """Returns the schema of a section, with its fields' docstrings as descriptions."""
+        section = super().model_schema(schema)
+        for name, meaning in field_meanings(schema["cls"]).items():
+            field = section["properties"].get(name)
+            if field is not None and meaning != self._meaning_of(field.get("$ref")):
+                field.setdefault("description", meaning)
+        return section
+
+    def _meaning_of(self, reference: str | None) -> str | None:
+        """Returns the description of a section that a field refers to."""
+        found = self.get_schema_from_definitions(JsonRef(reference)) if reference else None
+        return found.get("description") if found else None
 
     def encode_default(self, dft: Any) -> Any:
         """Returns a default in the notation of job files."""
@@ -26,6 +46,39 @@ class _Generator(GenerateJsonSchema):
         if isinstance(dft, Cadence | AcceleratorRequest):
             return str(dft)
         return super().encode_default(dft)
+
+
+def field_meanings(section: type) -> dict[str, str]:
+    """Returns the docstring of each field of a section, inherited ones included.
+
+    Read here and not when a section is defined, because commands that print no schema need none.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__):
+        found |= _meanings_in(kind.__module__).get(kind.__qualname__, {})
+    return found
+
+
+@cache
+def _meanings_in(module: str) -> dict[str, dict[str, str]]:
+    """Returns the docstrings of fields in a module, by class; none without its source."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {kind.name: _meanings(kind) for kind in tree.body if isinstance(kind, ast.ClassDef)}
+
+
+def _meanings(kind: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, text in pairwise(kind.body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(meaning))),
+            ):
+                found[name] = inspect.cleandoc(meaning)
+    return found
 
 
 def job_schema() -> dict[str, Any]:

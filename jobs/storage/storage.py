@@ -4,9 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.storage.bucket import BucketObjects
 from jobs.storage.files import cache_folder, expanded
-from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
 
 S3_SCHEME = "s3://"
@@ -28,7 +26,7 @@ class Storage:
     @property
     def is_bucket(self) -> bool:
         """Whether the storage is a bucket, so that `folder` is only a working folder."""
-        return isinstance(self.objects, BucketObjects)
+        return self.url.startswith(S3_SCHEME)
 
     def __str__(self) -> str:
         return self.url
@@ -37,8 +35,12 @@ class Storage:
 def open_storage(place: str | Path) -> Storage:
     """Opens a folder or `s3://bucket/prefix`; creates nothing."""
     if str(place).startswith(S3_SCHEME):
+        from jobs.storage.bucket import BucketObjects  # slow, and folders do not need it
+
         bucket = BucketObjects(str(place))
         name = hashlib.sha256(bucket.url.encode()).hexdigest()[:16]
         return Storage(bucket, cache_folder() / "work" / name)
+    from jobs.storage.local import LocalObjects  # slow, and those who only name S3 do not need it
+
     folder = expanded(str(place)).resolve()
     return Storage(LocalObjects(folder), folder)

@@ -23,7 +23,7 @@ from jobs.training.data import roles as row_roles
 from jobs.training.data.roles import Roles, RowLabels
 from jobs.training.data.row_forms import Named
 from jobs.training.data.table import Table
-from orchestrator.cli.options import AsJson, out, print_json
+from orchestrator.cli.options import AsJson, print_json
 from orchestrator.decisions import first_job
 from orchestrator.decisions.first_job import FirstJob, Found, FoundSplit
 
@@ -83,7 +83,7 @@ def init(
         if as_json:
             print_json(found)
         else:
-            out().print(first_job.summary(found), markup=False)
+            typer.echo(first_job.summary(found))
         return
     if eval_data is not None or text or label is not None or column or task:
         raise RunError(
@@ -93,7 +93,7 @@ def init(
     if as_json:
         print_json({"written": str(path)})
     else:
-        out().print(f"wrote {path}; change it, then: winnow validate {path}", markup=False)
+        typer.echo(f"wrote {path}; change it, then: winnow validate {path}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,15 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import rich.console
-import rich.table
 import typer
-from pydantic import TypeAdapter
 
 from jobs.errors import JobFileError
+
+if TYPE_CHECKING:  # each takes a while to import, and `winnow --help` needs none of them
+    import rich.console
+    import rich.table
 
 JobFile = Annotated[Path, typer.Argument(help="The job file.", show_default=False)]
 Settings = Annotated[
@@ -37,8 +38,10 @@ InventoryFile = Annotated[
 DEFAULT_STORAGE = ".winnow"
 
 
-def out() -> rich.console.Console:
+def out() -> "rich.console.Console":
     """Returns the console for results."""
+    import rich.console
+
     return rich.console.Console(highlight=False, soft_wrap=True)
 
 
@@ -47,8 +50,10 @@ def results_only() -> contextlib.AbstractContextManager[Any]:
     return contextlib.redirect_stdout(sys.stderr)
 
 
-def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:
+def table(*names: str, left: tuple[str, ...]) -> "rich.table.Table":
     """Returns a table with these columns; those in `left` are left-aligned."""
+    import rich.table
+
     made = rich.table.Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
         made.add_column(name, justify="left" if name in left else "right")
@@ -57,6 +62,8 @@ def table(*names: str, left: tuple[str, ...]) -> rich.table.Table:
 
 def print_json(value: object) -> None:
     """Print a result as JSON."""
+    from pydantic import TypeAdapter
+
     sys.stdout.write(TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n")
 
 
@@ -68,6 +75,8 @@ def print_error(error: Exception) -> None:
             problems = [dataclasses.asdict(problem) for problem in error.problems]
         sys.stdout.write(json.dumps({"error": str(error), "problems": problems}, indent=2) + "\n")
         return
+    import rich.console
+
     console = rich.console.Console(stderr=True, highlight=False, soft_wrap=True)
     for line in str(error).splitlines():
         console.print("[bold red]error:[/]", end=" ")

@@ -1,8 +1,9 @@
 """`winnow render`: prints the job with all defaults, and the values of `auto`."""
 
+import typer
 import yaml
 
-from orchestrator.cli.options import AsJson, InventoryFile, JobFile, Settings, out, print_json
+from orchestrator.cli.options import AsJson, InventoryFile, JobFile, Settings, print_json
 from orchestrator.loading import load_job
 from orchestrator.planning import known_inventory, plan_on
 
@@ -22,9 +23,8 @@ def render(
     if as_json:
         print_json({"job": values, "auto": reasons})
         return
-    console = out()
     for name, reason in reasons.items():
-        console.print(f"# auto on {name.split('/')[0]}: {reason}", markup=False)
+        typer.echo(f"# auto on {name.split('/')[0]}: {reason}")
     if not reasons and "auto" in (spec.train.precision, spec.train.micro_batch_size):
-        console.print("# auto is decided for each placement; name nodes with --inventory to see it")
-    console.print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), markup=False, end="")
+        typer.echo("# auto is decided for each placement; name nodes with --inventory to see it")
+    typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)

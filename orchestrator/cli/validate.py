@@ -1,7 +1,9 @@
 """`winnow validate`: checks a job file."""
 
+import typer
+
 from cluster import catalogue
-from orchestrator.cli.options import AsJson, JobFile, Settings, out, print_json
+from orchestrator.cli.options import AsJson, JobFile, Settings, print_json
 from orchestrator.loading import load_job
 
 
@@ -12,6 +14,6 @@ def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -
     if as_json:
         print_json({"valid": True, "name": spec.name, "remarks": remarks})
         return
-    out().print(f"{job} is a valid job: {spec.name}", markup=False)
+    typer.echo(f"{job} is a valid job: {spec.name}")
     for remark in remarks:
-        out().print(f"note: {remark}", markup=False)
+        typer.echo(f"note: {remark}")

@@ -160,10 +160,12 @@ def test_tables_are_those_of_transformers() -> None:
     for task in task_registry.ours():
         own = getattr(transformers, task.auto_class)._model_mapping._model_mapping
         assert tables.model_types(task.auto_class) == own.keys()
-    slow = tables.python_tokenizers()
     ours, theirs = tables.tokenizers(), tokenization_auto.TOKENIZER_MAPPING_NAMES
     assert len(ours) > 200
     installed = [kind for kind in ours if theirs.get(kind)]
-    assert [ours[kind] in slow for kind in installed] == [theirs[k] in slow for k in installed]
-    assert "BertweetTokenizer" in tables.python_tokenizers()
+    written = {kind: tables.is_python_tokenizer(ours[kind], kind) for kind in installed}
+    assert written == {k: tables.is_python_tokenizer(theirs[k], k) for k in installed}
+    for elsewhere in ("bertweet", "bert", "../bertweet", "**"):
+        assert tables.is_python_tokenizer("BertweetTokenizer", elsewhere)
+    assert not tables.is_python_tokenizer("BertTokenizer", "bert")
     assert abilities.CAUSAL in {task.auto_class for task in task_registry.ours()}

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import pyarrow as pa
-
 
 @contextlib.contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
@@ -22,6 +20,8 @@ def _open_bytes(path: Path) -> Any:
         case ".gz":
             return gzip.open(path)
         case ".zst":
+            import pyarrow as pa  # slow, and other files do not need it
+
             return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
         case _:
             return path.open("rb")

@@ -4,13 +4,9 @@ An ambiguous file is refused with its line, because a wrong guess would train on
 """
 
 import csv
-import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.parquet
 
 from jobs.errors import DataError, first_line, shown
 from jobs.spec.data import format_of
@@ -20,11 +16,9 @@ from jobs.training.data.table import Table
 
 DELIMITERS = ",;\t|"
 """Possible delimiters of a csv file; the most frequent one in the header is used."""
-UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError, pa.ArrowException)
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, RecursionError)
 """Errors of incomplete archives, numbers with thousands of digits and deep nesting."""
 LONGEST_FIELD = 2**31 - 1
-DATASETS_METADATA = b"huggingface"
-"""Key of the metadata that `datasets` writes into a parquet file."""
 
 csv.field_size_limit(LONGEST_FIELD)
 
@@ -108,7 +102,7 @@ def _separated(path: Path, name: str, delimiter: str, quoting: int) -> Table:
         rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
         try:
             header = next(rows, [])
-            _check_header(header, name)
+            table.check_titles(header, name)
             found = [
                 row for row in rows if row and _has_width(row, len(header), rows.line_num, name)
             ]
@@ -116,14 +110,6 @@ def _separated(path: Path, name: str, delimiter: str, quoting: int) -> Table:
             raise DataError(f"{name} line {rows.line_num}: {error}") from None
     columns = zip(*found, strict=True) if found else [()] * len(header)
     return Table({title: list(column) for title, column in zip(header, columns, strict=True)})
-
-
-def _check_header(header: Sequence[str], name: str) -> None:
-    twice = [title for title in header if header.count(title) > 1]
-    if twice:
-        raise DataError(
-            f"{name}: its header has column {shown(twice[0])} twice; rename one of them"
-        )
 
 
 def _has_width(row: Sequence[str], width: int, line: int, name: str) -> bool:
@@ -151,27 +137,6 @@ def _delimiter(header: str) -> str:
 
 
 def _read_parquet(path: Path, name: str) -> Table:
-    found = pyarrow.parquet.read_table(path)
-    _check_header(found.column_names, name)
-    try:
-        names = _class_names(found.schema)
-    except (ValueError, AttributeError, KeyError, TypeError):
-        names = {}  # another program wrote the metadata, or a later version of `datasets`
-    return table.of_arrow(found, names)
+    from jobs.training.data import arrow_tables  # imports pyarrow, which files of text need not
 
-
-def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Returns the class names of each column of ClassLabel, or of lists of it.
-
-    They are in the metadata of `datasets`.
-    """
-    metadata = json.loads((schema.metadata or {}).get(DATASETS_METADATA, b"{}"))
-    features = metadata.get("info", {}).get("features", {})
-    found = {}
-    for name in schema.names:
-        feature, kind = features.get(name, {}), schema.field(name).type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            feature, kind = feature.get("feature", {}), kind.value_type
-        if pa.types.is_integer(kind) and feature.get("_type") == "ClassLabel":
-            found[name] = tuple(feature["names"])
-    return found
+    return arrow_tables.read_parquet(path, name)

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-
 from jobs.errors import DataError, StorageError, first_line, listed, shown
 from jobs.spec.data import SourceSpec
 from jobs.storage import cache, files, manifest
@@ -67,6 +65,9 @@ def _files(source: SourceSpec) -> list[tuple[Path, str]]:
 
 def _read_dataset(source: SourceSpec) -> Table:
     import datasets
+    import pyarrow as pa
+
+    from jobs.training.data import arrow_tables
 
     found = _dataset(source)
     kinds = {name: getattr(kind, "feature", kind) for name, kind in found.features.items()}
@@ -78,7 +79,7 @@ def _read_dataset(source: SourceSpec) -> Table:
     if not len(found):
         raise DataError(f"{source.shown} has no rows")
     try:
-        return table.of_arrow(found.with_format("arrow")[:], names)
+        return arrow_tables.of_arrow(found.with_format("arrow")[:], names)
     except pa.ArrowException as error:
         raise DataError(f"{source.shown} cannot be read: {first_line(error)}") from None
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from jobs.errors import DataError, listed, shown
 
 Column = Any
@@ -48,16 +46,6 @@ class Table:
                 raise DataError(f"{name} has no column {shown(column)}; its columns are {known}")
 
 
-def of_arrow(table: pa.Table, class_names: Mapping[str, tuple[str, ...]] | None = None) -> Table:
-    """Converts an Arrow table; booleans become `true` and `false`, bytes become UTF-8 text.
-
-    Raises:
-        pyarrow.ArrowInvalid: if text or bytes are not UTF-8.
-    """
-    columns = {name: _plain(table[name]) for name in table.column_names}
-    return Table(columns, class_names or {})
-
-
 def joined(tables: Mapping[str, Table]) -> Table:
     """Concatenates the rows of tables, which are given by name.
 
@@ -82,14 +70,14 @@ def joined(tables: Mapping[str, Table]) -> Table:
     return Table(columns, one.class_names)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _plain(column.cast(kind.value_type))
-    if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary_view(kind):
-        return _plain(column.cast(pa.large_binary()))
-    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    if is_bytes or pa.types.is_boolean(kind):
-        return column.cast(pa.large_string())
-    column.validate(full=True)  # other programs may have written invalid UTF-8 into text
-    return column
+def check_titles(titles: Sequence[str], name: str) -> None:
+    """Checks that no column is there twice; `name` stands for the file in errors.
+
+    Raises:
+        DataError: with the name of the column.
+    """
+    twice = [title for title in titles if titles.count(title) > 1]
+    if twice:
+        raise DataError(
+            f"{name}: its header has column {shown(twice[0])} twice; rename one of them"
+        )

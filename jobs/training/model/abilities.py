@@ -37,7 +37,7 @@ def check(base: str, folder: Path, task: Task) -> None:
     if not can_do(config, task):
         raise ModelError(_refusal(base, config, task))
     name = _tokenizer_class(config, folder)
-    if name and name in tables.python_tokenizers():
+    if name and tables.is_python_tokenizer(name, str(config.get("model_type"))):
         what = "choose a base that has one"
         if (folder / TOKENIZER_FILE).is_file():
             what = f"set tokenizer_class to TokenizersBackend in its {TOKENIZER_CONFIG}"
@@ -50,7 +50,7 @@ def check(base: str, folder: Path, task: Task) -> None:
 def can_do(config: dict[str, Any], task: Task) -> bool:
     """Returns whether transformers has a model for the task of a configuration's type."""
     kind, auto = config.get("model_type"), task.auto_class
-    is_listed = isinstance(kind, str) and kind in _known_types()
+    is_listed = isinstance(kind, str) and _is_known(kind)
     if not is_listed or not tables.model_types(auto):
         return True
     if auto == BARE:
@@ -76,7 +76,12 @@ def folder_of(place: Path | str) -> Path | None:
     """Returns the folder of a located base; None for one of the hub that is not in its cache."""
     if isinstance(place, Path):
         return place
-    import huggingface_hub  # takes a quarter of a second, and local models do not need it
+    from huggingface_hub import constants
+
+    name = constants.REPO_ID_SEPARATOR.join(("models", *place.split("/")))
+    if not (Path(constants.HF_HUB_CACHE) / name).is_dir():
+        return None
+    import huggingface_hub  # its functions take a quarter of a second
 
     try:
         path = huggingface_hub.try_to_load_from_cache(place, "config.json")
@@ -85,8 +90,9 @@ def folder_of(place: Path | str) -> Path | None:
     return Path(path).parent if isinstance(path, str) else None
 
 
-def _known_types() -> frozenset[str]:
-    return _types_with_heads() | tables.model_types(BARE)
+def _is_known(kind: str) -> bool:
+    """Returns whether transformers lists a model type; most are in the table of bare models."""
+    return kind in tables.model_types(BARE) or kind in _types_with_heads()
 
 
 def _types_with_heads() -> frozenset[str]:

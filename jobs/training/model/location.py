@@ -8,8 +8,7 @@ from typing import Any
 
 from jobs.errors import ModelError, StorageError, first_line, shown
 from jobs.spec.model import REGISTRY_SCHEME
-from jobs.storage import cache, files
-from jobs.storage.bucket import BucketObjects
+from jobs.storage import files
 from jobs.storage.objects import Entry
 from jobs.storage.storage import S3_SCHEME
 
@@ -95,6 +94,9 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 def _in_bucket(base: str, *, has_weights: bool) -> Path:
     """Returns the cached copy of a folder in S3; each version of its files has its own copy."""
+    from jobs.storage import cache  # slow, and a base on this machine does not need them
+    from jobs.storage.bucket import BucketObjects
+
     try:
         bucket = BucketObjects(base)
         found = [entry for entry in bucket.entries("") if _is_wanted(entry)]

@@ -15,7 +15,7 @@ MODELS, TOKENIZERS = "modeling_auto.py", "tokenization_auto.py"
 TOKENIZER_TABLE = "TOKENIZER_MAPPING_NAMES"
 PYTHON_BASES = ("PreTrainedTokenizer", "PythonBackend", "SentencePieceBackend")
 """Classes whose subclasses are tokenizers written in Python."""
-PYTHON_TOKENIZER = re.compile(rf"^class (\w+)\((?:{'|'.join(PYTHON_BASES)})\)", re.MULTILINE)
+TOKENIZER = re.compile(r"^class (\w+)\((\w+)\)", re.MULTILINE)
 
 
 def model_types(auto_class: str) -> frozenset[str]:
@@ -30,13 +30,23 @@ def tokenizers() -> dict[str, str]:
     return _entries(values) if values is not None else {}
 
 
+def is_python_tokenizer(name: str, kind: str) -> bool:
+    """Returns whether a tokenizer class is written in Python; a model of type `kind` names it.
+
+    The class is looked for beside the type's own model first, which spares reading all files.
+    """
+    module = kind.replace("-", "_")
+    own = _tokenizer_bases(module) if module.isidentifier() else {}
+    return (own if name in own else _tokenizer_bases("*")).get(name) in PYTHON_BASES
+
+
 @functools.cache
-def python_tokenizers() -> frozenset[str]:
-    """Returns the names of the tokenizer classes that are written in Python."""
+def _tokenizer_bases(models: str) -> dict[str, str]:
+    """Returns the base of each tokenizer class in the folders of models that match a pattern."""
     folder = _folder()
-    files = folder.glob("models/*/tokenization_*.py") if folder else ()
+    files = folder.glob(f"models/{models}/tokenization_*.py") if folder else ()
     texts = (path.read_text(encoding="utf-8") for path in files)
-    return frozenset(name for text in texts for name in PYTHON_TOKENIZER.findall(text))
+    return {name: base for text in texts for name, base in TOKENIZER.findall(text)}
 
 
 @functools.cache
