@@ -88,6 +88,7 @@ def _measured(found: Measurement | None) -> dict[str, Any]:
         **_spread("step_s", found.step_s),
         "peak_memory_gib": found.peak_memory_gib,
         "given_up": found.is_given_up,
+        "better": found.better,
         "failure": found.failure,
     }
 

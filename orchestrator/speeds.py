@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from cluster.placement import Placement
 from jobs.errors import ClusterError, TrainingError
+from jobs.training.probing.timing import GiveUp
 from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import budget, predict
+from orchestrator.decisions import budget, predict, search
 from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.resolve import training_config
@@ -34,14 +35,14 @@ def probe(
         _take_over(context, plan, speeds, store)
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
-        give_up_s = None if is_thorough else speeds.give_up_s
+        give_up = None if is_thorough else speeds.give_up
 
         def first_free(placements: Sequence[Placement]) -> Placement | None:
             names = ", ".join(placement.name for placement in placements)
             return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
 
         findings = speed.ProbeCallbacks(
-            speeds.take, speeds.take_launch, give_up_s, context.remark, first_free
+            speeds.take, speeds.take_launch, give_up, context.remark, first_free
         )
         speed.measure(context.spec, todo, context.run.folder, findings)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
@@ -183,17 +184,17 @@ class Speeds:
             context.remark(f"no {what}: the budget is kept for the full run")
         return is_over
 
-    def give_up_s(self, candidate: Candidate) -> float | None:
-        """Mean step time from which on a candidate is worse than what is known."""
-        steps = next((m.steps for m in self.measurements if m.steps), None)
-        if steps is None:
-            return None
-        known = {known.id: known for known in self._plan.candidates}
-        return predict.give_up_s(candidate, steps, known, self.predictions)
+    def give_up(self, candidate: Candidate) -> GiveUp:
+        """What the probe of a candidate compares it with, to stop early."""
+        spec, known = self._context.spec, self._plan.candidates
+        has_trials = bool(search.quality_space(spec))
+        return predict.give_up(
+            candidate, known, self.measurements, self.predictions, has_trials=has_trials
+        )
 
 
 def _speed_text(measured: Measurement) -> str:
     if measured.step_s is None:
         return "out of memory"
     text = f"{measured.step_s.mean:.3g} s a step"
-    return f"{text}, given up" if measured.is_given_up else text
+    return f"{text}, {measured.why_given_up}" if measured.is_given_up else text

@@ -222,6 +222,8 @@ class Probed:
     """Duration of the whole probe of this candidate."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware for which the times are valid."""
+    better: str = ""
+    """Id of the known candidate for which the probe stopped early; empty if it did not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,21 @@ class Measurement:
     """The allocator's message after running out of memory."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware of the measurement."""
+    better: str = ""
+    """Id of the known candidate, faster and no dearer, for which the probe stopped early; empty if
+    it did not, or in a run of an older release."""
 
     @property
     def is_reused(self) -> bool:
         """Whether it was taken from an earlier run."""
         return self.probe_s == 0.0
+
+    @property
+    def why_given_up(self) -> str:
+        """Says that the probe stopped early, and why; empty if it did not."""
+        if not self.is_given_up:
+            return ""
+        return f"given up: {self.better} is faster and costs no more" if self.better else "given up"
 
     @property
     def peak_memory_gib(self) -> float | None:
@@ -153,4 +163,5 @@ def summarise(event: Probed | OutOfMemory) -> Measurement:
         probe_s=event.probe_s,
         is_steady=event.is_steady,
         environment=event.environment,
+        better=event.better,
     )

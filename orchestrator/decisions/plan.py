@@ -81,7 +81,8 @@ class Plan:
         """Candidates in order of expected value, so that later probes can stop early.
 
         Placements are ordered by price per peak FLOP; on each placement, certain fits precede
-        tight ones, 16 bits precede 32, and large micro batches precede small ones.
+        tight ones, the precision of `auto` precedes others, 16 bits precede 32, and large micro
+        batches precede small ones.
         """
         return tuple(sorted(self.candidates, key=_expected_rank))
 
@@ -119,17 +120,19 @@ class Plan:
         return replace(self, candidates=kept, skipped=(*self.skipped, *skipped))
 
 
-def _expected_rank(candidate: Candidate) -> tuple[float, str, bool, bool, int]:
+def _expected_rank(candidate: Candidate) -> tuple[float, str, bool, bool, bool, int]:
     placement = candidate.placement
     peak = catalogue.peak_tflops(placement.sku, candidate.precision)
     price = placement.price_usd_per_hour
     is_known = peak is not None and price is not None
     per_flop = price / (peak * placement.workers) if is_known else math.inf  # type: ignore[operator]
+    own, _ = catalogue.auto_precision(catalogue.find(placement.sku))
     is_wide = candidate.precision in ("fp32", "tf32")
     return (
         per_flop,
         placement.name,
         candidate.verdict != "fits",
+        candidate.precision != own,
         is_wide,
         -candidate.micro_batch_size,
     )

@@ -9,6 +9,7 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import Cadence
 from jobs.training.data import batches
 from jobs.training.events import Overheads
+from jobs.training.probing.timing import GiveUp, Limit
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Phases, Prediction
 from orchestrator.decisions.plan import Candidate
 
@@ -109,19 +110,66 @@ def are_apart(measured: Sequence[Measurement]) -> bool:
     return high.mean - low.mean > max(APART * low.mean, chance)
 
 
-def give_up_s(
+def give_up(
+    candidate: Candidate,
+    plan: Sequence[Candidate],
+    measured: Sequence[Measurement],
+    found: Sequence[Prediction],
+    *,
+    has_trials: bool,
+) -> GiveUp:
+    """Returns what the probe of a candidate compares it with, to stop early.
+
+    `measured` and `found` are what is known before its worker group starts. `has_trials`: whether
+    trials judge what changes learning, in one precision alone.
+    """
+    precisions = {candidate.precision}
+    if not has_trials or _is_decided_here(candidate, plan, measured, found):
+        precisions = {other.precision for other in plan}
+    steps = next((m.steps for m in measured if m.steps), None)
+    compared = {other.id: other for other in plan if other.precision in precisions}
+    outside = _limit(candidate, steps, compared, found) if steps else None
+    return GiveUp(frozenset(precisions), outside)
+
+
+def _is_decided_here(
+    candidate: Candidate,
+    plan: Sequence[Candidate],
+    measured: Sequence[Measurement],
+    found: Sequence[Prediction],
+) -> bool:
+    """Returns whether no other placement can make the trials run in a candidate's precision.
+
+    Trials run in the precision of the cheapest candidate, and only its candidates can be chosen. If
+    that one is on this placement, it beats slower ones of its precision here; if it were on another
+    one, which is cheap and slow, a candidate here could be chosen for its time although another
+    precision is faster still.
+    """
+    done, cheapest = {m.candidate for m in measured}, min(found, key=cost_rank, default=None)
+    return not any(
+        other.id not in done or (cheapest is not None and other.id == cheapest.candidate)
+        for other in plan
+        if other.precision == candidate.precision and other.placement != candidate.placement
+    )
+
+
+def cost_rank(prediction: Prediction) -> tuple[float, float]:
+    """Ranks predictions: the cheapest first, or without prices the fastest."""
+    cost = prediction.cost_usd.mean if prediction.cost_usd else math.inf
+    return cost, prediction.time_s.mean
+
+
+def _limit(
     candidate: Candidate, steps: int, known: Mapping[str, Candidate], found: Sequence[Prediction]
-) -> float | None:
+) -> Limit | None:
     """Returns the step time from which on a candidate is slower and dearer than a known one.
 
-    Only candidates of the same precision are compared, because precision affects learning. Returns
-    None without a comparable candidate.
+    Returns None without a comparable candidate.
     """
     price = candidate.placement.price_usd_per_hour
     limits = []
     for prediction in found:
-        other = known[prediction.candidate]
-        if other.precision != candidate.precision:
+        if prediction.candidate not in known:
             continue
         limit_s = prediction.time_s.high
         if price is not None and prediction.cost_usd is not None:
@@ -129,8 +177,8 @@ def give_up_s(
             limit_s = max(limit_s, same_cost_s)
         elif price is not None or prediction.cost_usd is not None:
             continue
-        limits.append(limit_s / steps)
-    return min(limits, default=None)
+        limits.append(Limit(limit_s / steps, prediction.candidate))
+    return min(limits, key=lambda limit: limit.step_s, default=None)
 
 
 def _median(values: Iterable[float]) -> float:

@@ -8,7 +8,7 @@ from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import format_metric
 from jobs.spec.task import Goal
-from orchestrator.decisions import search
+from orchestrator.decisions import predict, search
 from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.resolve import Scalar, with_params
@@ -75,12 +75,7 @@ def quality_candidate(plan: Plan, predictions: Sequence[Prediction]) -> Candidat
         InfeasibleError: if no candidate has a prediction.
     """
     _require(predictions)
-
-    def price(prediction: Prediction) -> tuple[float, float]:
-        cost = prediction.cost_usd.mean if prediction.cost_usd else float("inf")
-        return cost, prediction.time_s.mean
-
-    return plan.candidate(min(predictions, key=price).candidate)
+    return plan.candidate(min(predictions, key=predict.cost_rank).candidate)
 
 
 def _require(predictions: Sequence[Prediction]) -> None:

@@ -87,8 +87,7 @@ def _heat_map(
         number, measured = values[candidate.id], found.get(candidate.id)
         if number is None:
             return Cell("out of memory" if measured else "–", None)
-        note = "given up" if measured and measured.is_given_up else ""
-        return Cell(show(number), number / best, note)
+        return Cell(show(number), number / best, measured.why_given_up if measured else "")
 
     return HeatMap(
         title,

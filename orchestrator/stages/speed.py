@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from jobs.spec import JobSpec
 from jobs.training.events import OutOfMemory, Probed, WorkersReady
 from jobs.training.probing import environment
 from jobs.training.probing.probe import ProbeRequest, probe_all
+from jobs.training.probing.timing import GiveUp
 from orchestrator.decisions.measurement import Launch, Measurement, summarise
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
@@ -39,8 +39,8 @@ ENVIRONMENT_TIMEOUT_S = 60.0
 MEASUREMENT = TypeAdapter(Measurement)
 LAUNCH = TypeAdapter(Launch)
 
-GiveUp = Callable[[Candidate], float | None]
-"""Returns the mean step time from which on a candidate's probe stops early; None for no limit."""
+GiveUpRule = Callable[[Candidate], GiveUp]
+"""Returns what a candidate's probe compares it with, to stop early."""
 FirstFree = Callable[[Sequence[Placement]], Placement | None]
 """Returns the first placement whose devices are free; None if all stay busy."""
 
@@ -51,7 +51,7 @@ class ProbeCallbacks:
 
     on_measurement: Callable[[Measurement], None]
     on_launch: Callable[[Launch], None]
-    give_up_s: GiveUp | None = None
+    give_up: GiveUpRule | None = None
     """None to stop no probe early."""
     log: Callable[[str], None] = lambda _: None
     """Gets sentences for the user, such as what is waited for."""
@@ -166,7 +166,7 @@ def _probe_round(
 
 
 class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
-    """Suggests free placements in order, with the step times at which to stop their probes."""
+    """Suggests free placements in order, with the rules by which their probes stop early."""
 
     def __init__(self, groups: list[list[Candidate]], callbacks: ProbeCallbacks) -> None:
         super().__init__()
@@ -179,15 +179,15 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
         return {}  # Tune pickles searchers for restoring an experiment, which Winnow never does
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """Returns the index of the next placement, and by candidate the step time to stop at."""
+        """Returns the index of the next placement, and by candidate when its probe stops early."""
         placement = self._callbacks.first_free(list(self._left)) if self._left else None
         if placement is None:
             self.busy += self._left
             return str(self.FINISHED)
         number, group = self._left.pop(placement)
-        limit = self._callbacks.give_up_s or (lambda _: math.inf)
-        limits = {candidate.id: limit(candidate) for candidate in group}
-        return {"placement": number, "give_up_s": limits}
+        rule = self._callbacks.give_up
+        rules = {candidate.id: rule(candidate) for candidate in group} if rule else {}
+        return {"placement": number, "give_up": rules}
 
     def on_trial_complete(self, trial_id: str, *_: Any, **__: Any) -> None:
         """Do nothing: the order does not depend on results."""
@@ -224,10 +224,10 @@ def _probe(
     storage: Path,
     wait_s: float,
 ) -> None:
-    placement, limits = placements[config["placement"]], config["give_up_s"]
+    placement, rules = placements[config["placement"]], config["give_up"]
     device_wait = DeviceWait(wait_s, lambda text: ray.tune.report({"remark": text}))
     requests = [
-        dataclasses.replace(request, give_up_s=limits[request.candidate])
+        dataclasses.replace(request, give_up=rules.get(request.candidate))
         for request in groups[config["placement"]]
     ]
     for result in _stream(work, requests, placement, storage, device_wait):

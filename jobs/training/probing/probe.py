@@ -22,7 +22,7 @@ from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
 from jobs.training.probing.stepper import Stepper
-from jobs.training.probing.timing import ProbeTiming
+from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
 from jobs.training.session import Session, build_session
 from jobs.training.step_times import StepTimes, mean_over, mean_width
 from jobs.training.world import World, join
@@ -52,11 +52,8 @@ class ProbeRequest:
     """Folder for a checkpoint that is written once and deleted."""
     is_brief: bool = False
     """Whether only steps are timed, because an earlier probe measured the overheads."""
-    give_up_s: float | None = None
-    """Mean step time above which a better candidate is known and the probe stops early.
-
-    None if no candidate outside this group is known; infinite to never stop early.
-    """
+    give_up: GiveUp | None = None
+    """When the probe stops early; None for never."""
 
 
 @dataclass(slots=True)
@@ -71,8 +68,8 @@ class _Group:
     """Seconds that training waits for a checkpoint, and until it is verified."""
     evaluations: dict[Precision, tuple[float, float]] = field(default_factory=dict)
     """Extra seconds of the first evaluation, and seconds of an evaluation of all rows."""
-    best_high_s: dict[Precision, float] = field(default_factory=dict)
-    """Upper bound of the fastest mean step so far; by precision, because it changes the metrics."""
+    best: dict[Precision, Limit] = field(default_factory=dict)
+    """Upper bound of the fastest mean step so far, by precision, because it changes the metrics."""
 
 
 def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
@@ -113,7 +110,9 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
         eval_rows=len(session.corpus.eval),
         environment=environment.describe(request.config.device),
     )
-    least_s = _least_step_s(session, mean_width(steps_of_width), _limit(request, group))
+    limit = _limit(request, group)
+    limit_s = limit.step_s if limit else math.inf
+    least_s = _least_step_s(session, mean_width(steps_of_width), limit_s)
     if least_s is not None:
         width = max(steps_of_width)
         return probed(
@@ -121,6 +120,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
             steps_of_width={width: session.batch_plan.total_steps},
             overheads=None,
             is_given_up=True,
+            better=limit.candidate if limit else "",
             is_steady=True,
             speed=None,
             probe_s=time.monotonic() - started,
@@ -128,7 +128,7 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     with Meter(session) as meter:
         stepper = Stepper(session, request.timing, group.report)
         warm, steady = stepper.warm_up()
-        windows, given_up = stepper.measure(steps_of_width, _limit(request, group))
+        windows, given_up = stepper.measure(steps_of_width, limit_s)
         meter.results = windows.results
         begin = time.monotonic()
         speed = meter.measured()
@@ -142,13 +142,15 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
             speed = meter.with_memory(speed)  # evaluations and checkpoints need memory too
     # all workers must compare with the same number, or some would stop and others wait
     high_s = world.broadcast(value=mean.value + mean.half_width)
-    best = group.best_high_s.get(request.config.precision, math.inf)
-    group.best_high_s[request.config.precision] = min(best, high_s)
+    best = group.best.get(request.config.precision)
+    if not given_up and (best is None or high_s < best.step_s):
+        group.best[request.config.precision] = Limit(high_s, request.candidate)
     return probed(
         times=windows.times,
         steps_of_width=steps_of_width,
         overheads=overheads,
         is_given_up=given_up,
+        better=limit.candidate if limit and given_up else "",
         is_steady=steady,
         speed=speed,
         probe_s=time.monotonic() - started,
@@ -183,11 +185,10 @@ def _free_memory(world: World) -> None:
         torch.cuda.reset_peak_memory_stats(world.device)
 
 
-def _limit(request: ProbeRequest, group: _Group) -> float:
-    """Returns the mean step time above which the probe of this candidate stops early."""
-    known = group.best_high_s.get(request.config.precision, math.inf)
-    outside = request.give_up_s
-    return known if outside is None else math.inf if math.isinf(outside) else min(known, outside)
+def _limit(request: ProbeRequest, group: _Group) -> Limit | None:
+    """Returns the mean step time above which the probe stops early; None without one."""
+    rule = request.give_up
+    return rule.limit(request.config.precision, group.best) if rule else None
 
 
 def _overheads(

@@ -1,7 +1,13 @@
 """The durations and limits of a candidate's probe."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from jobs.spec.train import Precision
+
+OTHER_PRECISION = 2.0
+"""A candidate stops early for one of another precision only if its steps take this many times as
+long, because evaluations and first uses differ between precisions too."""
 LEAST_WINDOWS = 3
 """Least number of windows for a mean."""
 
@@ -26,3 +32,30 @@ class ProbeTiming:
     """Duration of a window."""
     half_width: float
     """Timing ends when the 95 % half-width is at most this share of the mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The mean step time above which a known candidate is faster and costs no more."""
+
+    step_s: float
+    candidate: str
+    """Id of the known candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """What a probe compares its candidate with, to stop early once that is better."""
+
+    precisions: frozenset[Precision]
+    """Precisions of the candidates of the same worker group to compare with."""
+    outside: Limit | None = None
+    """The limit by candidates that were measured before the group started; None without any."""
+
+    def limit(self, precision: Precision, group: Mapping[Precision, Limit]) -> Limit | None:
+        """Returns the lowest limit for a candidate, given the best of its group by precision."""
+        known = [] if self.outside is None else [self.outside]
+        for other in self.precisions & group.keys():
+            factor = 1.0 if other == precision else OTHER_PRECISION
+            known.append(replace(group[other], step_s=group[other].step_s * factor))
+        return min(known, key=lambda limit: limit.step_s, default=None)

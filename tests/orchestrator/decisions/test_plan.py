@@ -29,6 +29,14 @@ def test_candidates_are_the_product_of_placements_batches_and_precisions() -> No
     assert plan_of(spec, CLUSTER).candidate("A100-80GB:1/16/bf16").accumulation == 4
 
 
+def test_probes_begin_with_the_precision_that_auto_takes() -> None:
+    space = {"train.micro_batch_size": [8, 16], "train.precision": ["bf16", "fp32"]}
+    for name, own, other in (("cpu:2", "fp32", "bf16"), ("L40S:2", "bf16", "fp32")):
+        spec = job(resources__any_of=any_of(name), sweep=sweep(space))
+        ids = [candidate.id for candidate in plan_of(spec, CLUSTER).probing_order]
+        assert ids == [f"{name}/{n}/{precision}" for precision in (own, other) for n in (16, 8)]
+
+
 @pytest.mark.parametrize(
     ("space", "reason"),
     [

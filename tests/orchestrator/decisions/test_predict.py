@@ -1,13 +1,16 @@
 """From probed steps to the time and cost of the full run, and to giving up what is worse."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from jobs.training.events import OutOfMemory, Probed
+from jobs.training.probing.timing import OTHER_PRECISION, GiveUp, Limit
 from jobs.training.step_times import StepTimes
 from orchestrator.decisions import predict
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Prediction, summarise
+from orchestrator.decisions.plan import Plan
 from tests.builders import (
     any_of,
     inventory,
@@ -139,27 +142,69 @@ def test_scatter_explains_a_difference_on_a_busy_machine() -> None:
 
 def test_giving_up_needs_something_better_in_time_and_in_cost() -> None:
     """L40S costs twice as much as T4 here: slower than a T4 run is enough, cheaper is not."""
-    known = {candidate.id: candidate for candidate in PLAN.candidates}
     found = [prediction(ID, time_s=100, cost_usd=0.1)]
-    on_l40s, on_t4 = PLAN.candidate("L40S:1/16/fp16"), PLAN.candidate("T4:1/32/fp16")
-    assert predict.give_up_s(on_t4, 20, known, found) == pytest.approx(100 / 20)
-    assert predict.give_up_s(on_l40s, 20, known, found) == pytest.approx(100 / 20)
+    assert limit(PLAN, "T4:1/32/fp16", found) == Limit(pytest.approx(100 / 20), ID)
+    assert limit(PLAN, "L40S:1/16/fp16", found) == Limit(pytest.approx(100 / 20), ID)
     dear = [prediction("L40S:1/16/fp16", time_s=60, cost_usd=0.12)]
-    assert predict.give_up_s(on_t4, 20, known, dear) == pytest.approx(120 / 20)
+    assert limit(PLAN, "T4:1/32/fp16", dear) == Limit(pytest.approx(120 / 20), "L40S:1/16/fp16")
+    assert limit(PLAN, "T4:1/32/fp16", []) is None
 
 
-def test_nothing_is_given_up_for_another_precision_or_before_anything_is_known() -> None:
-    spec = job(
-        train__micro_batch_size=16,
-        resources__any_of=any_of("T4:1"),
-        sweep=sweep({"train.precision": ["fp16", "fp32"]}),
+BOTH = job(
+    train__micro_batch_size=16,
+    resources__any_of=any_of("T4:1", "L40S:1"),
+    prices={"T4": 3.6, "L40S": 7.2},
+    sweep=sweep({"train.precision": ["fp16", "fp32"], "train.optimizer.lr": [1e-4, 1e-3]}),
+)
+ANY = plan_of(BOTH, inventory(T4=1, L40S=1))
+ON_T4 = plan_of(BOTH, inventory(T4=1))
+WIDE = "T4:1/16/fp32"
+
+
+def given_up(
+    plan: Plan, name: str, found: Sequence[Prediction], *, has_trials: bool = True
+) -> GiveUp:
+    """The rule for a candidate whose group starts with these predictions, of runs of 20 steps."""
+    done = [measurement(each.candidate) for each in found]
+    return predict.give_up(
+        plan.candidate(name), plan.candidates, done, found, has_trials=has_trials
     )
-    plan = plan_of(spec, inventory(T4=1))
-    known = {candidate.id: candidate for candidate in plan.candidates}
+
+
+def limit(plan: Plan, name: str, found: Sequence[Prediction]) -> Limit | None:
+    """The limit by what was measured before."""
+    return given_up(plan, name, found).outside
+
+
+def test_without_trials_every_precision_is_compared() -> None:
     found = [prediction(ID, time_s=1, cost_usd=0.001)]
-    slow = plan.candidate("T4:1/16/fp32")
-    assert predict.give_up_s(slow, 20, known, found) is None
-    assert predict.give_up_s(slow, 20, known, []) is None
+    rule = given_up(ANY, WIDE, found, has_trials=False)
+    assert rule == GiveUp(frozenset({"fp16", "fp32"}), Limit(1 / 20, ID))
+
+
+def test_with_trials_precisions_are_compared_where_one_placement_decides_on_theirs() -> None:
+    """The cheapest candidate's precision is that of the trials, and of the winner."""
+    both, own = frozenset({"fp16", "fp32"}), frozenset({"fp32"})
+    fast, dear = prediction(ID, time_s=1, cost_usd=0.001), "L40S:1/16/fp32"
+    assert given_up(ON_T4, WIDE, [fast]) == GiveUp(both, Limit(1 / 20, ID))
+    # the other placement may yet have the cheapest candidate, or has it
+    assert given_up(ANY, WIDE, [fast]) == GiveUp(own)
+    cheapest = prediction(dear, time_s=1, cost_usd=0.0005)
+    assert given_up(ANY, WIDE, [fast, cheapest]).precisions == own
+    # and here it has not
+    known = prediction(dear, time_s=1, cost_usd=0.002)
+    assert given_up(ANY, WIDE, [fast, known]) == GiveUp(both, Limit(1 / 20, ID))
+
+
+def test_another_precision_in_the_same_group_has_to_be_faster_by_far() -> None:
+    group = {"fp32": Limit(1.0, "cpu:2/8/fp32"), "fp16": Limit(0.1, "cpu:2/8/fp16")}
+    rule = GiveUp(frozenset({"bf16", "fp32"}))
+    assert rule.limit("bf16", group) == Limit(OTHER_PRECISION, "cpu:2/8/fp32")
+    assert rule.limit("fp32", group) == Limit(1.0, "cpu:2/8/fp32")
+    assert rule.limit("fp32", {}) is None
+    outside = replace(rule, outside=Limit(0.5, "T4:1/8/fp16"))
+    assert outside.limit("bf16", group) == Limit(0.5, "T4:1/8/fp16")
+    assert GiveUp(frozenset({"bf16"})).limit("bf16", group) is None
 
 
 def test_a_disturbed_measurement_says_so() -> None:

@@ -11,13 +11,17 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from jobs.spec import JobSpec
-from orchestrator.decisions import predict, select
+from jobs.spec.train import Precision
+from jobs.training.probing.timing import Limit
+from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
-from tests.builders import inventory, job, overheads, plan_of, sweep
+from tests.builders import inventory, job, overheads, plan_of, sweep, trial
 
 SKUS = ("T4", "V100-16GB", "L4", "L40S", "A100-40GB", "H100-SXM")
 STEPS, NOISE = 4_000, 0.003
+RARE = (841, 1120, 1221)
+"""Worlds whose winner would change if precisions were compared on every placement."""
 START_S, WARMUP_S, WINDOW_S, PROBE_S, OTHER_S = 12.0, 5.0, 2.0, 10.0, 4.0
 
 
@@ -74,25 +78,24 @@ def probe(world: World, *, gives_up: bool) -> tuple[list[Measurement], list[Laun
     """Every candidate, and the accelerator seconds that took."""
     found: list[Measurement] = []
     launches: list[Launch] = []
-    known = {candidate.id: candidate for candidate in world.plan.candidates}
-    spent_s = 0.0
+    spent_s, has_trials = 0.0, bool(search.quality_space(world.spec))
     order = world.plan.probing_order
     for placement in dict.fromkeys(candidate.placement for candidate in order):
-        predictions = predict.predict_all(world.spec, order, found, launches)
+        predictions, before = predict.predict_all(world.spec, order, found, launches), list(found)
         launches.append(Launch(placement.name, START_S, 1.0))
         spent_s += START_S
-        best: dict[str, float] = {}
+        best: dict[Precision, Limit] = {}
         for candidate in (c for c in order if c.placement == placement):
-            outside = predict.give_up_s(candidate, STEPS, known, predictions)
-            limit = min(best.get(candidate.precision, math.inf), outside or math.inf)
-            took_s, measured = timed(world, candidate, limit if gives_up else math.inf)
+            rule = predict.give_up(candidate, order, before, predictions, has_trials=has_trials)
+            limit = rule.limit(candidate.precision, best) if gives_up else None
+            took_s, measured = timed(world, candidate, limit.step_s if limit else math.inf)
             spent_s += took_s
             found.append(measured)
-            if measured.step_s:
-                high = measured.step_s.high
-                best[candidate.precision] = min(best.get(candidate.precision, math.inf), high)
-            else:
+            known = best.get(candidate.precision)
+            if measured.step_s is None:
                 spent_s += START_S  # a fresh group after running out of memory
+            elif not measured.is_given_up and (not known or measured.step_s.high < known.step_s):
+                best[candidate.precision] = Limit(measured.step_s.high, candidate.id)
     return found, launches, spent_s
 
 
@@ -101,7 +104,7 @@ def timed(world: World, candidate: Candidate, limit_s: float) -> tuple[float, Me
     if not world.fits(candidate):
         return 2.0, Measurement(candidate.id, None, failure="tried to allocate")
     step_s = world.step_s(candidate)
-    seen_s = step_s * world.draw.gauss(1.0, NOISE)
+    seen_s = step_s * random.Random(candidate.id).gauss(1.0, NOISE)
     spent_s = max(WARMUP_S, 10 * step_s) + max(WINDOW_S, step_s)
     given_up = seen_s * 0.9 > limit_s
     if not given_up:
@@ -121,7 +124,11 @@ def chosen(world: World, found: Sequence[Measurement], launches: Sequence[Launch
     predictions: tuple[Prediction, ...] = predict.predict_all(
         world.spec, world.plan.candidates, found, launches
     )
-    return select.select(world.spec, world.plan, predictions, []).candidate
+    trials = []
+    if search.quality_space(world.spec):
+        tried = select.quality_candidate(world.plan, predictions)
+        trials = [trial(tried.id, lr, accuracy) for lr, accuracy in ((1e-4, 0.8), (1e-3, 0.9))]
+    return select.select(world.spec, world.plan, predictions, trials).candidate
 
 
 def cost(world: World, candidate: Candidate) -> float:
@@ -160,3 +167,45 @@ def test_the_optimum_is_found_for_a_fraction_of_the_full_grid(world: World) -> N
     # the safe side of a limit may cost a little: the optimum may lie within its interval
     safe = [c for c in keeps if world.run_s(c) * 1.06 <= world.limit_s] or keeps
     assert cost(world, picked) <= 1.01 * min(cost(world, c) for c in safe), best.id
+
+
+class SlowPrecision(World):
+    """One to three accelerators, some of which compute far slower in some precision."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        skus = self.draw.sample(("T4", "L4", "L40S", "A100-40GB"), self.draw.choice([1, 2, 3]))
+        space = {"train.micro_batch_size": [8, 32], "train.precision": ["fp32", "fp16"]}
+        trials = {"train.optimizer.lr": [1e-4, 1e-3]} if self.draw.random() < 0.7 else {}
+        self.slow = {
+            (sku, precision): self.draw.choice([1, 1, 1.5, 4, 20])
+            for sku in skus
+            for precision in ("fp32", "fp16")
+        }
+        self.wide = dict.fromkeys(SKUS, 1.0)
+        best = self.draw.choice(["time", "cost"])
+        self.spec = job(
+            train__global_batch_size=64,
+            prices={sku: 10 ** self.draw.uniform(-1, 1) for sku in skus},
+            resources__any_of=[{"accelerators": f"{sku}:1"} for sku in skus],
+            sweep=sweep({**space, **trials}, objective={"minimize": best}),
+        )
+        self.plan = plan_of(self.spec, inventory(**dict.fromkeys(map(_plain, skus), 1)))
+
+    def step_s(self, candidate: Candidate) -> float:
+        """The truth."""
+        factor = self.slow[candidate.placement.sku, candidate.precision]
+        return super().step_s(candidate) * factor
+
+
+def test_giving_up_in_favour_of_another_precision_changes_no_winner() -> None:
+    across = 0
+    for seed in (*range(150), *RARE):
+        patient, *_ = probe(SlowPrecision(seed), gives_up=False)
+        world = SlowPrecision(seed)
+        found, launches, _ = probe(world, gives_up=True)
+        gave_up = {m.candidate.rpartition("/")[2] for m in found if m.is_given_up}
+        ended = {m.candidate.rpartition("/")[2] for m in found if not m.is_given_up}
+        across += bool(gave_up - ended)
+        assert chosen(world, found, launches) == chosen(world, patient, launches), seed
+    assert across > 10

@@ -14,7 +14,7 @@ PLAN = plan_of(SPEC, inventory(T4=2))
 FOUND = (
     measurement("T4:1/8/fp16", 0.8),
     measurement("T4:1/16/fp16", 0.4),
-    measurement("T4:2/8/fp16", 0.5, is_given_up=True, overheads=None),
+    measurement("T4:2/8/fp16", 0.5, is_given_up=True, overheads=None, better="T4:1/16/fp16"),
     measurement("T4:2/16/fp16", 0.4, overheads=None, speed=None),
 )
 
@@ -26,7 +26,8 @@ def test_a_heat_map_has_every_candidate_with_the_best_at_full_strength() -> None
     slow, fast = rates.rows[0][1]
     assert (slow.text, fast.text) == ("40", "80")
     assert (slow.strength, fast.strength) == (0.5, 1.0)
-    assert rates.rows[1][1][0].note == "given up"
+    why = "given up: T4:1/16/fp16 is faster and costs no more"
+    assert [cell.note for _, cells in rates.rows for cell in cells] == ["", "", why, ""]
     assert costs.rows[0][1][1].text == "$3.47"
 
 
