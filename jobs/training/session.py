@@ -80,11 +80,13 @@ def build_session(
     *,
     has_references: bool = True,
     progress: Progress | None = None,
+    settles: bool = True,
 ) -> Session:
     """Builds model, optimizer and engine; the same seed gives the same weights in every process.
 
     Without `has_references`, losses that compare with the base compare with zeros; `progress` is
-    told how many rows of how many the base has scored.
+    told how many rows of how many the base has scored. Without `settles` the caller settles the
+    engine.
 
     Raises:
         ModelError: if the base model cannot be loaded or used.
@@ -127,7 +129,7 @@ def build_session(
         corpus=corpus,
         model=model,
         eval_store=_store(corpus.eval, world),
-        engine=Engine(step),
+        engine=Engine(step, settles=settles),
         training=training,
         remarks=tuple(
             filter(None, (loaded.remark, rows_remark, training.remark, step.update.remark))

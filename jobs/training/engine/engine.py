@@ -44,9 +44,12 @@ class _LaunchedBlock:
 
 
 class Engine:
-    """Runs a TrainStep, captured if possible; `eager_reason` says why it is not captured."""
+    """Runs a TrainStep, captured if possible; `eager_reason` says why it is not captured.
 
-    def __init__(self, step: TrainStep) -> None:
+    Without `settles` the caller has to call `settle` before the first step.
+    """
+
+    def __init__(self, step: TrainStep, *, settles: bool = True) -> None:
         self.step = step
         self.block = 1
         self.eager_reason = reason_for_eager(
@@ -60,16 +63,29 @@ class Engine:
         step.batch_plan.seek(0)
         begin = time.monotonic()
         self._run: Run = self._capture() if not self.eager_reason else step.run
-        if self.eager_reason and step.world.size > 1:
-            # DDP changes its buckets, and so the order of sums, after its first steps. They run
-            # without effect, so that a resumed run adds in the order of an uninterrupted run.
-            self._without_effect(self._settle_buckets)
         self.capture_s = time.monotonic() - begin
+        self._unsettled = SETTLING_STEPS if self.eager_reason and step.world.size > 1 else 0
+        if settles:
+            self.settle()
 
     @property
     def mode(self) -> str:
         """`captured`, or `eager: ` with the reason."""
         return f"eager: {self.eager_reason}" if self.eager_reason else "captured"
+
+    def settle(self, most: int = SETTLING_STEPS) -> float:
+        """Runs DDP's first steps, or the next `most` of them, of the widest rows; returns seconds.
+
+        DDP changes its buckets, and so the order of sums, after them. They run without effect, so
+        that a resumed run adds in the order of an uninterrupted run.
+        """
+        begin, steps = time.monotonic(), min(most, self._unsettled)
+        if steps:
+            self._without_effect(functools.partial(self._settle_buckets, steps))
+        self._unsettled -= steps
+        spent_s = time.monotonic() - begin
+        self.capture_s += spent_s
+        return spent_s
 
     def seek(self, step: int) -> None:
         """Makes the 0-based `step` the next step."""
@@ -121,8 +137,8 @@ class Engine:
 
         return self._without_effect(measure)
 
-    def _settle_buckets(self) -> None:
-        for _ in range(SETTLING_STEPS):
+    def _settle_buckets(self, steps: int) -> None:
+        for _ in range(steps):
             self.step.run(self.step.batch_plan.widths[-1])
 
     def _capture(self) -> Run:

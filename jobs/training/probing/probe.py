@@ -29,8 +29,8 @@ from jobs.training.world import World, join
 
 FIRST_STEPS = 3
 """Number of first steps whose extra time counts as first use: they allocate and load kernels."""
-FIRST_PASS_S = 0.5
-"""Extra time of a first forward pass, for kernels that are compiled."""
+FIRST_PASS_S, FIRST_STEP_S = 0.5, 5.0
+"""Longest extra time of a first forward pass, and of a first step, for kernels and memory."""
 STEP_OVER_FORWARD = 2.0
 """Least duration of a step as a multiple of its forward pass; 3 is usual."""
 STOP_MARGIN = 1.5
@@ -100,8 +100,10 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
 def _probe(request: ProbeRequest, group: _Group) -> Probed:
     started, world = time.monotonic(), group.world
     _free_memory(world)
-    session = build_session(request.config, group.corpus, world, has_references=False)
-    built_s = group.corpus_s + time.monotonic() - started
+    session = build_session(
+        request.config, group.corpus, world, has_references=False, settles=False
+    )
+    setup_s = group.corpus_s + time.monotonic() - started - session.engine.capture_s
     steps_of_width = session.batch_plan.steps_of_width()
     probed = functools.partial(
         Probed,
@@ -112,7 +114,8 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
     )
     limit = _limit(request, group)
     limit_s = limit.step_s if limit else math.inf
-    least_s = _least_step_s(session, mean_width(steps_of_width), limit_s)
+    tokens = mean_width(steps_of_width)
+    least_s = _least_step_s(session, tokens, limit_s) or _settle(session, tokens, limit_s)
     if least_s is not None:
         width = max(steps_of_width)
         return probed(
@@ -136,7 +139,6 @@ def _probe(request: ProbeRequest, group: _Group) -> Probed:
         mean = mean_over(windows.times, steps_of_width)
         overheads = None
         if not given_up and not request.is_brief:
-            setup_s = built_s - session.engine.capture_s
             excess_s = sum(warm[:FIRST_STEPS]) - mean.value * len(warm[:FIRST_STEPS])
             overheads = _overheads(request, group, session, setup_s, max(0.0, excess_s), metering_s)
             speed = meter.with_memory(speed)  # evaluations and checkpoints need memory too
@@ -174,6 +176,22 @@ def _least_step_s(session: Session, tokens: float, limit_s: float) -> float | No
     samples = config.global_batch_size * tokens / padded_tokens(session, 1)
     least_s = world.broadcast(value=STEP_OVER_FORWARD * spent_s * samples)
     return least_s if least_s > STOP_MARGIN * limit_s else None
+
+
+def _settle(session: Session, tokens: float, limit_s: float) -> float | None:
+    """Runs DDP's first steps; returns a lower bound of the step time on a CPU as `_least_step_s`.
+
+    It is that of the first of these steps, after which the others are left out.
+    """
+    engine, world = session.engine, session.world
+    first_s = engine.settle(1)
+    if world.device.type == "cpu" and not session.config.compile and not math.isinf(limit_s):
+        share = tokens / session.batch_plan.widths[-1]
+        least_s = world.broadcast(value=max(0.0, first_s - FIRST_STEP_S) * share)
+        if least_s > STOP_MARGIN * limit_s:
+            return least_s
+    engine.settle()
+    return None
 
 
 def _free_memory(world: World) -> None:
