@@ -165,15 +165,15 @@ def again(context: Any, speeds: Any, candidates: Any) -> None:
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:
     """The receipt of a full fit of a candidate."""
-    from orchestrator import pipeline
     from orchestrator.decisions.select import Winner
+    from orchestrator.fitting import fit_stage
     from orchestrator.records.receipt import write_receipt
 
     run = context.run
     storage = open_storage(run.folder / "fits" / prediction.candidate.replace("/", "-"))
     own = runs.Run(run.id, storage)
     winner = Winner(plan.candidate(prediction.candidate), {}, prediction, "benchmark")
-    fit = pipeline.fit_stage(dataclasses.replace(context, run=own, storage=storage), winner)
+    fit = fit_stage(dataclasses.replace(context, run=own, storage=storage), winner)
     shutil.rmtree(own.folder / "fit" / "checkpoints")
     return write_receipt(run.id, winner, fit, 0.0)
 

@@ -9,6 +9,7 @@ from jobs.storage.storage import Storage
 from orchestrator.notices import Notify, Remark
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
+from orchestrator.tracking import Tracking
 
 Clock = Callable[[], float]
 
@@ -27,6 +28,8 @@ class Context:
     """Value of `clock` at the start, for the budget."""
     accepts_changes: bool = False
     """Whether training may continue from a checkpoint of changed inputs."""
+    tracking: Tracking = field(default_factory=Tracking)
+    """The trackers that the job names; none before the plan is made."""
 
     @property
     def is_trained(self) -> bool:

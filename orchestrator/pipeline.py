@@ -1,37 +1,31 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
-import functools
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from cluster import discovery
 from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
-from jobs.errors import InfeasibleError, PublishError
+from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
-from jobs.training.checkpoint import CheckpointStore
-from jobs.training.config import TRAINING_CONFIG
-from jobs.training.events import Event
-from orchestrator import availability, preflight, sweeping
+from orchestrator import availability, preflight, sweeping, tracking
 from orchestrator.context import Context
-from orchestrator.decisions import budget, search, select
-from orchestrator.decisions.budget import Spent
+from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.recovery import Failed, GiveUp, Retry
-from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
+from orchestrator.fitting import fit_stage
 from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
 from orchestrator.publishing import deploy_stage, publish_stage
 from orchestrator.records import receipt as receipts
-from orchestrator.records import receipt_text, report, tracking
+from orchestrator.records import report, runs
 from orchestrator.records.outcome import Outcome
 from orchestrator.records.receipt import FitResult, Receipt
-from orchestrator.records.runs import Run
-from orchestrator.stages import fit as fitting
 from orchestrator.stages.secrets import secrets_of
-from orchestrator.watch import PUBLISH_EVERY_S, FitWatch
+from orchestrator.watch import PUBLISH_EVERY_S
 from serve.deploy import deployment, endpoints
 
 
@@ -40,22 +34,24 @@ def run(context: Context) -> Outcome:
     context = _measured(context)
     with availability.requested_nodes(context) as keep:
         plan = plan_stage(context)
-        found = sweeping.run_sweep(context, plan)
-        keep(found.winner.candidate.placement)
-        fit, receipt = train_stage(context, found)
-        model = publish_stage(context.run, context.spec, fit, context.notify)
-        check_limits(context.spec, found.winner, receipt)
-        endpoint = deploy_stage(context, model) if context.spec.serve else None
-        context.run.note("completed")
-        return Outcome(
-            run=context.run.id,
-            folder=context.run.url,
-            winner=found.winner,
-            model=model,
-            receipt=receipt,
-            endpoint=endpoint,
-            report=f"{context.run.url}/{report.PAGE}",
-        )
+        with _tracked(context) as context:
+            found = sweeping.run_sweep(context, plan)
+            keep(found.winner.candidate.placement)
+            fit, receipt = train_stage(context, found)
+            model = publish_stage(context.run, context.spec, fit, context.notify)
+            context.tracking.log_files(context.spec, "model", [Path(model.path)])
+            check_limits(context.spec, found.winner, receipt)
+            endpoint = deploy_stage(context, model) if context.spec.serve else None
+            context.run.note("completed")
+            return Outcome(
+                run=context.run.id,
+                folder=context.run.url,
+                winner=found.winner,
+                model=model,
+                receipt=receipt,
+                endpoint=endpoint,
+                report=f"{context.run.url}/{report.PAGE}",
+            )
 
 
 def sweep_only(context: Context, wanted: Plan | None = None) -> Sweep:
@@ -66,10 +62,11 @@ def sweep_only(context: Context, wanted: Plan | None = None) -> Sweep:
     context = _measured(context)
     with availability.requested_nodes(context):
         plan = plan_stage(context, wanted)
-        found = sweeping.run_sweep(context, plan)
-        write_report(context, found, None, None)
-        context.run.note("completed")
-        return found
+        with _tracked(context) as context:
+            found = sweeping.run_sweep(context, plan)
+            write_report(context, found, None, None)
+            context.run.note("completed")
+            return found
 
 
 def train_only(context: Context, swept: Sweep | None = None) -> FitResult:
@@ -84,11 +81,12 @@ def train_only(context: Context, swept: Sweep | None = None) -> FitResult:
         context = replace(context, began=context.began - swept.duration_s)  # of the budget
     with availability.requested_nodes(context) as keep:
         plan = plan_stage(context, swept.plan if swept else None)
-        found = sweeping.run_sweep(context, plan)
-        keep(found.winner.candidate.placement)
-        fit, _ = train_stage(context, found)
-        context.run.note("completed")
-        return fit
+        with _tracked(context) as context:
+            found = sweeping.run_sweep(context, plan)
+            keep(found.winner.candidate.placement)
+            fit, _ = train_stage(context, found)
+            context.run.note("completed")
+            return fit
 
 
 def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
@@ -146,17 +144,18 @@ def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
         ),
     )
     write_report(context, found, fit, receipt)
+    values = {"time_s": receipt.actual_time_s, "cost_usd": receipt.actual_cost_usd}
+    known = {f"receipt/{name}": value for name, value in values.items() if value is not None}
+    context.tracking.log_values(known)
     return fit, receipt
 
 
-def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitResult:
-    """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
-
-    `spent_usd`: what of the budget's cost is gone. Raises PublishError when the saved model does
-    not score as it did in training.
-    """
-    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
-    return replace(fit, run=context.run.id)  # older releases did not record it
+@contextlib.contextmanager
+def _tracked(context: Context) -> Iterator[Context]:
+    """Yields the same with the trackers of the job, which are opened before anything is tried."""
+    run, spec, is_trained = context.run, context.spec, context.is_trained
+    with tracking.tracked(run, spec, context.remark, is_trained=is_trained) as found:
+        yield replace(context, tracking=found)
 
 
 def _measured(context: Context) -> Context:
@@ -174,10 +173,6 @@ def _measured(context: Context) -> Context:
             teller.publish(Sample(name, value, labels) for name, value in counts.items())
 
     return replace(context, notify=tell)
-
-
-def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-    teller.publish(Sample(f"winnow_fit_{name}", value, labels) for name, value in values.items())
 
 
 def check_limits(spec: JobSpec, winner: Winner, receipt: Receipt) -> None:
@@ -208,92 +203,14 @@ def write_report(
         limits=_metric_limits(context.spec),
     )
     context.run.keep(report.DATA, report.to_json(data))
-    return context.run.keep(report.PAGE, report.render(data).encode())
-
-
-def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
-    config = training_config(context.spec, winner.candidate.execution, winner.params)
-    config = replace(
-        config,
-        stop_after_s=_stop_after_s(context, winner, spent_usd),
-        accepts_changes=context.accepts_changes,
-    )
-    folder = context.run.folder / "fit"
-    folder.mkdir(parents=True, exist_ok=True)
-    context.run.keep("fit/training.json", TRAINING_CONFIG.dump_json(config, indent=2))
-    context.notify(StageStarted("fit", str(winner)))
-    price = winner.candidate.placement.price_usd_per_hour
-    tell = functools.partial(
-        _tell, GaugePublisher(), {"job": context.spec.name, "run": context.run.id}
-    )
-    watch = FitWatch(context.notify, price, winner.prediction, context.clock, tell)
-    place = folder / "tensorboard"
-    trained = select.winning_job(context.spec, winner)
-    with tracking.track(trained, context.run.id, place, context.remark) as tracks:
-
-        def take(event: Event) -> None:
-            watch.show(event)
-            tracks.take(event)
-
-        def failed(failure: Failed, decision: Retry | GiveUp) -> None:
-            done = _shown(failure, decision)
-            context.run.note("failure", cause=failure.cause, message=failure.message, done=done)
-            context.remark(f"{failure.message}: {done}")
-
-        rules = fitting.Rules(
-            context.spec.train.retry,
-            context.spec.wait,
-            context.spec.train.hang_after.total_seconds(),
-            context.spec.train.min_workers,
-            secrets_of(context.spec),
-        )
-        shelf = _shelf(context.run)
-        result = fitting.fit(
-            config, winner.candidate.placement, shelf, rules, take, failed, context.remark
-        )
-    if result.proof and result.proof.refusal:  # not recorded: a resumed run proves it again
-        raise PublishError(
-            f"the model is not published, because {result.proof.refusal}; the checkpoint stays in"
-            f" {result.checkpoint.path}, and --resume tries again"
-        )
-    if context.storage.is_bucket:
-        for path in place.glob("*"):
-            context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
-    context.notify(StageFinished("fit", f"{result.last_step} steps in {result.duration_s:.1f} s"))
-    return replace(result, run=context.run.id, projections=tuple(watch.projections))
-
-
-def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
-    """What is done about a failure, in words."""
-    if isinstance(decision, GiveUp):
-        return f"given up, because {decision.reason or 'it would end the same way again'}"
-    if decision.smaller:
-        return "going on with half the micro batch"
-    away = f", without {len(decision.avoid)} nodes" if decision.avoid else ""
-    return f"going on from the newest checkpoint{away}"
-
-
-def _shelf(run: Run) -> CheckpointStore:
-    """Where a run's checkpoints are: its folder, and the bucket where there is one."""
-    place = "fit/checkpoints"
-    return CheckpointStore(
-        run.folder / place, f"{run.url}/{place}" if run.storage.is_bucket else ""
-    )
+    page = context.run.keep(report.PAGE, report.render(data).encode())
+    if receipt or found.trials:
+        names = (report.PAGE, report.DATA, runs.WINNER)
+        files = [context.run.local_copy(name) for name in names]
+        context.tracking.log_files(context.spec, "report", files)
+    return page
 
 
 def _metric_limits(spec: JobSpec) -> dict[str, float]:
     limits = spec.sweep.objective.subject_to if spec.sweep else {}
     return {name: bound.value for name, bound in limits.items()}
-
-
-def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float | None:
-    """What the budget leaves for training; told when that is less than the whole run needs."""
-    spent = Spent(context.clock() - context.began, spent_usd)
-    price = winner.candidate.placement.price_usd_per_hour
-    left_s = budget.seconds_left(context.spec.budget, spent, price)
-    if left_s is not None and winner.prediction and winner.prediction.time_s.mean > left_s:
-        needed = receipt_text.show_time(winner.prediction.time_s.mean)
-        left = receipt_text.show_time(left_s)
-        text = f"the whole run needs about {needed}, the budget leaves {left}:"
-        context.remark(f"{text} training will stop early")
-    return budget.stop_after_s(left_s, winner.prediction)

@@ -21,6 +21,7 @@ from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training.model import abilities, location
+from orchestrator.tracking.wandb_runs import has_login
 from serve.engines import optional_packages
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def _names(engine: EngineName, spec: JobSpec) -> bool:
 
 PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     ("tracking.mlflow", "mlflow", "mlflow", lambda s: bool(s.tracking and s.tracking.mlflow)),
+    ("tracking.wandb", "wandb", "wandb", lambda s: bool(s.tracking and s.tracking.wandb)),
     ("serve.grpc", "tritonclient", "grpc", lambda s: bool(s.serve and s.serve.grpc)),
     *(
         ("serve.engine", package, optional_packages.EXTRA, functools.partial(_names, engine))
@@ -117,6 +119,13 @@ def _packages(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _tracking(spec: JobSpec) -> Iterator[Violation]:
+    wandb = spec.tracking.wandb if spec.tracking else None
+    if wandb and wandb.mode == "online" and not has_login():
+        message = (
+            "has no login: set WANDB_API_KEY where the job is run, or write mode: offline and send"
+            " the files later with `wandb sync`"
+        )
+        yield Violation(("tracking", "wandb"), message)
     uri = spec.tracking.mlflow.uri if spec.tracking and spec.tracking.mlflow else ""
     if not uri.startswith(("http://", "https://")):
         return

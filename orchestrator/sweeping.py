@@ -20,6 +20,12 @@ from orchestrator.stages import hyperparameter_search
 
 def run_sweep(context: Context, plan: Plan) -> Sweep:
     """Probe, try, choose; without a sweep in the job, choose by price alone."""
+    found = _swept(context, plan)
+    context.tracking.log_winner(context.spec, found.winner)
+    return found
+
+
+def _swept(context: Context, plan: Plan) -> Sweep:
     run, begin = context.run, context.clock()
     recorded = run.read("winner", Winner)
     if recorded is not None:
@@ -154,6 +160,7 @@ def _try(
     def take(trial: TrialResult) -> None:
         found.append(trial)
         context.run.append("trials", trial)
+        context.tracking.log_trial(spec, trial)
         context.notify(Progress("trials", len(found), total, _trial_text(trial)))
 
     count = discovery.discover().counts()[candidate.placement.sku]

@@ -228,12 +228,20 @@ serve:
         """\
 tracking:
   mlflow: {uri: "http://mlflow.example:5000"}
+  wandb: {entity: my-team}
+  tags: {team: search}
+""",
+    ),
+    "tracking.wandb": (
+        """\
+tracking:
+  wandb: {project: sentiment, mode: offline}
 """,
     ),
     "tracking.mlflow": (
         """\
 tracking:
-  mlflow: {uri: ./mlruns}
+  mlflow: {uri: "sqlite:///mlflow.db", experiment: sentiment}
 """,
     ),
 }

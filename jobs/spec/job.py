@@ -51,7 +51,21 @@ class MlflowSpec(SpecModel):
     """An MLflow tracking server."""
 
     uri: str
-    """Tracking URI or folder."""
+    """Tracking URI, such as `http://host:5000` or `sqlite:///mlflow.db`. Its user and password are
+    MLflow's own variables, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    experiment: Annotated[str, Field(min_length=1)] | None = None
+    """Experiment of the runs; by default the job's name."""
+
+
+class WandbSpec(SpecModel):
+    """A project of Weights & Biases."""
+
+    project: Annotated[str, Field(min_length=1)] | None = None
+    """Project of the runs; by default the job's name."""
+    entity: Annotated[str, Field(min_length=1)] | None = None
+    """User or team that owns the project; by default that of WANDB_API_KEY."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline` writes files into the run's folder, which `wandb sync` sends later."""
 
 
 class TrackingSpec(SpecModel):
@@ -59,6 +73,12 @@ class TrackingSpec(SpecModel):
 
     mlflow: MlflowSpec | None = None
     """An MLflow tracking server."""
+    wandb: WandbSpec | None = None
+    """A project of Weights & Biases."""
+    tags: dict[str, str] = Field(default={})
+    """Tags of each run, besides the names of job, run and task."""
+    artifacts: bool = True
+    """Whether the report and the published model are uploaded too."""
 
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

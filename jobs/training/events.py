@@ -62,6 +62,11 @@ class Stepped:
     """Duration of this step on the device's clock."""
     elapsed_s: float = 0.0
     """Time since the start of the first step of this process."""
+    lr: float = 0.0
+    """Learning rate of the step."""
+    gradient_norm: float = 0.0
+    """Norm of the gradients of all weights and workers before clipping; not finite where fp16
+    overflowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def _step(
         batch_plan=plan,
         update=update,
         objective=training.loss,
-        losses=torch.zeros(LOSSES_KEPT, device=world.device),
+        losses=torch.zeros(LOSSES_KEPT, 2, device=world.device),
         loss=torch.zeros((), device=world.device),
         counter=torch.zeros(1, dtype=torch.int64, device=world.device),
     )

@@ -194,9 +194,29 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     assert any(True for _ in storage.objects.entries(f"runs/{run.id}/fit/tensorboard"))
 
 
-def test_a_model_below_its_floor_is_not_deployed(
-    ray_cluster: Connection, reviews: Path, tmp_path: Path
+def check_tracked(uri: str, status: str) -> None:
+    """MLflow has the values that the winner was trained with, its model, and how the run ended."""
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny-reviews").experiment_id])
+    assert run.info.status == status
+    assert run.data.params["train.micro_batch_size"] == "16"
+    assert run.data.params["train.precision"] == "fp32"  # the file says auto
+    assert run.data.metrics["train/lr"] < 1e-8
+    assert run.data.metrics["train/gradient_norm"] > 0
+    assert run.data.metrics["receipt/time_s"] > 0
+    model = [file.path for file in client.list_artifacts(run.info.run_id, "model")]
+    assert "model/model.safetensors" in model
+    report = {file.path for file in client.list_artifacts(run.info.run_id, "report")}
+    assert report == {"report/report.html", "report/report.json", "report/winner.yaml"}
+
+
+def test_a_model_below_its_floor_is_not_deployed_and_its_run_ends_as_failed_in_mlflow(
+    ray_cluster: Connection, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps the files of a database
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
     path = write_job(
         tmp_path,
         reviews,
@@ -214,6 +234,7 @@ def test_a_model_below_its_floor_is_not_deployed(
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.99"}},
         ),
         serve={"route": "/never"},
+        tracking={"mlflow": {"uri": uri}},
     )
     code, _, err = finish(winnow("run", str(path)))
     assert code == 1
@@ -222,6 +243,7 @@ def test_a_model_below_its_floor_is_not_deployed(
     from serve.deploy import endpoints
 
     assert "tiny-reviews" not in endpoints.states()
+    check_tracked(uri, "FAILED")
 
 
 def test_a_language_model_s_adapter_is_trained_merged_and_published(

@@ -40,10 +40,7 @@ class BatchPlan:
         self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self._weights = torch.zeros(shape, dtype=torch.float32, device=device)
         self._totals = torch.ones(self.steps_per_epoch, dtype=torch.float32, device=device)
-        rates = [
-            rate_at(step, self.total_steps, config.optimizer.lr, config.lr_schedule)
-            for step in range(self.total_steps)
-        ]
+        rates = [self.rate(step) for step in range(self.total_steps)]
         self._rates = torch.tensor(rates, dtype=torch.float32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -93,6 +90,11 @@ class BatchPlan:
         position = step % self.steps_per_epoch
         samples, tokens = int(self._samples_of[position]), int(self._tokens_of[position])
         return samples, tokens, self.width(step)
+
+    def rate(self, step: int) -> float:
+        """Returns the learning rate of a step."""
+        config = self._config
+        return rate_at(step, self.total_steps, config.optimizer.lr, config.lr_schedule)
 
     def current(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns this worker's rows and weights of the current step, each (passes, micro_batch).

@@ -39,7 +39,7 @@ class _LaunchedBlock:
     times: list["_Timestamp"]
     """Before the first step and after each step."""
     losses: torch.Tensor
-    """(steps,), in host memory; valid after `copied`."""
+    """(steps, 2) with losses and gradient norms, in host memory; valid after `copied`."""
     copied: "_Timestamp"
 
 
@@ -179,7 +179,7 @@ class Engine:
         kept = self.step.losses
         pieces = kept[slots[0] : slots[0] + count], kept[: max(0, slots[0] + count - LOSSES_KEPT)]
         on_gpu = kept.device.type == "cuda"
-        host = torch.empty(count, dtype=torch.float32, pin_memory=on_gpu)
+        host = torch.empty(count, 2, dtype=torch.float32, pin_memory=on_gpu)
         return host.copy_(torch.cat(pieces), non_blocking=True)
 
     def _results(self, block: _LaunchedBlock) -> list[Stepped]:
@@ -187,15 +187,29 @@ class Engine:
         block.copied.wait()
         seconds = [b.since(a) for a, b in zip(block.times, block.times[1:], strict=False)]
         main_mean_s = sum(seconds) / len(seconds) if world.is_main else 0.0
-        *losses, mean_s = world.sum_numbers([*block.losses.tolist(), main_mean_s])
+        shares, norms = block.losses.unbind(1)
+        *losses, mean_s = world.sum_numbers([*shares.tolist(), main_mean_s])
         self.block = max(1, min(MAX_BLOCK, int(BLOCK_S / max(mean_s, 1e-6))))
         results = []
-        for number, (loss, step_s) in enumerate(zip(losses, seconds, strict=True), block.first):
+        found = zip(losses, norms.tolist(), seconds, strict=True)
+        for number, (loss, norm, step_s) in enumerate(found, block.first):
             if not math.isfinite(loss):
                 raise self._loss_error(number, loss)
             samples, tokens, width = schedule.counts(number)
             padded = self.step.config.global_batch_size * width
-            results.append(Stepped(number + 1, loss, samples, tokens, padded, step_s))
+            lr = schedule.rate(number)
+            results.append(
+                Stepped(
+                    step=number + 1,
+                    loss=loss,
+                    samples=samples,
+                    tokens=tokens,
+                    padded_tokens=padded,
+                    seconds=step_s,
+                    lr=lr,
+                    gradient_norm=norm,
+                )
+            )
         return results
 
     def _loss_error(self, step: int, loss: float) -> TrainingError:

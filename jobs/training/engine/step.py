@@ -46,7 +46,8 @@ class TrainStep:
     update: Update
     objective: Objective
     losses: torch.Tensor
-    """(LOSSES_KEPT,): this worker's share of each step's mean loss, at step modulo LOSSES_KEPT."""
+    """(LOSSES_KEPT, 2), at step modulo LOSSES_KEPT: this worker's share of the mean loss, and the
+    norm of all workers' gradients before clipping."""
     loss: torch.Tensor
     """(): this worker's summed loss of the current step."""
     counter: torch.Tensor
@@ -104,8 +105,9 @@ class TrainStep:
         self.loss.add_(part.detach())
 
     def _end(self, *, sync: bool) -> None:
-        self.update.apply(exchanged=sync)
+        norm = self.update.apply(exchanged=sync).to(self.loss.device)
         slot = self.counter % LOSSES_KEPT
-        self.losses.index_copy_(0, slot, (self.loss / self.batch_plan.total())[None])
+        found = torch.stack((self.loss / self.batch_plan.total(), norm))
+        self.losses.index_copy_(0, slot, found[None])
         self.counter.add_(1)
         self.batch_plan.advance()

@@ -124,14 +124,18 @@ class Update:
             self._exchange.enable()
 
     @torch.no_grad()
-    def apply(self, *, exchanged: bool = True) -> None:
-        """Updates every weight; `exchanged`: whether the backward pass exchanged the gradients."""
+    def apply(self, *, exchanged: bool = True) -> torch.Tensor:
+        """Updates every weight and returns the norm of all gradients before clipping, ().
+
+        `exchanged`: whether the backward pass exchanged the gradients.
+        """
         if self._exchange and exchanged:
             self._exchange.finish()
         else:
             self._optimizer.take_gradients()
         norm = self._norm()
-        factor = self._max_norm / (norm / self.loss_scale + NORM_EPSILON)
+        unscaled = norm / self.loss_scale
+        factor = self._max_norm / (unscaled + NORM_EPSILON)
         divisor = self.loss_scale / factor.clamp(max=1.0)
         overflow = (~torch.isfinite(norm)).float()
         if self._scales_loss:
@@ -139,6 +143,7 @@ class Update:
         else:
             self.halted.copy_(torch.maximum(self.halted, overflow))
         self._optimizer.step(self.lr, divisor, torch.maximum(self.halted, overflow))
+        return unscaled
 
     def state(self, weight: Weight) -> State:
         """Returns the optimizer's tensors of a weight by name, to save or to overwrite."""

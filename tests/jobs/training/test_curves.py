@@ -40,9 +40,14 @@ def fifty_steps(reviews: Path, weights: str = MINILM, **fields: object) -> Train
 
 def engine_losses(config: TrainingConfig) -> list[float]:
     """Losses of the engine."""
+    return [event.loss for event in engine_steps(config)]
+
+
+def engine_steps(config: TrainingConfig) -> list[Stepped]:
+    """Steps of the engine."""
     events: list[Event] = []
     train(config, events.append)
-    return [event.loss for event in events if isinstance(event, Stepped)]
+    return [event for event in events if isinstance(event, Stepped)]
 
 
 def same_batches(config: TrainingConfig, corpus: Corpus) -> Iterator[dict[str, torch.Tensor]]:
@@ -70,7 +75,14 @@ def seeded_model(config: TrainingConfig, corpus: Corpus) -> torch.nn.Module:
 
 
 def plain_losses(config: TrainingConfig, model: torch.nn.Module, corpus: Corpus) -> list[float]:
-    """A training loop in plain PyTorch: no accumulation, no tricks."""
+    """Losses of a training loop in plain PyTorch."""
+    return [loss for loss, _, _ in plain_steps(config, model, corpus)]
+
+
+def plain_steps(
+    config: TrainingConfig, model: torch.nn.Module, corpus: Corpus
+) -> list[tuple[float, float, float]]:
+    """Loss, gradient norm and learning rate of a loop in plain PyTorch, without any tricks."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -85,10 +97,10 @@ def plain_losses(config: TrainingConfig, model: torch.nn.Module, corpus: Corpus)
             group["lr"] = rate_at(step, STEPS, config.optimizer.lr, config.lr_schedule)
         loss = model(**batch).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        found.append(loss.item())
+        found.append((loss.item(), norm.item(), optimizer.param_groups[0]["lr"]))
     return found
 
 
@@ -105,10 +117,13 @@ def test_the_curve_is_that_of_a_plain_loop(
     base = MINILM if weights == "real" else request.getfixturevalue("tiny_model")
     config = fifty_steps(reviews, base, optimizer=OptimizerSpec(lr=lr))
     corpus = load_corpus(config)
-    expected = plain_losses(config, seeded_model(config, corpus), corpus)
-    found = engine_losses(config)
+    expected = plain_steps(config, seeded_model(config, corpus), corpus)
+    steps = engine_steps(config)
+    found = [step.loss for step in steps]
     assert len(found) == STEPS
-    assert found == pytest.approx(expected, abs=1e-5)
+    assert found == pytest.approx([loss for loss, _, _ in expected], abs=1e-5)
+    assert [s.gradient_norm for s in steps] == pytest.approx([n for _, n, _ in expected], rel=1e-3)
+    assert [step.lr for step in steps] == [lr for _, _, lr in expected]
     check_moves(found)
     assert weights == "drawn" or sum(found[-5:]) < sum(found[:5]) / 2
 
