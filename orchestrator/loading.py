@@ -1,5 +1,6 @@
 """From a job file, or from what would be in one, to a checked job."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from jobs.errors import (
     Problem,
     RunError,
     first_line,
+    hide,
 )
 from jobs.loader import load, loads
 from jobs.loader.files import files_exist
 from jobs.loader.rows import rows_suit_the_job
+from jobs.loader.variables import Variables
 from jobs.spec import JobSpec
 from jobs.spec.model import REGISTRY_SCHEME
 from jobs.spec.rules import Rule, Violation
@@ -55,11 +58,12 @@ def load_job(
     of_files = () if is_elsewhere else (_with_base(files_exist(folder), *of_rows),)
     rules = (catalogue.accelerator_rules, *of_files)
     if isinstance(job, Mapping):
-        spec = loads(_text(job), "job", settings=settings or (), extra_rules=rules)
+        spec = loads(_text(job), "job", settings=settings or (), extra_rules=rules, folder=folder)
     else:
         spec = load(Path(job), settings=settings or (), extra_rules=rules)
     if is_elsewhere:
         return spec
+    _take_secrets(spec, folder)
     return with_absolute_paths(_with_located_base(spec), folder)
 
 
@@ -89,6 +93,16 @@ def load_served(
     """
     spec = load_job(job, settings, reads_rows=False)
     return spec, serving_of(spec, purpose, str(job))
+
+
+def _take_secrets(spec: JobSpec, folder: Path) -> None:
+    """Set the variables that the job names as secrets and only its `.env` has."""
+    variables = Variables(folder)
+    for name in spec.secret_names:
+        found = None if os.environ.get(name) else variables.get(name)
+        if found is not None:
+            os.environ[name] = found.text
+    hide(spec.secret_names)
 
 
 def _with_located_base(spec: JobSpec) -> JobSpec:

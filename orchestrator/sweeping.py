@@ -76,7 +76,7 @@ def _same(one: Winner, other: Winner) -> bool:
 
 def _keep_winner(context: Context, winner: Winner) -> None:
     """Record it, as a value and as a job of its own."""
-    job = runs.to_yaml(select.winning_job(context.spec, winner))
+    job = runs.to_job_file(select.winning_job(context.spec, winner))
     context.run.keep(runs.WINNER, job.encode())
     context.run.write("winner", winner)
 

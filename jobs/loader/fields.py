@@ -30,6 +30,12 @@ def is_field(path: str) -> bool:
     return bool(_kinds_at(path.split(".")))
 
 
+def is_text_field(path: Sequence[str | int]) -> bool:
+    """Returns whether a field takes texts, and neither numbers nor true and false."""
+    kinds = _kinds_at(path)
+    return str in kinds and not any(kind in (int, float, bool) for kind in kinds)
+
+
 def values_of(path: str) -> list[object]:
     """Returns the values of a field, given by its dotted path, that takes only some; else none."""
     kinds = _kinds_at(path.split("."))

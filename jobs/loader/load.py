@@ -1,5 +1,6 @@
 """Loads a job file as a JobSpec, or reports all problems in it at once."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from jobs.errors import JobFileError, Problem
-from jobs.loader import explain, overrides, source
+from jobs.loader import explain, layers, overrides, source
 from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
 from jobs.loader.validation import validate
@@ -27,7 +28,7 @@ RULES: tuple[rules.Rule, ...] = (
 def load(
     path: Path, *, settings: Sequence[str] = (), extra_rules: Sequence[rules.Rule] = ()
 ) -> JobSpec:
-    """Reads and checks a job file.
+    """Reads and checks a job file, with the files that it extends.
 
     `settings` are `field.path=value` overrides. `extra_rules` are checks that need knowledge this
     package lacks, such as the abilities of each accelerator.
@@ -35,11 +36,7 @@ def load(
     Raises:
         JobFileError: with all problems of the file.
     """
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise JobFileError([Problem(str(path), 0, 0, "", _why_unreadable(error))]) from None
-    return loads(text, str(path), settings=settings, extra_rules=extra_rules)
+    return _checked(overrides.apply(layers.read(path), settings), extra_rules)
 
 
 def loads(
@@ -48,9 +45,26 @@ def loads(
     *,
     settings: Sequence[str] = (),
     extra_rules: Sequence[rules.Rule] = (),
+    folder: Path | None = None,
 ) -> JobSpec:
-    """Checks the text of a job file; `file` is its name in errors. See `load`."""
-    document = overrides.apply(source.parse(text, file), settings)
+    """Checks the text of a job file; `file` is its name in errors. See `load`.
+
+    `folder` has its `.env` and what it extends; without one, `${NAME}` is a plain text.
+    """
+    document = layers.read_text(text, file, folder) if folder else source.parse(text, file)
+    return _checked(overrides.apply(document, settings), extra_rules)
+
+
+def origins(path: Path, settings: Sequence[str] = ()) -> source.Document:
+    """Returns the values of a job file, which tells where each is set; nothing is checked.
+
+    Raises:
+        JobFileError: if a file cannot be read, or is no YAML.
+    """
+    return overrides.apply(layers.read(path), settings)
+
+
+def _checked(document: source.Document, extra_rules: Sequence[rules.Rule]) -> JobSpec:
     checks = (*RULES, check_search_space, *extra_rules)
     problems = [*explain.explain(_errors(document), document), *document.problems]
     draft = Draft(document)
@@ -60,8 +74,14 @@ def loads(
         if not draft.may_follow_from_repair(path):
             problems.append(document.problem(path, violation.message))
     if problems or spec is None:
-        raise JobFileError(sorted(problems, key=lambda problem: (problem.line, problem.column)))
+        raise JobFileError(sorted(problems, key=functools.partial(_order, document)))
     return spec
+
+
+def _order(document: source.Document, problem: Problem) -> tuple[bool, str, int, int]:
+    """Returns the order of a problem: those of --set, of the file, of the files that it extends."""
+    is_extended = problem.line > 0 and problem.file != document.file
+    return is_extended, problem.file if is_extended else "", problem.line, problem.column
 
 
 def check_search_space(spec: JobSpec) -> Iterator[rules.Violation]:
@@ -110,11 +130,3 @@ def _errors(document: source.Document) -> list[ErrorDetails]:
 def _violations(spec: JobSpec, checks: Sequence[rules.Rule]) -> Iterator[rules.Violation]:
     for check in checks:
         yield from check(spec)
-
-
-def _why_unreadable(error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such file; `winnow init` writes a first job"
-    if isinstance(error, IsADirectoryError):
-        return "is a folder; name the job file in it"
-    return f"cannot be read: {error.strerror}"

@@ -48,7 +48,7 @@ def apply(document: source.Document, settings: Sequence[str]) -> source.Document
             hint = path_meant(path, all_field_paths())
             raise _refuse(path, f"is not a field of a job{hint or ALL_FIELDS}")
         put(values, path, source.parse(f"value: {text}", "--set").values["value"])
-        positions[tuple(path.split("."))] = source.Position(0, 0)
+        positions[tuple(path.split("."))] = source.Position(0, 0, "--set")
     return source.Document(document.file, values, positions, document.keys, document.problems)
 
 

@@ -19,7 +19,8 @@ HEAD = """# The job file
 Every field by its path, in the order of the file. `winnow schema --markdown` prints this page, and
 `make schema` writes it; [`job.schema.json`](../job.schema.json) says the same to editors. A job
 needs `version`, `name`, `model` and `data`; every other section may be left out. A path to a file
-is taken as written: `~` stands for the home folder, environment variables are not expanded.
+is relative to the job file, and `~` stands for the home folder. `${NAME}` and `${NAME:-default}`
+stand for variables, and `extends` for another file: [shared job files](../how-to/job-files.md).
 `--set PATH=VALUE` changes one field for one command, such as `--set train.optimizer.lr=5e-5`.
 """
 BOUNDS = {

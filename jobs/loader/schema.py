@@ -17,6 +17,16 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest, Cadence, format_duration
 from jobs.spec.serve import GateRule
 
+EXTENDS = {
+    "type": "string",
+    "title": "Extends",
+    "description": (
+        "Job file whose values this one takes over, such as base.yaml; relative to this file, and"
+        " it may extend another one. Mappings are merged, and any other value here replaces its"
+        " own."
+    ),
+}
+"""Schema of the key that the loader resolves, so that no field of a job has it."""
 SCHEMA_ID = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -83,7 +93,9 @@ def _meanings(kind: ast.ClassDef) -> dict[str, str]:
 
 def job_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a job file."""
-    return JobSpec.model_json_schema(schema_generator=_Generator)
+    schema = JobSpec.model_json_schema(schema_generator=_Generator)
+    version = {"version": schema["properties"].pop("version"), "extends": EXTENDS}
+    return {**schema, "properties": version | schema["properties"]}
 
 
 def fields_table(section: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from jobs.errors import JobFileError, Problem
+from jobs.loader.fields import is_text_field
 from jobs.loader.syntax import find_mistake
+from jobs.loader.variables import OPENING, Variables
 
 MAX_BYTES = 256 * 1024
 """Largest job file; a long job file has about 4 KiB."""
@@ -30,10 +32,13 @@ Path = tuple[str | int, ...]
 
 
 class Position(NamedTuple):
-    """1-based position in the file; line 0 stands for the command line."""
+    """1-based position in a file; line 0 stands for the command line."""
 
     line: int
     column: int
+    file: str
+    variables: tuple[str, ...] = ()
+    """Where the variables of the value are set, such as `LR from .env:2`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class Document:
     """Position of each mapping key."""
     problems: tuple[Problem, ...] = ()
     """Duplicate keys; the rest of the file is still checked."""
+    unset: tuple[Problem, ...] = ()
+    """Variables that have no value."""
 
     def locate(self, path: Path, *, key: bool = False) -> Position:
         """Returns the position of a value (or its key), else of the nearest parent in the file."""
@@ -55,13 +62,30 @@ class Document:
             return self.keys[path]
         while path and path not in self.positions:
             path = path[:-1]
-        return self.positions.get(path, Position(1, 1))
+        return self.positions.get(path, Position(1, 1, self.file))
 
     def problem(self, path: Path, message: str, *, key: bool = False) -> Problem:
         """Returns a problem with the value at `path`, with its position."""
-        position = self.locate(path, key=key)
-        name = self.file if position.line else "--set"
-        return Problem(name, position.line, position.column, dotted(path), message)
+        place = self.locate(path, key=key)
+        if place.variables:
+            message = f"{message} ({'; '.join(place.variables)})"
+        return Problem(place.file, place.line, place.column, dotted(path), message)
+
+    def origin(self, path: Path) -> str:
+        """Returns where a value of the job is set: `job.yaml:3`, `--set` or `default`."""
+        value: Any = self.values
+        for depth, part in enumerate(path):
+            if isinstance(value, dict) and part not in value:
+                return "default"
+            if not isinstance(value, dict | list):
+                path = path[:depth]  # the job writes a short form, such as T4:2, in full
+                break
+            inner: Any = value  # the path leads through values of the file
+            value = inner[part]
+        place = self.locate(path)
+        if not place.line:
+            return place.file
+        return ", ".join((f"{place.file}:{place.line}", *place.variables))
 
 
 def dotted(path: Path) -> str:
@@ -72,13 +96,13 @@ def dotted(path: Path) -> str:
     return text
 
 
-def parse(text: str | bytes, file: str) -> Document:
-    """Parses YAML into values with positions.
+def parse(text: str | bytes, file: str, variables: Variables | None = None) -> Document:
+    """Parses YAML into values with positions, with `variables` replaced in them.
 
     Raises:
         JobFileError: if it is not valid YAML, or uses a feature that job files may not use.
     """
-    reader = _Reader(file, _decode(text, file))
+    reader = _Reader(file, _decode(text, file), variables)
     try:
         return reader.document()
     except yaml.MarkedYAMLError as error:
@@ -122,20 +146,18 @@ def _decode(text: str | bytes, file: str) -> str:
         raise JobFileError([Problem(file, line, column, "", message)]) from None
 
 
-def _position(mark: Any) -> Position:
-    return Position(mark.line + 1, mark.column + 1)
-
-
 class _Reader:
     """Builds values from parser events, and checks limits before it builds each value."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str, variables: Variables | None) -> None:
         self.file = file
         self.text = text
+        self.variables = variables
         self.events = self._events()
         self.positions: dict[Path, Position] = {}
         self.keys: dict[Path, Position] = {}
         self.problems: list[Problem] = []
+        self.unset: list[Problem] = []
         self.nodes = 0
         self.last: Any = None
         """The event of the latest scalar."""
@@ -157,12 +179,22 @@ class _Reader:
             )
         if not isinstance(value, dict):
             raise self.refuse("a job file is a mapping of keys such as `name:`", start.start_mark)
-        return Document(self.file, value, self.positions, self.keys, tuple(self.problems))
+        return Document(
+            self.file,
+            value,
+            self.positions,
+            self.keys,
+            tuple(self.problems),
+            tuple(self.unset),
+        )
 
     def refuse(self, message: str, mark: Any) -> JobFileError:
         """Returns an error with a position in the file."""
-        position = _position(mark) if mark else Position(1, 1)
-        return JobFileError([Problem(self.file, *position, "", message)])
+        place = self._position(mark) if mark else Position(1, 1, self.file)
+        return JobFileError([Problem(self.file, place.line, place.column, "", message)])
+
+    def _position(self, mark: Any) -> Position:
+        return Position(mark.line + 1, mark.column + 1, self.file)
 
     def _events(self) -> Iterator[Any]:
         for event in yaml.parse(self.text, Loader=yaml.SafeLoader):
@@ -172,12 +204,32 @@ class _Reader:
 
     def _value(self, event: Any, path: Path, depth: int) -> Any:
         self._check_limits(event, depth)
-        self.positions[path] = _position(event.start_mark)
+        self.positions[path] = self._position(event.start_mark)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path, depth)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(path, depth)
+        if self.variables is not None and OPENING in event.value:
+            return self._expanded(event, path, self.variables)
         return read_scalar(event.value) if event.style is None else event.value
+
+    def _expanded(self, event: Any, path: Path, variables: Variables) -> Any:
+        """Returns a scalar with its variables replaced; its field says whether it is a text."""
+        found = variables.expand(event.value)
+        place = self.positions[path]
+        self.positions[path] = place._replace(variables=found.origins)
+        written = self.text[event.start_mark.index : event.end_mark.index]
+        for mistake in found.mistakes:
+            # escapes and line breaks move what follows them
+            offset = mistake.offset + (event.style is not None)
+            is_plain = written[offset:].startswith(event.value[mistake.offset :][:2])
+            column = place.column + (offset if is_plain and "\n" not in written else 0)
+            self.unset.append(Problem(self.file, place.line, column, dotted(path), mistake.message))
+        if wrong := FORBIDDEN.search(found.text):
+            code = f"character U+{ord(wrong[0]):04X} is not allowed; change the variable"
+            raise self.refuse(code, event.start_mark)
+        is_text = (event.style and not found.origins) or is_text_field(path)
+        return found.text if is_text else read_scalar(found.text)
 
     def _check_limits(self, event: Any, depth: int) -> None:
         self.nodes += 1
@@ -208,11 +260,13 @@ class _Reader:
             if not isinstance(event, yaml.ScalarEvent):
                 raise self.refuse("a key must be plain text", event.start_mark)
             here = (*path, event.value)
-            position = _position(event.start_mark)
+            position = self._position(event.start_mark)
             if event.value in values:
                 first = self.keys[here].line
                 message = f"duplicate key; first written in line {first}; keep one of them"
-                self.problems.append(Problem(self.file, *position, dotted(here), message))
+                self.problems.append(
+                    Problem(self.file, position.line, position.column, dotted(here), message)
+                )
             else:
                 self.keys[here] = position
             values[event.value] = self._value(next(self.events), here, depth + 1)

@@ -214,7 +214,7 @@ def _unaligned(stop: _Stop, line: int, above: int) -> Mistake:
 
 def _variable(stop: _Stop) -> Mistake | None:
     if "got '{'" in stop.problem and stop.text(stop.at.line)[: stop.at.column].endswith("$"):
-        message = "environment variables are not expanded here; write ~/... or the value"
+        message = 'a variable inside of braces needs quotes; write "${NAME}"'
         return Mistake(stop.at.line + 1, stop.at.column, message)
     return None
 

@@ -124,6 +124,12 @@ class JobSpec(SpecModel):
     handed to the workers in memory; a run does not begin while one of them is not set."""
 
     @property
+    def secret_names(self) -> tuple[str, ...]:
+        """Names of all environment variables whose values are secret."""
+        tokens = self.serve.auth.tokens_from if self.serve and self.serve.auth else None
+        return tuple(dict.fromkeys((*self.secrets, *((tokens,) if tokens else ()))))
+
+    @property
     def hourly_prices(self) -> dict[str, float]:
         """USD per device hour by the names that the job gives."""
         owned = {name: device.usd_per_hour for name, device in self.owned.items()}

@@ -12,6 +12,8 @@ OTHER_ENDINGS = (
 """Of files that no reader takes; a hub id never ends so."""
 VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 """An environment variable as a shell writes it."""
+BARE = re.compile(r"\$(\w+)")
+"""One without braces, which stands for nothing in a job file."""
 HOME = re.compile(r"^\$(HOME|\{HOME\})(?=/)")
 """At the beginning of a path, where ~ means the same."""
 
@@ -34,7 +36,8 @@ def why_not_literal(path: str) -> str:
     if found is None:
         return ""
     home = HOME.sub("~", path)
-    instead = "its value" if has_variable(home) else home
+    braced = BARE.sub(r"${\1}", home)
+    instead = home if not has_variable(home) else "its value" if braced == home else braced
     return (
         f"{path} holds the environment variable {found[0]}, which is not expanded here; write"
         f" {instead}"

@@ -5,6 +5,7 @@ import hashlib
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 
 from cluster import access, local
 from jobs.errors import ClusterError, first_line
+from jobs.loader.variables import DOTENV
 from jobs.spec import JobSpec
 from orchestrator.cli.options import AsJson, InsecureLocal, JobFile, out, print_json
 from orchestrator.execution import quiet_libraries
@@ -24,8 +26,8 @@ from raywinnow import COMMAND, paths
 STOP_WAIT_S = 120
 """How long a stopped job may take to save and end."""
 POLL_S = 1.0
-EXCLUDED = [".git", ".venv", ".winnow", "__pycache__"]
-"""Names that are not sent to the cluster."""
+EXCLUDED = [".git", ".venv", ".winnow", "__pycache__", DOTENV]
+"""Names that are not sent to the cluster: the job file that is sent needs no variables."""
 MODULES = ["/*.py", "/*/__init__.py"]
 """Not sent either, unless Winnow itself is: Ray puts the folder first on the import path of every
 worker, where a user's `serve.py` or `datasets.py` would hide a package."""
@@ -106,21 +108,37 @@ def _state(client: Any, identity: str) -> str | None:
 
 
 def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> None:
-    folder = job.parent.resolve()
     try:
-        client.submit_job(
-            submission_id=identity,
-            entrypoint=entrypoint(job, insecure_local=insecure_local),
-            runtime_env={
-                "working_dir": str(folder),
-                "excludes": excluded(folder),
-                "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
-            },
-        )
+        with staged(job) as folder:
+            client.submit_job(
+                submission_id=identity,
+                entrypoint=entrypoint(job, insecure_local=insecure_local),
+                runtime_env={
+                    "working_dir": str(folder),
+                    "excludes": excluded(folder),
+                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+                },
+            )
     except (RuntimeError, ValueError) as error:
         if _state(client, identity) is None:
             reason = str(error).strip().splitlines()[-1]
             raise ClusterError(f"Ray's job API refused the job: {reason}") from None
+
+
+@contextlib.contextmanager
+def staged(job: Path) -> Iterator[Path]:
+    """Yields a folder with links to all that is beside a job file, and with the job in full.
+
+    What the job extends and the variables in it need not be on the cluster.
+    """
+    text = runs.to_job_file(load_job(job, None, is_elsewhere=True))
+    with tempfile.TemporaryDirectory(prefix="winnow-") as name:
+        folder = Path(name)
+        for path in job.parent.resolve().iterdir():
+            if path.name != job.name:
+                (folder / path.name).symlink_to(path)
+        (folder / job.name).write_text(text, encoding="utf-8")
+        yield folder
 
 
 def entrypoint(job: Path, *, insecure_local: bool) -> str:

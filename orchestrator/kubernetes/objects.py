@@ -2,6 +2,7 @@
 
 import yaml
 
+from jobs.loader import variables
 from jobs.spec import JobSpec
 from orchestrator.kubernetes import pods
 from orchestrator.kubernetes.pods import Document
@@ -86,7 +87,7 @@ def job_config_map(spec: JobSpec) -> Document:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(spec, "job"),
-        "data": {"job.yaml": to_text(values)},
+        "data": {"job.yaml": variables.escaped(to_text(values))},
     }
 
 

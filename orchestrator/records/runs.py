@@ -13,6 +13,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import RunError
+from jobs.loader import variables
 from jobs.spec import JobSpec
 from jobs.storage.files import write_atomically
 from jobs.storage.storage import Storage
@@ -228,6 +229,11 @@ def digest(spec: JobSpec) -> str:
 
 
 def to_yaml(spec: JobSpec) -> str:
-    """Returns the job as a job file; fields that were not set are left out."""
+    """Returns the job as YAML; fields that were not set are left out."""
     values: dict[str, Any] = spec.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def to_job_file(spec: JobSpec) -> str:
+    """Returns the job as a file that can be run, in which no text is taken for a variable."""
+    return variables.escaped(to_yaml(spec))

@@ -56,7 +56,7 @@ def test_a_forgotten_colon_is_found_in_its_line_with_the_field_it_means(
         ("a: {b: c\nd: 1\n", "1:4: the { is never closed; write } where it ends"),
         ("a: {b: [c}\n", "1:10: a comma or ] is missing here"),
         ("a: {\n  b: c\n  d: e\n}\n", "2:7: a comma is missing at the line's end"),
-        ("a: {b: ${HOME}/c}\n", "1:8: environment variables are not expanded here"),
+        ("a: {b: ${HOME}/c}\n", "1:8: a variable inside of braces needs quotes"),
         ("a: {b: c}}\n", "1:10: nothing is open that } closes"),
     ],
 )

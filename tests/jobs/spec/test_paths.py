@@ -46,8 +46,9 @@ def test_a_variable_in_a_path_is_refused_once_at_its_field(
     [
         ("$HOME/a.csv", "variable $HOME, which is not expanded here; write ~/a.csv"),
         ("${HOME}/a.csv", "variable ${HOME}, which is not expanded here; write ~/a.csv"),
-        ("$HOMES/a.csv", "variable $HOMES, which is not expanded here; write its value"),
-        ("$HOME/$DAY.csv", "variable $HOME, which is not expanded here; write its value"),
+        ("$HOMES/a.csv", "variable $HOMES, which is not expanded here; write ${HOMES}/a.csv"),
+        ("$HOME/$DAY.csv", "variable $HOME, which is not expanded here; write ~/${DAY}.csv"),
+        ("${DAY}.csv", "variable ${DAY}, which is not expanded here; write its value"),
         ("a$.csv", ""),
         ("~/a.csv", ""),
         ("s3://bucket/{day}.csv", ""),

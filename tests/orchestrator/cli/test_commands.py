@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import commands
 from tests.builders import MINIMAL
@@ -109,8 +110,29 @@ def test_an_unknown_accelerator_is_left_out_and_the_rest_planned(folder: Path) -
 def test_render_writes_defaults_and_what_auto_means(folder: Path) -> None:
     done = winnow(folder, "render", "job.yaml", "--inventory", "nodes.json")
     assert "# auto on T4:1: precision T4 has no bf16" in done.stdout
-    assert "  global_batch_size: 32\n" in done.stdout
-    assert "every: 1epoch" in done.stdout
+    assert "  global_batch_size: 32  # default\n" in done.stdout
+    assert "every: 1epoch  # default" in done.stdout
+
+
+def test_render_says_where_each_value_is_set(folder: Path) -> None:
+    (folder / "base.yaml").write_text(f"{MINIMAL}train: {{epochs: 2}}\n", encoding="utf-8")
+    (folder / "job.yaml").write_text(
+        "extends: base.yaml\ntrain:\n  optimizer: {lr: '${LR}'}\nseed: ${SEED:-7}\n",
+        encoding="utf-8",
+    )
+    (folder / ".env").write_text("# rates\nexport LR=2e-4\n", encoding="utf-8")
+    settings = ("--set", "train.precision=fp32")
+    shown = winnow(folder, "render", "job.yaml", *settings).stdout
+    read = yaml.safe_load(shown)
+    assert (read["train"]["optimizer"]["lr"], read["train"]["epochs"]) == (2e-4, 2.0)
+    assert "    lr: 0.0002  # job.yaml:3, LR from .env:2\n" in shown
+    assert "  epochs: 2.0  # base.yaml:8\n" in shown
+    assert "  precision: fp32  # --set\n" in shown
+    assert "seed: 7  # job.yaml:4, SEED by its default\n" in shown
+    assert "    weight_decay: 0.01  # default\n" in shown
+    found = json.loads(winnow(folder, "render", "job.yaml", "--json", *settings).stdout)
+    assert found["origins"]["data.train.path"] == "base.yaml:5"
+    assert found["origins"]["train.precision"] == "--set"
 
 
 def test_render_counts_the_prices_that_were_fetched(folder: Path) -> None:

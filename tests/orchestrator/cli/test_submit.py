@@ -122,7 +122,11 @@ def test_ray_job_submit_runs_the_job(head: dict[str, str], project: Path) -> Non
 def test_submissions_of_one_job_at_once_make_one_run(head: dict[str, str], project: Path) -> None:
     for package in PACKAGES:
         shutil.rmtree(project / package)
-    (project / "job.yaml").rename(project / "my job.yaml")  # the shell must not split it
+    values = yaml.safe_load((project / "job.yaml").read_text(encoding="utf-8"))
+    values["train"]["epochs"] = "${EPOCHS}"
+    (project / "job.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    (project / ".env").write_text("EPOCHS=1", encoding="utf-8")  # it is not sent
+    (project / "my job.yaml").write_text("extends: job.yaml", encoding="utf-8")  # nor split
     command = [sys.executable, "-m", "orchestrator", "submit", "my job.yaml", "--json"]
     command += ["--address", head["DASHBOARD"]]
     with ThreadPoolExecutor(SUBMISSIONS) as pool:

@@ -96,7 +96,7 @@ def test_the_recorded_job_runs_as_it_is(tmp_path: Path) -> None:
 def test_the_winner_is_a_job_that_runs_as_it_is() -> None:
     spec = job(resources__any_of=any_of("T4:1", "T4:2"), sweep=sweep({"train.precision": ["fp16"]}))
     winner = select.select_unmeasured(plan_of(spec, inventory(T4=2)))
-    found = loads(runs.to_yaml(select.winning_job(spec, winner)))
+    found = loads(runs.to_job_file(select.winning_job(spec, winner)))
     assert found.sweep is None
     assert found.resources is not None
     assert [str(p.accelerators) for p in found.resources.any_of] == ["T4:1"]
