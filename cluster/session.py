@@ -4,7 +4,8 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,15 +28,21 @@ class Connection:
 
 @contextlib.contextmanager
 def connect(
-    *, address: str | None = None, start: bool = True, insecure_local: bool | None = None
+    *,
+    address: str | None = None,
+    start: bool = True,
+    insecure_local: bool | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Iterator[Connection]:
     """Join a cluster for the length of a `with` block.
 
     Joins the cluster at `address`, else at `RAY_ADDRESS` (set inside a Ray job), else the local
     cluster; with `start`, starts the local cluster if it is not up, and leaves it running.
     `insecure_local` True accepts a cluster without tokens on this machine, and None accepts any
-    cluster, for commands that only read. Import modules that import ray inside the block, because
-    Ray reads its environment on import.
+    cluster, for commands that only read. `log` gets what is waited for. `meanwhile` is called in
+    a thread while the local cluster starts; it must raise nothing and not import ray. Import
+    modules that import ray inside the block, because Ray reads its environment on import.
 
     Raises:
         ClusterError: if there is no cluster to join, or it requires no token.
@@ -45,7 +52,10 @@ def connect(
     if address is None and cluster is None:
         if not start:
             raise ClusterError("no cluster is up; start one with `winnow up` or name --address")
-        cluster, _ = local.start()
+        log("starting Ray on this machine")
+        cluster = _start(meanwhile)
+    else:
+        log(f"joining Ray at {address or (cluster and cluster.address)}")
     if cluster:
         address = cluster.address
         _check_ray_is_not_loaded()
@@ -75,6 +85,15 @@ def connect(
         yield Connection(address=address, serve_port=serve_port)
     finally:
         ray.shutdown()
+
+
+def _start(meanwhile: Callable[[], None]) -> local.LocalCluster:
+    """Start the local cluster, and call a function in the meantime."""
+    thread = threading.Thread(target=meanwhile)
+    thread.start()
+    cluster, _ = local.start()
+    thread.join()  # two threads that import the same modules could see half of one
+    return cluster
 
 
 def _job_config(address: str) -> dict[str, Any]:

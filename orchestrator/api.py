@@ -187,7 +187,7 @@ def deploy(
     chosen = version.id if isinstance(version, ModelVersion) else version
     model = registry.read(storage, spec.name, chosen)
     place = Place(address, insecure_local)
-    with _telling(notify) as tell, execution.connected(place) as cluster:
+    with _telling(notify) as tell, execution.connected(place, tell) as cluster:
         return deploy_version(storage, serving, model, cluster.serve_port, tell)
 
 

@@ -21,7 +21,8 @@ class Console:
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description:>8}"),
             rich.progress.BarColumn(),
-            rich.progress.MofNCompleteColumn(),
+            rich.progress.TextColumn("{task.fields[count]}"),
+            rich.progress.TimeElapsedColumn(),
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("{task.fields[text]}", markup=False),
             console=self._out,
@@ -43,30 +44,40 @@ class Console:
         match notice:
             case StageStarted(stage, text):
                 self._line(stage, f"{text or 'started'} …")
+                self._begin_bar(stage, text)
             case Progress():
                 self._progress(notice)
             case StageFinished(stage, text):
-                self._end_bar(stage)
+                self._end_bars()
                 self._line(stage, f"✓ {text}")
             case Remark(text):
                 self._line("", text)
 
     def _progress(self, notice: Progress) -> None:
-        if not self._out.is_terminal:
-            if self._pace.is_due(notice.stage, is_last=notice.done == notice.total):
-                self._line(notice.stage, f"{notice.done}/{notice.total} {notice.text}")
-            return
+        is_last, count = notice.done == notice.total, f"{notice.done}/{notice.total}"
+        is_due = not self._out.is_terminal and self._pace.is_due(notice.stage, is_last=is_last)
+        if notice.is_result or is_due:
+            self._line(notice.stage, f"{count} {notice.text}")
         if notice.stage not in self._tasks:
-            self._tasks[notice.stage] = self._bars.add_task(
-                notice.stage, total=notice.total, text=""
-            )
+            self._begin_bar(notice.stage)
+        text = "" if notice.is_result else notice.text
         self._bars.update(
-            self._tasks[notice.stage], completed=notice.done, total=notice.total, text=notice.text
+            self._tasks[notice.stage],
+            completed=notice.done,
+            total=notice.total,
+            count=count,
+            text=text,
         )
 
-    def _end_bar(self, stage: str) -> None:
-        if stage in self._tasks:
-            self._bars.remove_task(self._tasks.pop(stage))
+    def _begin_bar(self, stage: str, text: str = "") -> None:
+        """Show a moving bar in place of those of other stages, until progress is known."""
+        self._end_bars()
+        self._tasks[stage] = self._bars.add_task(stage, total=None, count="", text=text)
+
+    def _end_bars(self) -> None:
+        for task in self._tasks.values():
+            self._bars.remove_task(task)
+        self._tasks.clear()
 
     def _line(self, stage: str, text: str) -> None:
         # assembled, because rich would read brackets in texts as markup

@@ -1,8 +1,9 @@
 """One execution of a job: its run, which nobody else may own meanwhile, and its cluster."""
 
 import contextlib
+import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from cluster import session
@@ -11,7 +12,7 @@ from jobs.spec import JobSpec
 from orchestrator import interruption
 from orchestrator.context import Context
 from orchestrator.loading import storage_of
-from orchestrator.notices import Notify, Remark
+from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
 from orchestrator.records import inputs, lease, runs
 from orchestrator.records.runs import Run
 
@@ -48,8 +49,11 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
 
     Raises RunError where another process runs the same job, ClusterError for an open cluster.
     """
-    with owned(spec, beginning, notify) as run, connected(place) as cluster:
-        notify(Remark(f"cluster {cluster.address}"))
+    with (
+        owned(spec, beginning, notify) as run,
+        connected(place, notify, _load_training) as cluster,
+    ):
+        notify(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
         yield Context(
             spec,
             run,
@@ -69,6 +73,7 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
     storage = storage_of(spec)
     known = None if beginning.run is None else runs.find(storage, beginning.run)
     job = _job_of(known, spec) if known else spec
+    notify(StageStarted("run", "reading data, base model and code, for their digests"))
     key = f"leases/{job.name}-{runs.digest(job)[:12]}"
     with lease.held(
         storage.objects, key, f"job {spec.name}", lambda text: notify(Remark(text))
@@ -87,7 +92,7 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
                 inputs.go_on(known, spec, accepts_changes=beginning.accept_changes)
         run = replace(found, check=held.check)
         run.note("owned", epoch=str(held.epoch))
-        notify(Remark(f"run {run.id} in {run.url}"))
+        notify(StageFinished("run", f"{run.id} in {run.url}"))
         with journaled(run):
             yield run
 
@@ -107,15 +112,36 @@ def journaled(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def connected(place: Place) -> Iterator[session.Connection]:
-    """A connection of this process to a cluster; SIGTERM interrupts meanwhile, as Ctrl-C does."""
+def connected(
+    place: Place, notify: Notify, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[session.Connection]:
+    """A connection of this process to a cluster; SIGTERM interrupts meanwhile, as Ctrl-C does.
+
+    `meanwhile` is called in a thread while a local cluster starts.
+    """
     quiet_libraries()
+
+    def log(text: str) -> None:
+        notify(StageStarted("cluster", text))
+
     with (
         interruption.handler_kept(),
-        session.connect(address=place.address, insecure_local=place.insecure_local) as cluster,
+        session.connect(
+            address=place.address,
+            insecure_local=place.insecure_local,
+            log=log,
+            meanwhile=meanwhile,
+        ) as cluster,
     ):
         interruption.take_over()  # ray.init replaces handlers
+        notify(StageFinished("cluster", cluster.address))
         yield cluster
+
+
+def _load_training() -> None:
+    """Import what trains, without Ray: torch and transformers take as long as Ray's start."""
+    with contextlib.suppress(Exception):  # shown where it is imported for use
+        importlib.import_module("jobs.training.session")
 
 
 def training_alone(spec: JobSpec) -> JobSpec:

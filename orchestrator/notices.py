@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StageStarted:
-    """A stage has started."""
+    """A stage, or the next part of it, has started."""
 
     stage: str
     text: str = ""
+    """What is done and waited for now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Progress:
     done: int
     total: int
     text: str = ""
+    is_result: bool = False
+    """Whether the text is a result that stays on the screen, such as that of a probe."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
     A run that is trained keeps its plan: the base model and the nodes that it was trained on may be
     gone. With `wanted` the plan has no more than the candidates of that one.
     """
-    context.notify(StageStarted("plan"))
+    context.notify(StageStarted("plan", "checking data, base model and packages"))
     secrets_of(context.spec)  # what is missing is told before anything is done
     inventory, spec, is_trained = discovery.discover(), context.spec, context.is_trained
     preflight.check(spec, is_trained=is_trained)
@@ -118,7 +118,9 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
 def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> Plan:
     """Decide and record what to try on these nodes."""
     preflight.check_ability(context.spec)
+    context.notify(StageStarted("plan", "checking that the base model suits the task"))
     preflight.check_base(context.spec)
+    context.notify(StageStarted("plan", "reading the longest rows and counting memory"))
     plan = plan_on(context.spec, inventory)
     plan = plan.among(wanted) if wanted else plan
     context.run.write("inventory", inventory)

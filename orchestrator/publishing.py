@@ -16,6 +16,7 @@ from serve.version import ModelVersion
 
 def publish_stage(run: Run, spec: JobSpec, fit: FitResult, notify: Notify) -> ModelVersion:
     """Put the trained model of a run into the registry."""
+    notify(StageStarted("publish", "copying and checking the model"))
     model = run.stage(
         "model",
         ModelVersion,
@@ -50,7 +51,7 @@ def deploy_version(
     from cluster import discovery  # imports Ray, which reads its environment then
     from serve.deploy import deployment
 
-    notify(StageStarted("deploy"))
+    notify(StageStarted("deploy", "starting replicas"))
     endpoint = deployment.deploy(
         model,
         serving,

@@ -165,7 +165,7 @@ class Speeds:
         self._context.run.append("measurements", measured)
         total = len(self._plan.candidates)
         text = f"{measured.candidate}: {_speed_text(measured)}"
-        self._context.notify(Progress("probe", len(self.measured), total, text))
+        self._context.notify(Progress("probe", len(self.measured), total, text, is_result=True))
         for disturbance in measured.disturbances:
             self._context.remark(f"{measured.candidate}: {disturbance}")
 
@@ -197,4 +197,7 @@ def _speed_text(measured: Measurement) -> str:
     if measured.step_s is None:
         return "out of memory"
     text = f"{measured.step_s.mean:.3g} s a step"
-    return f"{text}, {measured.why_given_up}" if measured.is_given_up else text
+    if not measured.is_given_up:
+        return text
+    is_bound = measured.speed is None  # it stopped before steps were timed
+    return f"{'at least ' if is_bound else ''}{text}, {measured.why_given_up}"

@@ -161,7 +161,7 @@ def _try(
         found.append(trial)
         context.run.append("trials", trial)
         context.tracking.log_trial(spec, trial)
-        context.notify(Progress("trials", len(found), total, _trial_text(trial)))
+        context.notify(Progress("trials", len(found), total, _trial_text(trial), is_result=True))
 
     count = discovery.discover().counts()[candidate.placement.sku]
     hyperparameter_search.run_trials(

@@ -185,6 +185,7 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
             self.busy += self._left
             return str(self.FINISHED)
         number, group = self._left.pop(placement)
+        self._callbacks.log(f"{placement.name}: starting workers for {len(group)} probes")
         rule = self._callbacks.give_up
         rules = {candidate.id: rule(candidate) for candidate in group} if rule else {}
         return {"placement": number, "give_up": rules}

@@ -17,9 +17,11 @@ import orchestrator as winnow
 from cluster.session import Connection
 from jobs.errors import CheckpointError, DeployError, InfeasibleError, JobFileError, RunError
 from jobs.storage.storage import open_storage
+from orchestrator import execution
 from orchestrator.context import Context
 from orchestrator.decisions import select
-from orchestrator.notices import Notice
+from orchestrator.execution import Beginning
+from orchestrator.notices import Notice, StageFinished, StageStarted
 from orchestrator.records import runs
 from orchestrator.records.runs import Run
 from tests.builders import MINILM, any_of, free_port, inventory, sweep
@@ -51,6 +53,18 @@ def context_of(spec: winnow.JobSpec, folder: Path) -> Context:
     storage = open_storage(folder)
     told: list[Notice] = []
     return Context(spec, Run("r", storage), storage, told.append, 0)
+
+
+def test_a_run_says_what_it_waits_for_before_it_reads_anything(
+    reviews: Path, tmp_path: Path
+) -> None:
+    spec = winnow.load_job(content(reviews, tmp_path))
+    told: list[Notice] = []
+    with execution.owned(spec, Beginning(), told.append) as run:
+        started, finished = told
+    assert isinstance(started, StageStarted)
+    assert "data, base model and code" in started.text
+    assert finished == StageFinished("run", f"{run.id} in {run.url}")
 
 
 def test_importing_it_imports_no_torch_ray_or_pandas_and_planning_none_either(

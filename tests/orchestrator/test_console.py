@@ -1,5 +1,7 @@
 """What a person sees of a run where there is no terminal."""
 
+import re
+
 import pytest
 
 from orchestrator.console import Console
@@ -37,6 +39,45 @@ def test_frequent_progress_is_thinned_but_its_end_is_shown(
     assert lines[0] == "fit 1/100 loss 0.5"
     assert lines[-1] == "fit 100/100 loss 0.5"
     assert len(lines) == 3
+
+
+def test_results_are_never_thinned(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    with Console(clock=clock) as console:
+        for n in (1, 2, 3, 4):
+            console(Progress("probe", n, 9, f"candidate {n}", is_result=True))
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == [f"probe {n}/9 candidate {n}" for n in (1, 2, 3, 4)]
+
+
+def test_a_terminal_has_a_bar_while_a_stage_is_waited_for_and_keeps_results_above_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # for rich, a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    with Console() as console:
+
+        def shown() -> list[str]:
+            """Lines above the bars, and those of the bars."""
+            console._bars.refresh()
+            text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+            return [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+        console(StageStarted("plan", "checking data"))
+        assert any("0:00:00" in line and "checking data" in line for line in shown())
+        console(StageStarted("probe", "2 candidates"))
+        assert not any("checking data" in line for line in shown()[-1:])
+        console(Progress("probe", 1, 2, "T4:1/8/fp16: 0.5 s a step", is_result=True))
+        lines = shown()
+        assert "probe 1/2 T4:1/8/fp16: 0.5 s a step" in lines
+        assert "1/2" in lines[-1]
+        assert "0.5 s a step" not in lines[-1]
+        console(Progress("fit", 3, 9, "loss 0.5"))
+        lines = shown()
+        assert "3/9" in lines[-1]
+        assert "loss 0.5" in lines[-1]
+        console(StageFinished("fit", "done"))
+        assert not console._bars.tasks
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
