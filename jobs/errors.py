@@ -25,6 +25,8 @@ NEXT_SENTENCE = re.compile(r"(?<=[^.])\.\s+(?=[A-Z])")
 """Matches the end of a sentence that another sentence follows."""
 _named: set[str] = set()
 """Further environment variables whose values are secret."""
+_texts: set[str] = set()
+"""Secret texts that no environment variable holds."""
 
 
 def hide(names: Iterable[str]) -> None:
@@ -32,9 +34,17 @@ def hide(names: Iterable[str]) -> None:
     _named.update(names)
 
 
+def hide_text(text: str) -> None:
+    """Treats a text, such as a URL of a job file, as secret from now on."""
+    _texts.add(text)
+
+
 def redacted(text: str, environment: Mapping[str, str] = os.environ) -> str:
     """Masks passwords in URLs and the values of secret environment variables in a text."""
-    hidden = PASSWORD.sub(MASK, text)
+    hidden = text
+    for secret in _texts:
+        hidden = hidden.replace(secret, MASK)
+    hidden = PASSWORD.sub(MASK, hidden)
     for name, values in environment.items():
         if name in _named or SECRET_NAME.search(name):
             for value in (values, *re.split(r"[,\s]+", values)):
@@ -148,6 +158,10 @@ def _of_shadow(shadow: Shadow) -> str:
 
 class DeployError(WinnowError):
     """The endpoint does not become healthy or does not answer."""
+
+
+class RolloutStoppedError(DeployError):
+    """The gate of a rollout stopped a new version; the old one answers all requests."""
 
 
 class RequestError(WinnowError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from cluster.inventory import Inventory, read_inventory
 from jobs.spec import JobSpec
-from orchestrator import execution, interruption, planning
+from orchestrator import execution, interruption, notifications, planning
 from orchestrator.console import Console
 from orchestrator.context import Context
 from orchestrator.decisions.plan import Plan
@@ -187,7 +187,11 @@ def deploy(
     chosen = version.id if isinstance(version, ModelVersion) else version
     model = registry.read(storage, spec.name, chosen)
     place = Place(address, insecure_local)
-    with _telling(notify) as tell, execution.connected(place, tell) as cluster:
+    with (
+        _telling(notify) as tell,
+        notifications.of_rollout(spec, tell),
+        execution.connected(place, tell) as cluster,
+    ):
         return deploy_version(storage, serving, model, cluster.serve_port, tell)
 
 

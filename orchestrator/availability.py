@@ -15,6 +15,7 @@ from orchestrator.decisions import demand
 from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.select import Winner
+from orchestrator.notices import Waiting
 from orchestrator.stages import devices, nodes
 
 NODES_POLL_S = 2.0
@@ -68,7 +69,7 @@ def _wait_for_nodes(context: Context, group: Sequence[PlacementSpec], limit_s: f
             context.remark(text)
             return False
         if not is_logged:
-            context.remark(f"requested {names} from Ray's autoscaler")
+            context.notify(Waiting(f"requested {names} from Ray's autoscaler"))
             is_logged = True
         time.sleep(NODES_POLL_S)
     return True
@@ -105,9 +106,8 @@ class Availability:
         limit = format_duration(self._wait.timeout)
 
         def log_wait() -> None:
-            self._context.remark(
-                f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
-            )
+            text = f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
+            self._context.notify(Waiting(text))
 
         free = devices.first_free(placements, self._wait.timeout.total_seconds(), log_wait)
         if free is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cluster import session
 from jobs.errors import RunError, WinnowError
 from jobs.spec import JobSpec
-from orchestrator import interruption
+from orchestrator import interruption, notifications
 from orchestrator.context import Context
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
@@ -51,6 +51,7 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
     """
     with (
         owned(spec, beginning, notify) as run,
+        notifications.sent(spec, run, notify) as notify,
         connected(place, notify, _load_training) as cluster,
     ):
         notify(StageStarted("plan", "loading torch, transformers and Ray's libraries"))

@@ -62,6 +62,7 @@ def load_job(
     else:
         spec = load(Path(job), settings=settings or (), extra_rules=rules)
     if is_elsewhere:
+        _check_sent(spec)
         return spec
     _take_secrets(spec, folder)
     return with_absolute_paths(_with_located_base(spec), folder)
@@ -95,9 +96,39 @@ def load_served(
     return spec, serving_of(spec, purpose, str(job))
 
 
+def unset_secrets(spec: JobSpec) -> tuple[str, ...]:
+    """Returns a remark on the job's secret variables that this process does not have."""
+    missing = [name for name in spec.secret_names if not os.environ.get(name)]
+    if not missing:
+        return ()
+    verb = "are" if len(missing) > 1 else "is"
+    return (
+        f"{', '.join(missing)} {verb} not set here; the job names secrets, which have to be set"
+        " where it is run",
+    )
+
+
+def _check_sent(spec: JobSpec) -> None:
+    """Raise JobFileError if the job needs a URL that it keeps to this process."""
+    problems = [
+        Problem(
+            f"job {spec.name}",
+            0,
+            0,
+            f"notify[{index}].webhook",
+            "is a URL, which is not sent"
+            " to another machine; put it into a variable there and write env:NAME",
+        )
+        for index, place in enumerate(spec.notify)
+        if place.variable is None
+    ]
+    if problems:
+        raise JobFileError(problems)
+
+
 def _take_secrets(spec: JobSpec, folder: Path) -> None:
     """Set the variables that the job names as secrets and only its `.env` has."""
-    variables = Variables(folder)
+    variables = Variables(folder, {})
     for name in spec.secret_names:
         found = None if os.environ.get(name) else variables.get(name)
         if found is not None:

@@ -41,6 +41,11 @@ class Remark:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting(Remark):
+    """A sentence that says what a run waits for."""
+
+
 class Pace:
     """Thins out what comes often: at most one in an interval, by key, and always the last."""
 

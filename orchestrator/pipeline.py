@@ -10,7 +10,7 @@ from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
-from orchestrator import availability, preflight, sweeping, tracking
+from orchestrator import availability, notifications, preflight, sweeping, tracking
 from orchestrator.context import Context
 from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
@@ -97,6 +97,7 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
     """
     context.notify(StageStarted("plan", "checking data, base model and packages"))
     secrets_of(context.spec)  # what is missing is told before anything is done
+    notifications.require_variables(context.spec)
     inventory, spec, is_trained = discovery.discover(), context.spec, context.is_trained
     preflight.check(spec, is_trained=is_trained)
     if spec.serve:

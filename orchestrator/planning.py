@@ -11,6 +11,7 @@ from jobs.spec import JobSpec
 from jobs.training.model.counting import shape_of
 from orchestrator import preflight
 from orchestrator.decisions.plan import Plan, make_plan
+from orchestrator.loading import unset_secrets
 
 
 def plan_on(spec: JobSpec, nodes: Inventory) -> Plan:
@@ -40,7 +41,7 @@ def planned(
         preflight.check(spec)
     nodes = inventory or live_inventory(address, spec, moves.append)
     found = plan_on(spec, nodes)
-    return replace(found, remarks=(*found.remarks, *moves)), nodes
+    return replace(found, remarks=(*found.remarks, *moves, *unset_secrets(spec))), nodes
 
 
 def known_inventory(path: Path | None) -> Inventory | None:

@@ -21,7 +21,6 @@ from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training.model import abilities, location
-from orchestrator.tracking.wandb_runs import has_login
 from serve.engines import optional_packages
 
 if TYPE_CHECKING:
@@ -119,6 +118,8 @@ def _packages(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _tracking(spec: JobSpec) -> Iterator[Violation]:
+    from orchestrator.tracking.wandb_runs import has_login  # slow, and only a run asks for it
+
     wandb = spec.tracking.wandb if spec.tracking else None
     if wandb and wandb.mode == "online" and not has_login():
         message = (

@@ -157,6 +157,7 @@ OPTIONS: Sequence[tuple[str, Sequence[Any]]] = (
     ("storage", ("./here", "s3://", "s3://b", "gs://b/c", "", "job.yaml", "\x00", "~nobody/x")),
     ("tracking", ({"mlflow": {"uri": "http://u:p@h"}}, {"mlflow": {}}, {"mlflow": None})),
     ("secrets", (["HF_TOKEN"], ["a b"], [1], "HF_TOKEN")),
+    ("notify", ([{"slack": "env:A"}], [{"webhook": "http://h/x", "on": ["no"]}], [{}], "env:A")),
     ("name", ("a", "Ä", "a" * 64, "-", "../x", 5, None, "on")),
     ("version", (1, 2, "1", 1.0, True)),
     ("seed", (0, -1, 2**32, 1.5, 2**32 - 1)),

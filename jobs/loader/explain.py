@@ -77,7 +77,8 @@ def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]
     """Turns pydantic's errors into problems, one for each position in the file."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
-        by_path.setdefault(written_path(error, document), []).append(error)
+        path = written_path(error, document)
+        by_path.setdefault(path, []).append(_without_url(error, path))
     is_unknown = named_task(document.values) is None
     return [
         _problem(path, group, document)
@@ -85,6 +86,20 @@ def explain(errors: Iterable[ErrorDetails], document: Document) -> list[Problem]
         if not any(other[: len(path)] == path and len(other) > len(path) for other in by_path)
         and not (is_unknown and path[:1] == ("data",) and follows_from_task(path))
     ]
+
+
+class _Hidden:
+    """Stands in a message for a value that nobody may read."""
+
+    def __repr__(self) -> str:
+        return "the value"
+
+
+def _without_url(error: ErrorDetails, path: Path) -> ErrorDetails:
+    """Returns an error that shows no URL of a notification: whoever has it can send there."""
+    if path[:1] == ("notify",) and "://" in str(error["input"]):
+        return {**error, "input": _Hidden()}
+    return error
 
 
 def follows_from_task(path: Path) -> bool:

@@ -224,6 +224,19 @@ serve:
   auth: {tokens_file: /etc/winnow/tokens}
 """,
     ),
+    "notify[]": (
+        """\
+notify:
+  - {slack: env:SLACK_HOOK}
+  - {webhook: env:MY_HOOK, on: [failed, waiting]}
+""",
+    ),
+    "notify[].email": (
+        """\
+notify:
+  - email: {to: [team@example.org], sender: winnow@example.org, smtp: env:SMTP_URL}
+""",
+    ),
     "tracking": (
         """\
 tracking:

@@ -9,6 +9,7 @@ from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
 from jobs.spec.data import TaskData
 from jobs.spec.model import ModelSpec
+from jobs.spec.notify import NotifySpec
 from jobs.spec.quantities import Duration, PositiveDuration
 from jobs.spec.resources import ResourcesSpec, WaitSpec
 from jobs.spec.serve import ServeSpec
@@ -118,6 +119,8 @@ class JobSpec(SpecModel):
     nodes, or `s3://bucket/prefix`."""
     tracking: TrackingSpec | None = None
     """Where metrics are sent, besides TensorBoard files in the run's folder."""
+    notify: Items[NotifySpec] = ()
+    """Who hears how a run goes. A notification that cannot be sent is a remark of the run."""
     secrets: Items[VariableName] = ()
     """Names of environment variables that workers need, such as HF_TOKEN; never values. They are
     taken from the environment of `winnow run`, or of the cluster's nodes for `winnow submit`, and
@@ -127,7 +130,14 @@ class JobSpec(SpecModel):
     def secret_names(self) -> tuple[str, ...]:
         """Names of all environment variables whose values are secret."""
         tokens = self.serve.auth.tokens_from if self.serve and self.serve.auth else None
-        return tuple(dict.fromkeys((*self.secrets, *((tokens,) if tokens else ()))))
+        served = (tokens,) if tokens else ()
+        return tuple(dict.fromkeys((*self.secrets, *self.notify_names, *served)))
+
+    @property
+    def notify_names(self) -> tuple[str, ...]:
+        """Names of the environment variables with the URLs of notifications."""
+        names = (place.variable for place in self.notify)
+        return tuple(dict.fromkeys(name for name in names if name))
 
     @property
     def hourly_prices(self) -> dict[str, float]:

@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "validate": ("validate:validate", "Check a job file and print every problem."),
         "render": (
             "render:render",
-            "Print the job with all defaults, and the values of `auto` for each placement.",
+            "Print the job with all defaults, where each value is set, and what `auto` means.",
         ),
         "schema": ("schema:schema", "Print the JSON Schema of job files, for editors and checks."),
         "plan": (

@@ -4,13 +4,13 @@ import typer
 
 from cluster import catalogue
 from orchestrator.cli.options import AsJson, JobFile, Settings, print_json
-from orchestrator.loading import load_job
+from orchestrator.loading import load_job, unset_secrets
 
 
 def validate(job: JobFile, settings: Settings = None, as_json: AsJson = False) -> None:
     """Check a job file and print every problem."""
     spec = load_job(job, settings)
-    remarks = catalogue.choices(spec)
+    remarks = [*catalogue.choices(spec), *unset_secrets(spec)]
     if as_json:
         print_json({"valid": True, "name": spec.name, "remarks": remarks})
         return

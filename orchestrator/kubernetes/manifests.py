@@ -123,7 +123,7 @@ def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) ->
     image = Image(options.image, options.claim, f"{spec.name}-job" if part == "job" else None)
     values = {**ENVIRONMENT, **(ingress.SWITCHES if part == "endpoint" else {})}
     environment: list[Document] = [{"name": name, "value": v} for name, v in values.items()]
-    environment += [pods.from_secret(name) for name in spec.secrets]
+    environment += [pods.from_secret(name) for name in (*spec.secrets, *spec.notify_names)]
     marks = objects.marks_of(spec, part)
     return {
         "rayVersion": RAY_VERSION,

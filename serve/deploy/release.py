@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from jobs.errors import DeployError
+from jobs.errors import DeployError, RolloutStoppedError
 from jobs.spec.serve import GateRule, RolloutSpec, ServeSpec
 from serve.deploy import haproxy_client, routing
 from serve.deploy.rollout import Traffic, grown, reasons_against
@@ -43,7 +43,7 @@ def roll_out(
     """Shifts the route from the old version to the new one in the steps of the rollout.
 
     Raises:
-        DeployError: with the reasons, if the gate stops the new version. The old version then
+        RolloutStoppedError: if the gate stops the new version. The old version then
             answers all requests of the route.
     """
     headers, hold_s = _authorization(spec), rollout.hold.total_seconds()
@@ -116,7 +116,7 @@ def _check_gate(
     HAProxy's counters add the requests of clients.
 
     Raises:
-        DeployError: as soon as the new version breaks a rule.
+        RolloutStoppedError: as soon as the new version breaks a rule.
     """
     old, new = versions
     begin = time.monotonic()
@@ -130,7 +130,7 @@ def _check_gate(
         ]
         reasons = reasons_against(rollout.gate, spec.slo, quality, traffic[0], traffic[1])
         if reasons:
-            raise DeployError(
+            raise RolloutStoppedError(
                 f"version {new.version.id} does not take over from {old.version.id}:"
                 f" {'; '.join(reasons)}"
             )
