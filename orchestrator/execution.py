@@ -75,7 +75,7 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
     known = None if beginning.run is None else runs.find(storage, beginning.run)
     job = _job_of(known, spec) if known else spec
     notify(StageStarted("run", "reading data, base model and code, for their digests"))
-    key = f"leases/{job.name}-{runs.digest(job)[:12]}"
+    key = runs.lease_key(job)
     with lease.held(
         storage.objects, key, f"job {spec.name}", lambda text: notify(Remark(text))
     ) as held:
@@ -92,7 +92,7 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
             if beginning.reads_inputs:
                 inputs.go_on(known, spec, accepts_changes=beginning.accept_changes)
         run = replace(found, check=held.check)
-        run.note("owned", epoch=str(held.epoch))
+        run.note("owned", epoch=str(held.epoch), lease=key)
         notify(StageFinished("run", f"{run.id} in {run.url}"))
         with journaled(run):
             yield run

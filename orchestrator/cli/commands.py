@@ -61,6 +61,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "status:status",
             "Show the local cluster or the one at an address, its endpoints and the newest runs.",
         ),
+        "ls": (
+            "ls:ls",
+            "List the runs of a storage with state, owner, winner, metric and cost, newest first.",
+        ),
+        "endpoints": (
+            "endpoints:endpoints",
+            "List the endpoints of a cluster: model, versions, routes and state.",
+        ),
+        "undeploy": (
+            "endpoints:undeploy",
+            "Take the endpoint of one model down; its versions stay published.",
+        ),
         "gc": ("gc:gc", "List the unused files of a storage; --delete removes them."),
         "report": (
             "report:report",

@@ -20,7 +20,7 @@ from jobs.spec import JobSpec
 from orchestrator.cli.options import AsJson, InsecureLocal, JobFile, out, print_json
 from orchestrator.execution import quiet_libraries
 from orchestrator.loading import load_job
-from orchestrator.records import inputs, runs
+from orchestrator.records import inputs, owner, runs
 from raywinnow import COMMAND, paths
 
 STOP_WAIT_S = 120
@@ -116,7 +116,10 @@ def _send(client: Any, identity: str, job: Path, *, insecure_local: bool) -> Non
                 runtime_env={
                     "working_dir": str(folder),
                     "excludes": excluded(folder),
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+                    "env_vars": {
+                        "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S),
+                        owner.VARIABLE: owner.owner(),
+                    },
                 },
             )
     except (RuntimeError, ValueError) as error:

@@ -16,6 +16,7 @@ from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, Storage
 from jobs.training.model import location
 from orchestrator.records import runs
+from orchestrator.records.owner import owner
 from orchestrator.records.runs import Run
 
 FILE = "inputs.json"
@@ -69,7 +70,7 @@ def find_or_create(
         raise RunError(
             f"no run of this job in {storage}; a changed job is a new job, so leave --resume out"
         )
-    run = runs.create(storage, spec, datetime.now(UTC))
+    run = runs.create(storage, spec, datetime.now(UTC), owner())
     _keep(run, now)
     return run
 

@@ -116,11 +116,27 @@ def held(objects: Objects, key: str, what: str, log: Callable[[str], None]) -> I
         lease.release()
 
 
+def holder(objects: Objects, key: str) -> Holder | None:
+    """Returns the present or last owner of a lease; None if it was never held or is damaged."""
+    found = objects.read(key)
+    return _parse(found) if found else None
+
+
+def is_gone(holder: Holder) -> bool:
+    """Returns whether the owner was a process of this machine that has ended."""
+    if holder.host != socket.gethostname():
+        return False
+    try:
+        return abs(psutil.Process(holder.process).create_time() - holder.started) > 1.0
+    except psutil.NoSuchProcess:
+        return True
+
+
 def _acquire(objects: Objects, key: str, what: str, log: Callable[[str], None]) -> Lease:
     while True:
         found = objects.read(key)
         other = _parse(found) if found else None
-        if found and other and other.owner and not _is_gone(other):
+        if found and other and other.owner and not is_gone(other):
             log(f"{what} is held by {_named(other)}; waiting to see whether it still runs")
             _watch(objects, key, found, other, what)
         me = psutil.Process()
@@ -155,16 +171,6 @@ def _watch(objects: Objects, key: str, found: Found, other: Holder, what: str) -
                     f"{_named(holder)} already runs {what}; wait until it ends, or stop it"
                 )
             return  # released
-
-
-def _is_gone(holder: Holder) -> bool:
-    """Returns whether the owner was a process of this machine that has ended."""
-    if holder.host != socket.gethostname():
-        return False
-    try:
-        return abs(psutil.Process(holder.process).create_time() - holder.started) > 1.0
-    except psutil.NoSuchProcess:
-        return True
 
 
 def _named(holder: Holder) -> str:

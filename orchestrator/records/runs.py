@@ -153,8 +153,8 @@ class Run:
         journal.append(self.storage.objects, f"runs/{self.id}/{name}", value)
 
 
-def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
-    """Create a run.
+def create(storage: Storage, spec: JobSpec, now: datetime, by: str = "") -> Run:
+    """Create a run; `by` names who creates it, such as alice@laptop.
 
     Raises:
         RunError: if a run of the same job and second exists.
@@ -165,8 +165,33 @@ def create(storage: Storage, spec: JobSpec, now: datetime) -> Run:
     place = f"runs/{identity}/{SPEC_FILE}"
     if storage.objects.swap(place, to_yaml(spec).encode(), None) is None:
         raise RunError(f"run {identity} exists already; wait a second or use --resume")
-    run.note("created", digest=digest(spec))
+    run.note("created", digest=digest(spec), **({"by": by} if by else {}))
     return run
+
+
+def job_name(identity: str) -> str:
+    """Returns the name of the job in a run's id."""
+    found = NAME.fullmatch(identity)
+    return found["job"] if found else identity
+
+
+def lease_key(spec: JobSpec) -> str:
+    """Returns the key of the lease that every process holds while it works on the job."""
+    return _lease_key(spec.name, digest(spec))
+
+
+def lease_key_of(run: Run, notes: Notes) -> str | None:
+    """Returns the key of the lease under which a run was last worked on; None if none is noted."""
+    for note in reversed(notes):
+        if note["event"] == "owned" and "lease" in note:
+            return note["lease"]
+        if note["event"] == "created":  # by an older release
+            return _lease_key(job_name(run.id), note["digest"])
+    return None
+
+
+def _lease_key(name: str, hex_digest: str) -> str:
+    return f"leases/{name}-{hex_digest[:12]}"
 
 
 def finished_stages(notes: Notes) -> tuple[str, ...]:

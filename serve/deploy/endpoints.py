@@ -1,6 +1,7 @@
 """Lists and removes the endpoints of a cluster."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import httpx
 import ray.serve
@@ -25,6 +26,33 @@ def states() -> dict[str, str]:
         is_same = by_model.get(model, state) == state
         by_model[model] = state if is_same else f"{by_model[model]}, {state}"
     return by_model
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The endpoint of a model."""
+
+    model: str
+    routes: tuple[str, ...]
+    """Public routes; several during a rollout to another one."""
+    versions: tuple[str, ...]
+    """Ids of the versions that run."""
+    state: str
+    """Ray Serve's status of its applications."""
+
+
+def every(port: int) -> tuple[Deployed, ...]:
+    """Returns all endpoints by name; `port` is that of Ray Serve's proxy."""
+    owners, known = models_by_route(port), states()
+    return tuple(
+        Deployed(
+            model,
+            tuple(sorted(route for route, owner in owners.items() if owner == model)),
+            tuple(filter(None, map(version_of, applications_of(model)))),
+            known[model],
+        )
+        for model in sorted(known)
+    )
 
 
 def applications_of(model: str) -> list[str]:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -222,8 +224,31 @@ def test_a_model_has_one_route_and_no_other_model_s(
         spec = ServeSpec(route="/tested")
         endpoints.log_moved_routes(version.name, spec, ray_cluster.serve_port, told.append)
         assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
+        listed = json.loads(command("endpoints", "--json").stdout)
+        assert [(each["model"], each["routes"], each["versions"]) for each in listed] == [
+            (version.name, ["/moved"], [version.id]),
+            (other.name, ["/tested-b"], [other.id]),
+        ]
+        assert command("undeploy", other.name).returncode == 0
+        assert endpoints.models_by_route(ray_cluster.serve_port) == {"/moved": version.name}
+        again = command("undeploy", other.name)
+        assert again.returncode == 1
+        assert f"{other.name} has no endpoint on this cluster; there are: {version.name}" in (
+            again.stderr
+        )
     finally:
         endpoints.remove(other.name)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, for the shared cluster."""
+    return subprocess.run(
+        [sys.executable, "-m", "orchestrator", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
