@@ -180,12 +180,13 @@ def test_a_stream_is_the_continuation_in_pieces(client: httpx.AsyncClient) -> No
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
-        ({"prompt": ["a", "b"]}, 422),
+        ({"prompt": []}, 422),
+        ({"prompt": ["a", 5]}, 422),
         ({"prompt": None}, 422),
         ({"prompt": "word " * 60}, 422),
         ({"echo": True}, 422),
         ({"max_tokens": 0}, 422),
-        ({"n": 2}, 422),
+        ({"best_of": 2}, 422),
         ({"model": "another"}, 404),
     ],
 )
