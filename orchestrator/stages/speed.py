@@ -185,7 +185,8 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
             self.busy += self._left
             return str(self.FINISHED)
         number, group = self._left.pop(placement)
-        self._callbacks.log(f"{placement.name}: starting workers for {len(group)} probes")
+        text = f"starting workers; candidates to probe: {len(group)}"
+        self._callbacks.log(f"{placement.name}: {text}")
         rule = self._callbacks.give_up
         rules = {candidate.id: rule(candidate) for candidate in group} if rule else {}
         return {"placement": number, "give_up": rules}

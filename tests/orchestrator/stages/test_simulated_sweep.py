@@ -340,7 +340,8 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     winner = select.Winner(best, {}, None, "", finalists=(best.id,))
     assert confirm(context, plan, speeds, winner, ()) is False
     assert speeds.every == (measurement(best.id),)
-    (said,) = (notice.text for notice in told if isinstance(notice, Remark))
+    waited, said = (notice.text for notice in told if isinstance(notice, Remark))
+    assert waited == "cpu:1: starting workers; candidates to probe: 1"
     assert said.startswith(f"{best.id} could not be timed again, so the first timing counts: ")
     assert "gone.csv" in said
 
