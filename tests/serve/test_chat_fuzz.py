@@ -18,7 +18,7 @@ from tests.serve.live import on_socket
 from tests.serve.test_tools import TAGGED, tokenizer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MADE_UP = 60
+MADE_UP = 25
 """Requests at each operation."""
 schema = schemathesis.openapi.from_dict(routes.api.openapi())
 
