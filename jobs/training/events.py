@@ -65,8 +65,7 @@ class Stepped:
     lr: float = 0.0
     """Learning rate of the step."""
     gradient_norm: float = 0.0
-    """Norm of the gradients of all weights and workers before clipping; not finite where fp16
-    overflowed."""
+    """Norm of all gradients before clipping; not finite where fp16 overflowed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -442,9 +442,9 @@ def test_a_context_is_longer_than_a_training_row_up_to_the_model_s_positions(
     made = ChatHandler(ReplicaConfig(published, max_context=100))
     try:
         assert made.info.max_length == 100 > published.max_length
-        assert len(made._within_limit([5] * 99, "messages", "conversation")) == 99
+        assert len(made.prompts.within_limit([5] * 99, "messages", "conversation")) == 99
         with pytest.raises(HttpError, match="the limit is 1 to 99"):
-            made._within_limit([5] * 100, "messages", "conversation")
+            made.prompts.within_limit([5] * 100, "messages", "conversation")
         known = made.generator.positions
     finally:
         made.generator.close()

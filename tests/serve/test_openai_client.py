@@ -126,7 +126,7 @@ def test_texts_are_continued(client: openai.OpenAI, server: ChatHandler) -> None
     alone = [client.completions.create(prompt=prompt, **fields) for prompt in prompts]
     texts = [each.choices[0].text for each in alone]
     assert [choice.text for choice in both.choices] == [texts[0], texts[0], texts[1], texts[1]]
-    ids = [server._raw(prompt) for prompt in prompts]
+    ids = [server.prompts.raw(prompt) for prompt in prompts]
     tokens = client.completions.create(prompt=ids, **fields)
     assert [choice.text for choice in tokens.choices] == texts
     pieces = list(client.completions.create(prompt=prompts, stream=True, **fields))

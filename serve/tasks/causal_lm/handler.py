@@ -1,53 +1,29 @@
-"""The handler of a language model: renders a conversation as a prompt and generates the answer."""
+"""The handler of a language model: its limits, and the answers that it writes."""
 
-import asyncio
 import contextlib
-import functools
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import DataError, DeployError
-from jobs.training.data import chat_template, conversations
+from jobs.errors import DeployError
 from serve.config import ReplicaConfig
 from serve.http.errors import HttpError
-from serve.tasks.causal_lm import tool_format
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.choices import merged
-from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH, CompletionRequest
+from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH
 from serve.tasks.causal_lm.generation_request import SEEDS, GenerationRequest
 from serve.tasks.causal_lm.generator import Generator
-from serve.tasks.causal_lm.messages import Message, NamedTool, Tool
-from serve.tasks.causal_lm.schemas import PATH, ChatInfo, ChatRequest, JsonFormat, SchemaFormat
+from serve.tasks.causal_lm.prompts import Prompts
+from serve.tasks.causal_lm.schemas import PATH, ChatInfo
 from serve.tasks.causal_lm.token_times import TokenTimes
-from serve.tasks.causal_lm.tool_format import ToolFormat, UnknownFormatError
 from serve.tasks.causal_lm.vocabulary import (
     GrammarError,
     UnusableVocabularyError,
     Vocabulary,
-    json_grammar,
-    lark_grammar,
 )
 from serve.tasks.generating.handler import GenerationHandler
-
-NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""JSON schema of the arguments of a tool without any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a conversation asks of the model."""
-
-    ids: list[int]
-    """Tokens of the prompt."""
-    grammar: str | None = None
-    """Grammar of the answer."""
-    form: ToolFormat | None = None
-    """How the answer calls tools, if it may."""
-    shows_special: bool = False
-    """Whether special tokens tell calls of tools."""
 
 
 class ChatHandler(GenerationHandler[Generator]):
@@ -64,6 +40,7 @@ class ChatHandler(GenerationHandler[Generator]):
         except DeployError:
             self.generator.close()
             raise
+        self.prompts = Prompts(self.generator, self.longest)
         self._times = TokenTimes(self.metrics.registry, self.generator)
 
     def _longest(self) -> int:
@@ -107,96 +84,6 @@ class ChatHandler(GenerationHandler[Generator]):
         if name not in (None, own):
             raise HttpError(404, "not_found", f"this endpoint serves {own}", param="model")
 
-    async def asked(self, request: ChatRequest) -> Asked:
-        """Returns the prompt of a conversation, and the form of its answer.
-
-        Raises:
-            HttpError: 422 as `prompt` does, or if the model cannot call tools.
-        """
-        wanted = request.response_format
-        if isinstance(wanted, SchemaFormat):
-            return Asked(self.prompt(request), json_grammar(wanted.json_schema.schema_))
-        if isinstance(wanted, JsonFormat):
-            return Asked(self.prompt(request), json_grammar({"type": "object"}))
-        if not request.calls_tools:
-            return Asked(self.prompt(request))
-        try:
-            form = await asyncio.to_thread(lambda: self._tool_format)
-        except UnknownFormatError as error:
-            message = f"this model cannot call tools: {error}; leave them out"
-            raise HttpError(422, "invalid_request", message, param="tools") from None
-        special = self.generator.special_tokens
-        shows_special = any(token in form.mark for token in special)
-        grammar, chosen = None, request.tool_choice
-        if chosen != "auto":
-            must = chosen.function.name if isinstance(chosen, NamedTool) else None
-            tools = {
-                tool.function.name: tool.function.parameters or NO_ARGUMENTS
-                for tool in request.tools
-                if must in (None, tool.function.name)
-            }
-            one = must is not None or not request.parallel_tool_calls
-            grammar = lark_grammar(form.rules(tools, special, one=one))
-        return Asked(self.prompt(request, request.tools), grammar, form, shows_special)
-
-    @functools.cached_property
-    def _tool_format(self) -> ToolFormat:
-        return tool_format.learned(self.generator.tokenizer, self.generator.end_texts)
-
-    def prompt(self, request: ChatRequest, tools: Sequence[Tool] = ()) -> list[int]:
-        """Renders a conversation as token ids.
-
-        Raises:
-            HttpError: 422 if the last message is the assistant's, the chat template refuses the
-                conversation, or it has more tokens than the model's limit.
-        """
-        if request.messages[-1].role == "assistant":
-            message = "the last message must be from the user or the system, not the assistant"
-            raise HttpError(422, "invalid_request", message, param="messages")
-        tokenizer, messages = self.generator.tokenizer, request.messages
-        if tokenizer.chat_template is None:
-            ids = self._raw(_only_text(messages))
-        else:
-            given = [message.model_dump(exclude_none=True) for message in messages]
-            known = [tool.model_dump(exclude_none=True) for tool in tools] or None
-            try:
-                found = conversations.messages_of(given) or []
-                text = chat_template.write(found, tokenizer, ask=True, tools=known)
-            except DataError as error:
-                raise HttpError(422, "invalid_request", str(error), param="messages") from None
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self._within_limit(ids, "messages", "conversation")
-
-    def beginnings(self, request: CompletionRequest) -> list[list[int]]:
-        """Returns the tokens of each text to continue.
-
-        Raises:
-            HttpError: 422 if one has no tokens, more than the model's limit, or unknown ones.
-        """
-        return [self._beginning(prompt) for prompt in request.prompts]
-
-    def _beginning(self, prompt: str | list[int]) -> list[int]:
-        ids = self._raw(prompt) if isinstance(prompt, str) else prompt
-        self._check_known(ids, "prompt")
-        return self._within_limit(ids, "prompt", "prompt")
-
-    def _check_known(self, tokens: Iterable[int], param: str) -> None:
-        size = self.generator.vocabulary_size
-        if any(token >= size for token in tokens):
-            message = f"{param}: the model has the tokens 0 to {size - 1}"
-            raise HttpError(422, "invalid_request", message, param=param)
-
-    def _raw(self, text: str) -> list[int]:
-        """Returns the tokens of a text as training saw it, without an end token."""
-        tokenizer = self.generator.tokenizer
-        return chat_template.goes_on(tokenizer(text)["input_ids"], tokenizer)
-
-    def _within_limit(self, ids: Sequence[int], param: str, what: str) -> list[int]:
-        if not 0 < len(ids) < self.longest:
-            message = f"the {what} has {len(ids)} tokens; the limit is 1 to {self.longest - 1}"
-            raise HttpError(422, "too_long", message, param=param)
-        return list(ids)
-
     def vocabulary(self, request: GenerationRequest, param: str) -> Vocabulary:
         """The model's tokens as bytes, for what a field of the request asks for.
 
@@ -227,7 +114,7 @@ class ChatHandler(GenerationHandler[Generator]):
                 if the grammar is wrong or too complex, or the model lacks a token.
         """
         begin, timeout_s = time.perf_counter(), min(timeout_s, self.config.timeout_s)
-        self._check_known(request.logit_bias, "logit_bias")
+        self.prompts.check_known(request.logit_bias, "logit_bias")
         answers = [
             self.generator.write(ids, settings, timeout_s)
             for ids in prompts
@@ -276,15 +163,3 @@ class ChatHandler(GenerationHandler[Generator]):
         seed = request.seed
         seeds = [None if seed is None else (seed + index) % SEEDS for index in range(request.n)]
         return [replace(first, seed=each) for each in seeds]
-
-
-def _only_text(messages: Sequence[Message]) -> str:
-    """Returns the prompt for a model without a chat template, which was trained on raw prompts.
-
-    Raises:
-        HttpError: 422 if the conversation has more than one message.
-    """
-    if len(messages) != 1:
-        message = "this model has no chat template: send one message, the prompt as it was trained"
-        raise HttpError(422, "invalid_request", message, param="messages")
-    return messages[0].content or ""

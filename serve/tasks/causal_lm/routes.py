@@ -59,7 +59,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     """Answers a conversation, complete or as a stream of events."""
     handler = ready()
     handler.check_model(body.model)
-    asked = await handler.asked(body)
+    asked = await handler.prompts.asked(body)
     tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
     pieces = handler.write(
         [asked.ids],
