@@ -150,8 +150,7 @@ class Metered:
     """`captured`, or `eager: ` with the reason."""
     steps: int
     wall_s: float
-    """Time from the start of the first step to the end of the last, with evaluations and
-    checkpoints."""
+    """Time from the first step's start to the last one's end, evaluations and checkpoints too."""
     samples_per_s: float
     tokens_per_s: float
     """Without padding."""
