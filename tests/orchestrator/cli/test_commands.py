@@ -175,9 +175,9 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
 ) -> None:
     done = winnow(folder, *arguments)
     assert done.returncode in (1, 2)
-    assert message.replace("{folder}", str(folder)) in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") == 1
+    said = [line for line in done.stderr.splitlines() if not line.endswith("…")]
+    assert len(said) == 1 and message.replace("{folder}", str(folder)) in said[0]
 
 
 def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
