@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,8 @@ from orchestrator import interruption, notifications
 from orchestrator.context import Context
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
-from orchestrator.records import inputs, lease, runs
+from orchestrator.records import cancellation, inputs, lease, run_log, runs
+from orchestrator.records.cancellation import Request
 from orchestrator.records.runs import Run
 
 
@@ -51,15 +53,16 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
     """
     with (
         owned(spec, beginning, notify) as run,
-        notifications.sent(spec, run, notify) as notify,
-        connected(place, notify, _load_training) as cluster,
+        run_log.kept(run, notify) as tell,
+        notifications.sent(spec, run, tell) as tell,
+        connected(place, tell, _load_training) as cluster,
     ):
-        notify(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
+        tell(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
         yield Context(
             spec,
             run,
             run.storage,
-            notify,
+            tell,
             cluster.serve_port,
             accepts_changes=beginning.accept_changes,
         )
@@ -92,10 +95,31 @@ def owned(spec: JobSpec, beginning: Beginning, notify: Notify) -> Iterator[Run]:
             if beginning.reads_inputs:
                 inputs.go_on(known, spec, accepts_changes=beginning.accept_changes)
         run = replace(found, check=held.check)
+        cancellation.withdraw(run)  # a request that ended the run before
         run.note("owned", epoch=str(held.epoch), lease=key)
         notify(StageFinished("run", f"{run.id} in {run.url}"))
-        with journaled(run):
+        with _cancellable(run, notify), journaled(run):
             yield run
+
+
+@contextlib.contextmanager
+def _cancellable(run: Run, notify: Notify) -> Iterator[None]:
+    """Inside the block, a request to end the run has the effect of SIGTERM.
+
+    Outside the main thread, which alone handles signals, requests are not looked for.
+    """
+
+    def end(request: Request) -> bool:
+        ended = interruption.terminate()
+        if ended:
+            notify(Remark(f"cancelled by {request.by}"))
+        return ended
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with cancellation.watched(run, end):
+        yield
 
 
 @contextlib.contextmanager
@@ -106,7 +130,8 @@ def journaled(run: Run) -> Iterator[None]:
     except BaseException as error:
         with contextlib.suppress(WinnowError):  # the storage may be what failed
             if interruption.kind_of(error):
-                run.note("interrupted")
+                request = cancellation.requested(run)
+                run.note("interrupted", **({"by": request.by} if request else {}))
             elif isinstance(error, Exception):
                 run.note("failed", error=str(error))
         raise

@@ -36,6 +36,19 @@ def take_over() -> None:
         signal.signal(signal.SIGTERM, interrupt)
 
 
+def terminate() -> bool:
+    """Send SIGTERM to the main thread, from any thread; returns False if no code handles SIGTERM.
+
+    Without a handler the signal would kill the process before it has saved anything.
+    """
+    if not callable(signal.getsignal(signal.SIGTERM)):
+        return False
+    main = threading.main_thread().ident
+    assert main is not None  # it has started
+    signal.pthread_kill(main, signal.SIGTERM)
+    return True
+
+
 @contextlib.contextmanager
 def handler_kept() -> Iterator[None]:
     """What SIGTERM does is the same after the block as before it, whoever changes it inside."""

@@ -7,7 +7,7 @@ from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import Storage
 from orchestrator.context import Context
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
-from orchestrator.records import registry
+from orchestrator.records import deployments, registry
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
 from serve.deploy.endpoint import Endpoint
@@ -60,6 +60,7 @@ def deploy_version(
         find_version=functools.partial(registry.read, storage),
         log=lambda text: notify(Remark(text)),
     )
+    deployments.keep(storage, model.name, model.id, serving)
     registry.note_deployed(storage, model)
     notify(StageFinished("deploy", f"{endpoint.url} answers with {model.id}"))
     return endpoint

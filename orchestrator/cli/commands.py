@@ -61,17 +61,33 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "status:status",
             "Show the local cluster or the one at an address, its endpoints and the newest runs.",
         ),
-        "ls": (
-            "ls:ls",
-            "List the runs of a storage with state, owner, winner, metric and cost, newest first.",
-        ),
         "endpoints": (
             "endpoints:endpoints",
-            "List the endpoints of a cluster: model, versions, routes and state.",
+            "List every version that a cluster serves, with its route, state and replicas.",
         ),
         "undeploy": (
             "endpoints:undeploy",
             "Take the endpoint of one model down; its versions stay published.",
+        ),
+        "ls": (
+            "ls:ls",
+            "List the runs of a storage with state, owner, winner, metric and cost, newest first.",
+        ),
+        "compare": (
+            "compare:compare",
+            "Compare winners, metrics, times, costs and the differing job fields of runs.",
+        ),
+        "logs": (
+            "logs:logs",
+            "Print what a run said: its notices and the events of its journal.",
+        ),
+        "cancel": (
+            "cancel:cancel",
+            "Let a run save a checkpoint and end; --resume goes on with it later.",
+        ),
+        "rm": (
+            "rm:rm",
+            "Delete an ended run, or a version that neither serves nor has an alias.",
         ),
         "gc": ("gc:gc", "List the unused files of a storage; --delete removes them."),
         "report": (

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from jobs.spec import JobSpec
 from orchestrator import api
 from orchestrator.cli.options import (
     Address,
@@ -29,6 +30,13 @@ def deploy(
 ) -> None:
     """Deploy a published version of the job's model as the serve section says."""
     spec, _ = load_served(job, settings, "deploy")
+    deploy_job(spec, version, address, insecure_local=insecure_local, as_json=as_json)
+
+
+def deploy_job(
+    spec: JobSpec, version: str | None, address: str | None, *, insecure_local: bool, as_json: bool
+) -> None:
+    """Deploy a version as the job's serve section says, and print where it answers."""
     with results_only(), Console(quiet=as_json) as console:
         endpoint = api.deploy(
             spec, version, address=address, insecure_local=insecure_local, notify=console

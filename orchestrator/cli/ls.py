@@ -7,7 +7,15 @@ import typer
 
 from jobs.spec.quantities import format_metric
 from jobs.storage.storage import open_storage
-from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, StorageOption, out, print_json, table
+from orchestrator.cli.options import (
+    DEFAULT_STORAGE,
+    AsJson,
+    StorageOption,
+    out,
+    print_json,
+    print_table,
+    table,
+)
 from orchestrator.records import runs
 from orchestrator.records.receipt_text import show_cost
 from orchestrator.records.summary import Summary, summarize
@@ -29,12 +37,10 @@ def ls(
         out().print(f"no run is in {storage}; run a job first", markup=False)
         return
     shown = table("run", "state", "age", "owner", "model", "winner", "metric", "cost", left=LEFT)
-    shown.columns[0].no_wrap = True
-    shown.columns[0].min_width = max(len(each.id) for each in found)  # to be copied whole
     now = datetime.now(UTC)
     for each in found:
         shown.add_row(*_cells(each, now))
-    out().print(shown)
+    print_table(shown)
 
 
 def show_age(age: timedelta) -> str:

@@ -1,6 +1,7 @@
 """`winnow models`: lists, shows, promotes and rolls back published versions."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -14,19 +15,26 @@ from orchestrator.cli.options import (
     Address,
     AsJson,
     InsecureLocal,
-    JobFile,
     Settings,
     StorageOption,
     out,
     print_json,
     table,
 )
-from orchestrator.loading import load_job, storage_of
-from orchestrator.records import aliases, registry
+from orchestrator.loading import load_job, serving_of, storage_of
+from orchestrator.records import deployments, registry
 from serve.version import CHOICE_FILE, ModelVersion
 
 app = typer.Typer(help="Published model versions.", no_args_is_help=True)
 
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+"""Name of a model, which is that of its job."""
+JobOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB|NAME", help="The job file, or the name of a model.", show_default=False
+    ),
+]
 Name = Annotated[str, typer.Argument(help="Name of the model.")]
 
 
@@ -76,32 +84,56 @@ def show(
 
 @app.command()
 def promote(
-    job: JobFile,
+    model: JobOrName,
     version: Annotated[str, typer.Argument(help="Version id to deploy.")],
     settings: Settings = None,
+    storage: StorageOption = DEFAULT_STORAGE,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Deploy a version on the job's route, through the job's rollout."""
-    deploying.deploy(
-        job, version, settings, address, insecure_local=insecure_local, as_json=as_json
-    )
+    """Deploy a version on its model's route, through the job's rollout.
+
+    With a name, the settings are those of the model's newest deployment.
+    """
+    if is_job_file(model):
+        spec = load_job(Path(model), settings, reads_rows=False)
+    else:
+        job = deployments.job_to_promote(open_storage(storage), model, version)
+        spec = load_job(job, settings, is_elsewhere=True)
+    serving_of(spec, "deploy", model)
+    deploying.deploy_job(spec, version, address, insecure_local=insecure_local, as_json=as_json)
 
 
 @app.command()
 def rollback(
-    job: JobFile,
+    model: JobOrName,
     settings: Settings = None,
+    storage: StorageOption = DEFAULT_STORAGE,
     address: Address = None,
     insecure_local: InsecureLocal = False,
     as_json: AsJson = False,
 ) -> None:
-    """Deploy the previously deployed version again, at once."""
-    spec = load_job(job, settings, reads_rows=False)
-    older = aliases.previous(spec.name, registry.deployed(storage_of(spec), spec.name))
+    """Deploy the previously deployed version again, at once.
+
+    With a name, the settings are those that this version was deployed with.
+    """
     at_once = [*(settings or []), "serve.rollout=null", "serve.slo=null"]
-    deploying.deploy(job, older, at_once, address, insecure_local=insecure_local, as_json=as_json)
+    if is_job_file(model):
+        job = load_job(Path(model), settings, reads_rows=False)
+        older = deployments.before(storage_of(job), job.name)
+        spec = load_job(Path(model), at_once, reads_rows=False)
+    else:
+        place = open_storage(storage)
+        older = deployments.before(place, model)
+        spec = load_job(deployments.job_to_restore(place, model, older), at_once, is_elsewhere=True)
+    serving_of(spec, "deploy", model)
+    deploying.deploy_job(spec, older, address, insecure_local=insecure_local, as_json=as_json)
+
+
+def is_job_file(model: str) -> bool:
+    """Returns whether an argument is the path of a job file, and not the name of a model."""
+    return Path(model).is_file() or NAME.fullmatch(model) is None
 
 
 def _choice(version: ModelVersion) -> str | None:

@@ -36,6 +36,8 @@ InventoryFile = Annotated[
 ]
 
 DEFAULT_STORAGE = ".winnow"
+FULL_WIDTH = 1000
+"""Most characters of a table's line."""
 
 
 def out() -> "rich.console.Console":
@@ -58,6 +60,13 @@ def table(*names: str, left: tuple[str, ...]) -> "rich.table.Table":
     for name in names:
         made.add_column(name, justify="left" if name in left else "right")
     return made
+
+
+def print_table(made: "rich.table.Table") -> None:
+    """Print a table in its full width, so that no id in it is cut off."""
+    import rich.console
+
+    rich.console.Console(highlight=False, width=FULL_WIDTH).print(made)
 
 
 def print_json(value: object) -> None:

@@ -165,4 +165,4 @@ def show(outcome: Outcome) -> None:
             f"try it    curl -s {url} -H 'content-type: application/json' -d '{json.dumps(body)}'",
             markup=False,
         )
-        console.print("stop it   winnow down")
+        console.print(f"stop it   winnow undeploy {model.name}", markup=False)

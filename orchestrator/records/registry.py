@@ -112,10 +112,15 @@ def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersi
     """
     chosen = identity or _latest(storage, name)
     key = f"models/{name}/{chosen}"
-    if storage.objects.read(f"{key}/{manifest.MANIFEST}") is None:
+    if not exists(storage, name, chosen):
         raise RunError(f"{name} has no version {chosen!r} in {storage}")
     folder = storage.objects.get_folder(key)
     return _version(storage, key, folder, manifest.read(folder))
+
+
+def exists(storage: Storage, name: str, identity: str) -> bool:
+    """Returns whether a version is published."""
+    return storage.objects.read(f"models/{name}/{identity}/{manifest.MANIFEST}") is not None
 
 
 def reference_of(base: str, storage: Storage) -> str:

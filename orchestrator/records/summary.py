@@ -53,9 +53,9 @@ class Summary:
 
 def summarize(run: Run) -> Summary:
     """Read the files of a run; a damaged file counts as absent."""
-    notes, receipt = run.notes, _read(run, "receipt", Receipt)
+    notes, receipt = run.notes, recorded(run, "receipt", Receipt)
     winner = receipt.winner if receipt else None
-    if winner is None and (chosen := _read(run, "winner", Winner)):
+    if winner is None and (chosen := recorded(run, "winner", Winner)):
         winner = chosen.candidate.id
     created = next((note for note in notes if note["event"] == "created"), {})
     metric = _metric_of(run)
@@ -82,6 +82,19 @@ def state_of(notes: Notes, holder: Holder | None) -> State:
     return "running" if _epoch(notes) in (None, str(holder.epoch)) else "died"
 
 
+def recorded(run: Run, name: str, kind: type[Value]) -> Value | None:
+    """Returns the recorded value of a stage; None if there is none or it is damaged."""
+    with contextlib.suppress(RunError):
+        return run.read(name, kind)
+    return None
+
+
+def present_state(run: Run) -> State:
+    """Returns the state of a run as the storage shows it now."""
+    notes = run.notes
+    return state_of(notes, holder_of(run, notes))
+
+
 def holder_of(run: Run, notes: Notes) -> Holder | None:
     """Returns the last holder of the lease of a run's job; None if it was never held."""
     key = runs.lease_key_of(run, notes)
@@ -91,12 +104,6 @@ def holder_of(run: Run, notes: Notes) -> Holder | None:
 def _epoch(notes: Notes) -> str | None:
     """Returns the epoch of the lease under which the run was last worked on."""
     return next((note["epoch"] for note in reversed(notes) if note["event"] == "owned"), None)
-
-
-def _read(run: Run, name: str, kind: type[Value]) -> Value | None:
-    with contextlib.suppress(RunError):
-        return run.read(name, kind)
-    return None
 
 
 def _metric_of(run: Run) -> str | None:

@@ -1,16 +1,17 @@
 """Lists and removes the endpoints of a cluster."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 import httpx
 import ray.serve
+import ray.serve.schema
 from pydantic import TypeAdapter, ValidationError
 
 from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
 from serve.deploy import haproxy_client
 from serve.deploy.routing import Routes, model_of, version_of
+from serve.deploy.served import Application, ServedVersion, served
 
 HOST = "127.0.0.1"
 """Address of the proxy, which accepts requests of this machine only."""
@@ -28,31 +29,21 @@ def states() -> dict[str, str]:
     return by_model
 
 
-@dataclass(frozen=True, slots=True)
-class Deployed:
-    """The endpoint of a model."""
-
-    model: str
-    routes: tuple[str, ...]
-    """Public routes; several during a rollout to another one."""
-    versions: tuple[str, ...]
-    """Ids of the versions that run."""
-    state: str
-    """Ray Serve's status of its applications."""
+def every(port: int) -> tuple[ServedVersion, ...]:
+    """Returns every version that the cluster serves, with its route, state and replicas."""
+    found = ray.serve.status().applications
+    applications = [
+        Application(name, each.status.value, _running(each.deployments.values()))
+        for name, each in found.items()
+    ]
+    routes = haproxy_client.read() if found else {}
+    return served(applications, routes, _proxy_routes(port) if routes is None else {})
 
 
-def every(port: int) -> tuple[Deployed, ...]:
-    """Returns all endpoints by name; `port` is that of Ray Serve's proxy."""
-    owners, known = models_by_route(port), states()
-    return tuple(
-        Deployed(
-            model,
-            tuple(sorted(route for route, owner in owners.items() if owner == model)),
-            tuple(filter(None, map(version_of, applications_of(model)))),
-            known[model],
-        )
-        for model in sorted(known)
-    )
+def _running(deployments: Iterable[ray.serve.schema.DeploymentStatusOverview]) -> int:
+    """Returns the number of replicas that run."""
+    counts = (deployment.replica_states for deployment in deployments)
+    return sum(n for states in counts for state, n in states.items() if state == "RUNNING")
 
 
 def applications_of(model: str) -> list[str]:

@@ -115,7 +115,7 @@ def test_a_command_in_a_sentence_is_there_with_its_options_and_arguments(
 @pytest.mark.parametrize(
     ("code", "what"),
     [
-        ("winnow models rollback {{ $labels.model }}", "NAME is no job file"),
+        ("winnow deploy {{ $labels.model }}", "NAME is no job file"),
         ("winnow models restore", "there is no command restore"),
         ("winnow run one.yaml two.yaml", "unexpected extra argument"),
         ("winnow plan job.yaml [--nodes nodes.json]", "No such option: --nodes"),

@@ -18,7 +18,7 @@ import transformers
 import yaml
 
 from cluster.session import Connection
-from jobs.storage.storage import open_storage
+from jobs.storage.storage import Storage, open_storage
 from orchestrator.decisions.measurement import Measurement
 from orchestrator.records import registry, runs
 from tests import s3
@@ -95,6 +95,26 @@ def check_refusal(url: str) -> None:
     assert secret not in refused.text
 
 
+def check_undeploy(version: str) -> None:
+    """The endpoint is listed with its version, and is taken down once."""
+    listed = json.loads(finish(winnow("endpoints", "--json"))[1])
+    (served,) = (each for each in listed if each["name"] == "tiny-reviews")
+    assert (served["version"], served["route"]) == (version, "/tiny")
+    assert (served["state"], served["replicas"]) == ("RUNNING", 1)
+    removed = json.loads(finish(winnow("undeploy", "tiny-reviews", "--json"))[1])
+    assert removed == {"name": "tiny-reviews", "versions": [version]}
+    code, _, err = finish(winnow("undeploy", "tiny-reviews"))
+    assert (code, "tiny-reviews has no endpoint on" in err) == (1, True)
+
+
+def cancel(folder: Path, storage: Storage) -> runs.Run:
+    """Cancel the only run of a storage, as from another machine; returns the run once it ended."""
+    (run,) = runs.every(storage)
+    done = call(folder, "cancel", run.id, "--storage", storage.url, "--json")
+    assert json.loads(done.stdout) == {"run": run.id, "state": "interrupted"}
+    return run
+
+
 def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
@@ -141,12 +161,10 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    from serve.deploy import endpoints
-
-    assert endpoints.remove("tiny-reviews")
+    check_undeploy(outcome["model"]["id"])
 
 
-def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
+def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
     """Earns its minute: it saves before it leaves, and everything it needs is in the bucket."""
@@ -155,11 +173,11 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
         tmp_path,
         reviews,
         train={
-            "epochs": 6,
+            "epochs": 20,
             "global_batch_size": 16,
             "micro_batch_size": 8,
             "precision": "fp32",
-            "eval": {"every": "6epochs"},
+            "eval": {"every": "20epochs"},
             "checkpoint": {"every": "1000steps"},
         },
         storage=storage.url,
@@ -167,13 +185,13 @@ def test_a_terminated_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     process = winnow("run", str(path))
     began = read_until(process, " steps, eager")
     assert training_workers(), began
-    process.send_signal(signal.SIGTERM)
+    run = cancel(tmp_path, storage)
     code, out, err = finish(process, 120)
     assert code == 128 + signal.SIGTERM, out + err
+    assert "cancelled by" in err
     assert "saving a checkpoint before the end" in err
     assert "--resume" in err
     assert "Traceback" not in err
-    (run,) = runs.every(storage)
     assert runs.finished_stages(run.notes) == ("inventory", "plan", "winner")
     shutil.rmtree(storage.folder)  # as on another machine
 

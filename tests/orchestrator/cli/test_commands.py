@@ -177,7 +177,8 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
     assert done.returncode in (1, 2)
     assert "Traceback" not in done.stderr
     said = [line for line in done.stderr.splitlines() if not line.endswith("…")]
-    assert len(said) == 1 and message.replace("{folder}", str(folder)) in said[0]
+    assert len(said) == 1
+    assert message.replace("{folder}", str(folder)) in said[0]
 
 
 def test_status_and_down_work_when_nothing_is_up(folder: Path) -> None:
