@@ -29,6 +29,8 @@ class Placement:
     simulated: bool = False
     spot: bool | None = None
     """True for spot nodes only, False for other nodes only, None for either."""
+    worker_nodes: tuple[str, ...] = ()
+    """Ray id of each worker's node, once its devices are leased."""
 
     @property
     def name(self) -> str:
@@ -92,7 +94,7 @@ def moved(
     ]
     if sum(node.devices for node in usable) < placement.workers:
         return None
-    return replace(placement, node_ids=tuple(node.id for node in usable))
+    return replace(placement, node_ids=tuple(node.id for node in usable), worker_nodes=())
 
 
 def resized(placement: Placement, workers: int) -> Placement:
@@ -100,7 +102,10 @@ def resized(placement: Placement, workers: int) -> Placement:
     price = placement.price_usd_per_hour
     share = workers / placement.workers
     return replace(
-        placement, workers=workers, price_usd_per_hour=None if price is None else price * share
+        placement,
+        workers=workers,
+        price_usd_per_hour=None if price is None else price * share,
+        worker_nodes=(),
     )
 
 

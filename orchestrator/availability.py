@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 
 from cluster import discovery
 from cluster.placement import Placement
@@ -12,14 +13,19 @@ from jobs.spec.quantities import format_duration
 from jobs.spec.resources import PlacementSpec
 from orchestrator.context import Context
 from orchestrator.decisions import demand
+from orchestrator.decisions.leases import Place, Taken
 from orchestrator.decisions.measurement import Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.select import Winner
-from orchestrator.notices import Waiting
-from orchestrator.stages import devices, nodes
+from orchestrator.notices import StageStarted, Waiting
+from orchestrator.stages import nodes
 
 NODES_POLL_S = 2.0
 """How often the cluster is checked for requested nodes."""
+ASK_S = 1.0
+"""How often a waiting run asks the queue."""
+TELL_AFTER_S = 5.0
+"""Shorter waits are not told."""
 
 
 @contextlib.contextmanager
@@ -76,7 +82,7 @@ def _wait_for_nodes(context: Context, group: Sequence[PlacementSpec], limit_s: f
 
 
 class Availability:
-    """Selects placements with free devices, and waits for them as the job says."""
+    """Selects placements with free devices, takes these, and waits for them as the job says."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self._context, self._plan = context, plan
@@ -89,34 +95,44 @@ class Availability:
         plan, resources = self._plan, self._context.spec.resources
         if resources is None or not resources.ordered or len(plan.placements) == 1:
             return plan
-        placement = self.first_free(plan.placements)
-        assert placement is not None  # first_free raises if all stay busy
+        taken = self.first_free(plan.placements)
+        assert taken is not None  # first_free raises if all stay busy
+        placement = taken.option
         self._context.remark(f"{placement.name} is the first in order with free devices")
         return plan.only(placement, f"{placement.name} precedes it in order and is free")
 
-    def first_free(self, placements: Sequence[Placement]) -> Placement | None:
-        """Wait for the first placement with free devices.
+    def first_free(self, placements: Sequence[Placement], groups: int = 1) -> Taken | None:
+        """Take the first placement with free devices, in place of those that were taken before.
 
-        If all stay busy, they are left out of the rest of the run, and None is returned.
+        `groups`: number of worker groups to have devices for, if there are so many. If all stay
+        busy, they are left out of the rest of the run, and None is returned.
 
         Raises:
             ClusterError: if no placement is left, or the job says to fail.
         """
         names = ", ".join(placement.name for placement in placements)
-        limit = format_duration(self._wait.timeout)
+        limit, began = format_duration(self._wait.timeout), time.monotonic()
+        told: Place | None = None
+        while isinstance(answer := self._context.devices.take(placements, groups), Place):
+            waited_s = time.monotonic() - began
+            if waited_s >= self._wait.timeout.total_seconds():
+                self._context.devices.give_back()
+                self._leave_out(placements, f"{names} stayed busy for {limit} ({answer.why})")
+                return None
+            if waited_s >= TELL_AFTER_S and answer != told:
+                text = f"waiting up to {limit} for {names}: {answer}"
+                notice = StageStarted("queue", text) if told else Waiting(text)
+                self._context.notify(notice)
+                told = answer
+            time.sleep(ASK_S)
+        if told:
+            waited = format_duration(timedelta(seconds=round(time.monotonic() - began)))
+            self._context.remark(f"{answer.option.name} is leased after waiting for {waited}")
+        return answer
 
-        def log_wait() -> None:
-            text = f"waiting up to {limit} for {names}: another job or endpoint holds the devices"
-            self._context.notify(Waiting(text))
-
-        free = devices.first_free(placements, self._wait.timeout.total_seconds(), log_wait)
-        if free is None:
-            self._leave_out(placements, f"{names} stayed busy for {limit}")
-        return free
-
-    def await_free(self, candidate: Candidate) -> bool:
-        """Wait for a candidate's devices; returns whether they became free."""
-        return self.first_free([candidate.placement]) is not None
+    def await_free(self, candidate: Candidate, groups: int = 1) -> Taken | None:
+        """Take a candidate's devices, as `first_free` does."""
+        return self.first_free([candidate.placement], groups)
 
     def available(self, predictions: Sequence[Prediction]) -> tuple[Prediction, ...]:
         """Returns the predictions of candidates whose placement was not left out as busy."""
@@ -131,6 +147,7 @@ class Availability:
         left = [p.name for p in self._plan.placements if p.name not in self.busy]
         if self._wait.then == "fail" or not left:
             raise ClusterError(
-                f"{text}; see what holds them with `winnow status`, or raise resources.wait.timeout"
+                f"{text}; `winnow queue` shows who holds devices, resources.wait.timeout says how"
+                " long to wait"
             )
         self._context.remark(f"{text}; continuing with {', '.join(left)}")

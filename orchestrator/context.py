@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from jobs.spec import JobSpec
 from jobs.storage.storage import Storage
+from orchestrator.decisions.leases import Devices, Unqueued
 from orchestrator.notices import Notify, Remark
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
@@ -28,6 +29,8 @@ class Context:
     """Value of `clock` at the start, for the budget."""
     accepts_changes: bool = False
     """Whether training may continue from a checkpoint of changed inputs."""
+    devices: Devices = field(default_factory=Unqueued)
+    """Leases devices to the run."""
     tracking: Tracking = field(default_factory=Tracking)
     """The trackers that the job names; none before the plan is made."""
 

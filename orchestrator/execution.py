@@ -4,18 +4,22 @@ import contextlib
 import importlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from cluster import session
-from jobs.errors import RunError, WinnowError
+from jobs.errors import ClusterError, RunError, WinnowError
 from jobs.spec import JobSpec
 from orchestrator import interruption, notifications
 from orchestrator.context import Context
+from orchestrator.decisions.leases import Devices, Ticket
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
 from orchestrator.records import cancellation, inputs, lease, run_log, runs
 from orchestrator.records.cancellation import Request
+from orchestrator.records.owner import owner
 from orchestrator.records.runs import Run
 
 
@@ -58,14 +62,32 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
         connected(place, tell, _load_training) as cluster,
     ):
         tell(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
-        yield Context(
-            spec,
-            run,
-            run.storage,
-            tell,
-            cluster.serve_port,
-            accepts_changes=beginning.accept_changes,
-        )
+        with _queued(spec, run) as devices:
+            yield Context(
+                spec,
+                run,
+                run.storage,
+                tell,
+                cluster.serve_port,
+                accepts_changes=beginning.accept_changes,
+                devices=devices,
+            )
+
+
+@contextlib.contextmanager
+def _queued(spec: JobSpec, run: Run) -> Iterator[Devices]:
+    """A place in the cluster's queue for devices, left at the end."""
+    from orchestrator.stages.queue_actor import LeasedDevices  # once Ray is connected
+
+    created, by = run.created
+    entered = datetime.fromisoformat(created).timestamp() if created else time.time()
+    ticket = Ticket(run.id, spec.name, spec.owner or by or owner(), spec.priority, entered)
+    devices = LeasedDevices(ticket)
+    try:
+        yield devices
+    finally:
+        with contextlib.suppress(ClusterError):  # the cluster may be what failed
+            devices.leave()
 
 
 @contextlib.contextmanager

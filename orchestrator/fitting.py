@@ -68,6 +68,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.train.hang_after.total_seconds(),
             context.spec.train.min_workers,
             secrets_of(context.spec),
+            context.devices,
         )
         shelf = _shelf(context.run)
         result = fitting.fit(

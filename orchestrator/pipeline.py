@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cluster import discovery
+from cluster import catalogue, discovery
 from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError
@@ -134,6 +134,9 @@ def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> P
 def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
     """Train the winner, compare it with what was predicted, and write the report."""
     fit = fit_stage(context, found.winner, found.cost_usd)
+    placement, serving = found.winner.candidate.placement, context.spec.serve
+    if serving is None or catalogue.find(serving.accelerators.name).name != placement.sku:
+        context.devices.give_back()  # otherwise the endpoint needs them next
     is_priced = found.winner.candidate.placement.price_usd_per_hour
     receipt = context.run.stage(
         "receipt",

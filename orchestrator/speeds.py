@@ -9,6 +9,7 @@ from jobs.training.probing.timing import GiveUp
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search
+from orchestrator.decisions.leases import Taken
 from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.resolve import training_config
@@ -37,7 +38,7 @@ def probe(
     if todo:
         give_up = None if is_thorough else speeds.give_up
 
-        def first_free(placements: Sequence[Placement]) -> Placement | None:
+        def first_free(placements: Sequence[Placement]) -> Taken | None:
             names = ", ".join(placement.name for placement in placements)
             return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
 
@@ -93,6 +94,7 @@ def confirm(
     speeds: "Speeds",
     winner: Winner,
     trials: Sequence[TrialResult],
+    devices: Availability,
 ) -> bool:
     """Time the best again in fresh processes, and a third time where that disagrees.
 
@@ -108,15 +110,19 @@ def confirm(
             and (attempts == 2 or predict.are_apart(speeds.measured[name]))
         ]
         if todo and not speeds.must_end("timing again", trials):
-            timed = _time_again(context, speeds, todo) or timed
+            timed = _time_again(context, speeds, todo, devices) or timed
     return timed
 
 
-def _time_again(context: Context, speeds: "Speeds", todo: Sequence[Candidate]) -> bool:
+def _time_again(
+    context: Context, speeds: "Speeds", todo: Sequence[Candidate], devices: Availability
+) -> bool:
     """Time candidates briefly; returns whether any has a new measurement."""
     names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
     context.notify(StageStarted("confirm", f"{names} in fresh processes"))
-    callbacks = speed.ProbeCallbacks(speeds.take, speeds.take_launch, log=context.remark)
+    callbacks = speed.ProbeCallbacks(
+        speeds.take, speeds.take_launch, log=context.remark, first_free=devices.first_free
+    )
     try:
         speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)
     except (TrainingError, ClusterError) as error:

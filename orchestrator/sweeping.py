@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from cluster import discovery
 from jobs.errors import RunError
 from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
@@ -39,7 +38,7 @@ def _swept(context: Context, plan: Plan) -> Sweep:
     speeds = probe(context, plan, devices)
     trials = _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
-    if confirm(context, plan, speeds, winner, trials):
+    if confirm(context, plan, speeds, winner, trials, devices):
         winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
@@ -149,9 +148,10 @@ def _try(
     total = search.trial_count(spec)
     if len(found) < total and speeds.must_end("more trials", found):
         return tuple(found)
-    candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
-    while not devices.await_free(candidate):
+    taken = None
+    while taken is None:
         candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
+        taken = devices.await_free(candidate, total)
     length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
@@ -163,13 +163,12 @@ def _try(
         context.tracking.log_trial(spec, trial)
         context.notify(Progress("trials", len(found), total, _trial_text(trial), is_result=True))
 
-    count = discovery.discover().counts()[candidate.placement.sku]
     hyperparameter_search.run_trials(
         spec,
-        candidate,
+        replace(candidate, placement=taken.placement),
         length,
         tuple(found),
-        concurrent=max(1, count // candidate.placement.workers),
+        concurrent=taken.devices // candidate.placement.workers,
         storage=context.run.folder,
         on_trial=take,
     )

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from cluster.inventory import Inventory, Node
+from cluster.placement import Placement
 from jobs.loader import overrides
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
@@ -237,6 +238,28 @@ def ray_processes(title: str) -> list[psutil.Process]:
             if is_named and Path(f"/proc/{process.pid}/ns/pid").readlink() == own:
                 found.append(process)
     return found
+
+
+def hold_device(placement: Placement) -> Any:
+    """An actor of another program on one device of a placement, until it is killed."""
+    import ray
+
+    from orchestrator.stages import devices
+
+    wanted = devices.worker_resources(placement)
+    holder = ray.remote(_Holder).options(
+        num_cpus=wanted["CPU"],
+        num_gpus=wanted.get("GPU", 0),
+        label_selector=devices.selector(placement),
+    )
+    made: Any = holder.remote()
+    assert ray.get(made.is_there.remote(), timeout=60)
+    return made
+
+
+class _Holder:
+    def is_there(self) -> bool:
+        return True
 
 
 def training_workers() -> list[psutil.Process]:

@@ -100,6 +100,11 @@ class JobSpec(SpecModel):
     """Rows and columns."""
     train: TrainSpec = TrainSpec()
     """How to train."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """Runs of a higher priority get free devices before others; no run is interrupted."""
+    owner: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Who the devices are for, such as a team: owners with waiting runs get equal shares of device
+    time. By default WINNOW_USER, else the user and host that started the run."""
     resources: ResourcesSpec | None = None
     """Hardware that may be used; left out, one device of each kind in the cluster is a
     candidate."""

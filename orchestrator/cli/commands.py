@@ -73,6 +73,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "ls:ls",
             "List the runs of a storage with state, owner, winner, metric and cost, newest first.",
         ),
+        "queue": (
+            "queue:queue",
+            "List the runs that hold devices of a cluster or wait for them, the next one first.",
+        ),
         "compare": (
             "compare:compare",
             "Compare winners, metrics, times, costs and the differing job fields of runs.",

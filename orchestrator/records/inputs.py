@@ -70,7 +70,7 @@ def find_or_create(
         raise RunError(
             f"no run of this job in {storage}; a changed job is a new job, so leave --resume out"
         )
-    run = runs.create(storage, spec, datetime.now(UTC), owner())
+    run = runs.create(storage, spec, datetime.now(UTC), spec.owner or owner())
     _keep(run, now)
     return run
 

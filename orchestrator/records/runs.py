@@ -32,6 +32,8 @@ STAGES = ("inventory", "plan", "winner", "fit", "receipt", "model", "endpoint")
 """Stages with one result, in order."""
 ENDS = ("completed", "failed", "interrupted")
 """Events that end a run's journal until the run goes on."""
+QUEUEING = {"priority", "owner"}
+"""Fields that decide when a job runs and for whom; with other ones it is the same job."""
 NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
 """Name of a run's folder."""
 
@@ -148,6 +150,12 @@ class Run:
         lines = journal.read(self.storage.objects, f"runs/{self.id}/{JOURNAL}")
         return tuple(json.loads(line) for line in lines.values)
 
+    @property
+    def created(self) -> tuple[str, str]:
+        """Time in ISO 8601 and user of the run's creation; empty where they are not known."""
+        note = next((note for note in self.notes if note["event"] == "created"), {})
+        return note.get("time", ""), note.get("by", "")
+
     def _append(self, name: str, value: bytes) -> None:
         self.check()
         journal.append(self.storage.objects, f"runs/{self.id}/{name}", value)
@@ -218,10 +226,8 @@ def is_of(run: Run, spec: JobSpec) -> bool:
     Digests would not do: a field that a later release adds changes them.
     """
     try:
-        values = yaml.safe_load(run.kept(SPEC_FILE) or b"")
-        return JobSpec.model_validate(values).model_dump(mode="json") == spec.model_dump(
-            mode="json"
-        )
+        began = JobSpec.model_validate(yaml.safe_load(run.kept(SPEC_FILE) or b""))
+        return _content(began) == _content(spec)
     except (yaml.YAMLError, ValidationError):
         return False
 
@@ -250,7 +256,11 @@ def find(storage: Storage, identity: str | None) -> Run:
 
 def digest(spec: JobSpec) -> str:
     """Returns a hex digest of the whole job."""
-    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+    return hashlib.sha256(spec.model_dump_json(exclude=QUEUEING).encode()).hexdigest()
+
+
+def _content(spec: JobSpec) -> dict[str, Any]:
+    return spec.model_dump(mode="json", exclude=QUEUEING)
 
 
 def to_yaml(spec: JobSpec) -> str:

@@ -13,18 +13,24 @@ from cluster.placement import Placement
 from jobs.errors import ClusterError
 from jobs.spec.quantities import format_duration
 from jobs.spec.resources import WaitSpec
-from orchestrator.stages import devices
+from orchestrator.decisions.leases import Devices, Taken
 
 REGAIN_S = 20.0
 """How long lost devices may take to return before training continues with fewer workers."""
+LOOK_S = 1.0
+"""How often lost devices are looked for."""
 GROW_S = 60.0
 """How often a group with fewer workers checks for the missing devices."""
 
 
 def wait_for_devices(
-    wanted: Placement, counts: Sequence[int], avoid: frozenset[str], wait: WaitSpec
+    wanted: Placement,
+    counts: Sequence[int],
+    avoid: frozenset[str],
+    wait: WaitSpec,
+    devices: Devices,
 ) -> Placement:
-    """Wait until the placement, or after REGAIN_S one with `counts` workers, has free devices.
+    """Take devices of the placement or, after REGAIN_S, of one with `counts` workers.
 
     Returns the placement on the nodes that are up now: a replaced node has a new id. Nodes to avoid
     are used only if the others do not suffice.
@@ -36,11 +42,16 @@ def wait_for_devices(
     shrink_after_s = min(REGAIN_S, limit_s / 2)
     while (waited_s := time.monotonic() - began) < limit_s:
         nodes = discovery.discover().nodes
-        for option in placing.options(wanted, counts, nodes, avoid):
-            is_whole = option.workers == wanted.workers
-            if (is_whole or waited_s >= shrink_after_s) and devices.is_free(option):
-                return option
-        time.sleep(devices.RESERVE_TIMEOUT_S)
+        options = [
+            option
+            for option in placing.options(wanted, counts, nodes, avoid)
+            if option.workers == wanted.workers or waited_s >= shrink_after_s
+        ]
+        taken = devices.take(options) if options else None
+        if isinstance(taken, Taken):
+            return taken.placement
+        time.sleep(LOOK_S)
+    devices.give_back()
     raise ClusterError(
         f"the devices of {wanted.name} did not return within {format_duration(wait.timeout)};"
         " continue with --resume when they are up"
@@ -50,8 +61,10 @@ def wait_for_devices(
 class Growth:
     """Watches for the missing devices of a group that runs with fewer workers than wanted."""
 
-    def __init__(self, wanted: Placement, current: Placement, avoid: frozenset[str]) -> None:
-        self._wanted, self._avoid = wanted, avoid
+    def __init__(
+        self, wanted: Placement, current: Placement, avoid: frozenset[str], devices: Devices
+    ) -> None:
+        self._wanted, self._avoid, self._devices = wanted, avoid, devices
         self._missing = wanted.workers - current.workers
         self._is_up, self._is_over = threading.Event(), threading.Event()
         self.is_due = False
@@ -78,9 +91,10 @@ class Growth:
     def _look(self, leave: threading.Event) -> None:
         self._is_up.wait()
         while not self._is_over.wait(GROW_S):
-            with contextlib.suppress(ray.exceptions.RayError):  # the group reports a lost cluster
+            # the group reports a lost cluster
+            with contextlib.suppress(ray.exceptions.RayError, ClusterError):
                 whole = placing.moved(self._wanted, discovery.discover().nodes, self._avoid)
-                if whole and devices.is_free(placing.resized(whole, self._missing)):
+                if whole and self._devices.has_room(placing.resized(whole, self._missing)):
                     self.is_due = True
                     leave.set()
                     return

@@ -30,6 +30,7 @@ from jobs.training.events import (
 )
 from jobs.training.loop import Leave, train
 from orchestrator.decisions import recovery
+from orchestrator.decisions.leases import Devices, Unqueued
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import (
     fewer_workers,
@@ -57,6 +58,8 @@ class Rules:
     """Fewest workers to continue with; None to continue only with all."""
     secrets: Secrets = field(default_factory=Secrets)
     """Environment variables of the workers."""
+    devices: Devices = field(default_factory=Unqueued)
+    """Leases devices to each attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +133,9 @@ def fit(
     begin = time.monotonic()
     progress, failures = _Progress(), list[Failed]()
     wanted, avoid = placement, frozenset[str]()
+    placement = wait_for_devices(wanted, (), avoid, rules.wait, rules.devices)
     while True:
-        growth = Growth(wanted, placement, avoid)
+        growth = Growth(wanted, placement, avoid, rules.devices)
         try:
             limited = with_less_time(config, time.monotonic() - begin)
             _attempt(limited, placement, checkpoints, rules, progress, on_event, log, growth)
@@ -152,7 +156,8 @@ def fit(
                 continue
             avoid = decision.avoid
         counts = fewer_workers(config, wanted.workers, rules.min_workers)
-        before, placement = placement, wait_for_devices(wanted, counts, avoid, rules.wait)
+        before = placement
+        placement = wait_for_devices(wanted, counts, avoid, rules.wait, rules.devices)
         if placement.workers != before.workers:
             log(f"continuing with {placement.workers} of {wanted.workers} workers")
 

@@ -24,7 +24,7 @@ from jobs.errors import first_line
 from jobs.training.events import Event
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.stages import failures
-from orchestrator.stages.devices import is_free, release, selector, worker_resources
+from orchestrator.stages.devices import is_free, release, selectors, worker_resources
 from orchestrator.stages.failures import Failure, GroupError
 from orchestrator.stages.leave_order import LeaveOrder, Members
 from orchestrator.stages.worker import Message, WorkerStarted, run_worker
@@ -199,7 +199,7 @@ def _trainer(start: Start, channels: dict[str, Any]) -> ray.train.torch.TorchTra
             num_workers=placement.workers,
             use_gpu="GPU" in resources,
             resources_per_worker=resources,
-            label_selector=selector(placement),
+            label_selector=selectors(placement),
         ),
         torch_config=ray.train.torch.TorchConfig(
             backend="nccl" if placement.device == "cuda" else "gloo",

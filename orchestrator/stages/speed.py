@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from jobs.training.events import OutOfMemory, Probed, WorkersReady
 from jobs.training.probing import environment
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp
+from orchestrator.decisions.leases import Taken, Unqueued
 from orchestrator.decisions.measurement import Launch, Measurement, summarise
 from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
@@ -41,8 +41,8 @@ LAUNCH = TypeAdapter(Launch)
 
 GiveUpRule = Callable[[Candidate], GiveUp]
 """Returns what a candidate's probe compares it with, to stop early."""
-FirstFree = Callable[[Sequence[Placement]], Placement | None]
-"""Returns the first placement whose devices are free; None if all stay busy."""
+FirstFree = Callable[[Sequence[Placement]], Taken | None]
+"""Takes the first placement whose devices are free; None if all stay busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ProbeCallbacks:
     """None to stop no probe early."""
     log: Callable[[str], None] = lambda _: None
     """Gets sentences for the user, such as what is waited for."""
-    first_free: FirstFree = operator.itemgetter(0)
+    first_free: FirstFree = Unqueued().take
     """Selects the placement to probe next."""
 
 
@@ -144,7 +144,6 @@ def _probe_round(
     driver = ray.tune.with_parameters(
         _drive,
         work=secrets_of(spec).bound_to(probe_all),
-        placements=placements,
         groups=requests,
         storage=storage,
         wait_s=spec.wait.timeout.total_seconds(),
@@ -180,16 +179,17 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Returns the index of the next placement, and by candidate when its probe stops early."""
-        placement = self._callbacks.first_free(list(self._left)) if self._left else None
-        if placement is None:
+        taken = self._callbacks.first_free(list(self._left)) if self._left else None
+        if taken is None:
             self.busy += self._left
             return str(self.FINISHED)
+        placement = taken.option
         number, group = self._left.pop(placement)
         text = f"starting workers; candidates to probe: {len(group)}"
         self._callbacks.log(f"{placement.name}: {text}")
         rule = self._callbacks.give_up
         rules = {candidate.id: rule(candidate) for candidate in group} if rule else {}
-        return {"placement": number, "give_up": rules}
+        return {"placement": number, "leased": taken.placement, "give_up": rules}
 
     def on_trial_complete(self, trial_id: str, *_: Any, **__: Any) -> None:
         """Do nothing: the order does not depend on results."""
@@ -221,12 +221,11 @@ def _probe(
     config: dict[str, Any],
     *,
     work: Work,
-    placements: list[Placement],
     groups: list[list[ProbeRequest]],
     storage: Path,
     wait_s: float,
 ) -> None:
-    placement, rules = placements[config["placement"]], config["give_up"]
+    placement, rules = config["leased"], config["give_up"]
     device_wait = DeviceWait(wait_s, lambda text: ray.tune.report({"remark": text}))
     requests = [
         dataclasses.replace(request, give_up=rules.get(request.candidate))

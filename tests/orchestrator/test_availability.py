@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from cluster.placement import Placement
 from cluster.session import Connection
 from jobs.errors import ClusterError, JobFileError
 from jobs.loader import loads
@@ -15,12 +16,13 @@ from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef, Interrupted
 from orchestrator.context import Context
 from orchestrator.decisions import select
+from orchestrator.decisions.leases import Ticket
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
 from orchestrator.records import runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
-from tests.builders import any_of, inventory, job, plan_of
+from tests.builders import any_of, hold_device, inventory, job, plan_of
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
     from jobs.training.events import Report
@@ -33,20 +35,14 @@ LISTED = any_of("T4:4", "L40S:2")
 
 @contextlib.contextmanager
 def held(plan: Plan, name: str) -> Iterator[None]:
-    """Somebody else has one device of a placement."""
-    import ray.util
+    """Another program has one device of a placement."""
+    import ray
 
-    from orchestrator.stages import devices
-
-    placement = next(p for p in plan.placements if p.name == name)
-    group = ray.util.placement_group(
-        [devices.worker_resources(placement)], bundle_label_selector=[devices.selector(placement)]
-    )
-    assert group.wait(30)
+    other = hold_device(next(p for p in plan.placements if p.name == name))
     try:
         yield
     finally:
-        ray.util.remove_placement_group(group)
+        ray.kill(other)
 
 
 def prepared(
@@ -55,6 +51,7 @@ def prepared(
     """What watches the devices of a job on T4:4 and L40S:2, the plan, and remarks."""
     from cluster.discovery import discover
     from orchestrator.availability import Availability
+    from orchestrator.stages.queue_actor import LeasedDevices
 
     remarks: list[str] = []
     spec = job(resources={"wait": {"timeout": "1s", "then": then}, **resources})
@@ -65,6 +62,7 @@ def prepared(
         open_storage(folder),
         lambda notice: remarks.append(notice.text) if isinstance(notice, Remark) else None,
         0,
+        devices=LeasedDevices(Ticket("r", spec.name, "ann", 0, 0.0)),
     )
     return Availability(context, plan), plan, remarks
 
@@ -72,13 +70,20 @@ def prepared(
 def test_busy_devices_are_left_for_the_next_best(ray_cluster: Connection, tmp_path: Path) -> None:
     available, plan, remarks = prepared(tmp_path, any_of=LISTED)
     busy, free = plan.placements
-    assert available.first_free([busy, free]) == busy
+    assert chosen(available, busy, free) == busy
     with held(plan, "T4:4"):
-        assert available.first_free([busy, free]) == free
+        assert chosen(available, busy, free) == free
         assert available.busy == set()
-        assert available.first_free([busy]) is None
-    assert remarks == ["T4:4 stayed busy for 1s; continuing with L40S:2"]
-    assert available.first_free([free]) == free
+        assert chosen(available, busy) is None
+    why = "an endpoint or another program holds devices"
+    assert remarks == [f"T4:4 stayed busy for 1s ({why}); continuing with L40S:2"]
+    assert chosen(available, free) == free
+
+
+def chosen(available: "Availability", *placements: Placement) -> Placement | None:
+    """The first of the placements that is free, whose devices are leased now."""
+    taken = available.first_free(placements)
+    return taken.option if taken else None
 
 
 def report_payload(payload: int, report: "Report") -> None:

@@ -12,9 +12,10 @@ from jobs.spec.train import CheckpointSpec, EvalSpec
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
+from orchestrator.decisions.leases import Ticket
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.decisions.resolve import fewer_workers, with_less_time
-from tests.builders import inventory, training_config, training_workers
+from tests.builders import hold_device, inventory, training_config, training_workers
 
 STEPS, HIT, WITH_FEWER = 600, 60, 120
 """Of a run: all, when it loses a worker, and how many are done with fewer."""
@@ -29,10 +30,11 @@ def test_a_lost_device_is_done_without_until_it_is_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Earns its minute: the losses are those of one plain process all the way."""
-    import ray.util
+    import ray
 
     from cluster.discovery import discover
     from orchestrator.stages import elastic, fit
+    from orchestrator.stages.queue_actor import LeasedDevices
 
     monkeypatch.setattr(elastic, "REGAIN_S", 1.0)
     monkeypatch.setattr(elastic, "GROW_S", 1.0)
@@ -54,17 +56,17 @@ def test_a_lost_device_is_done_without_until_it_is_back(
                 worker.kill()
         has_gone_on = isinstance(event, Stepped) and event.step >= HIT + WITH_FEWER
         if said == ["continuing with 1 of 2 workers"] and has_gone_on:
-            ray.util.remove_placement_group(held[0])
+            ray.kill(held[0])
 
     def fail(failed: Failed, _: object) -> None:  # somebody else takes one of the devices
         failures.append(failed)
-        held.append(reserved(placement))
+        held.append(hold_device(placement))
 
     result = fit.fit(
         training_config(reviews, tiny_model, **fields),
         placement,
         CheckpointStore(tmp_path / "fit" / "checkpoints"),
-        fit.Rules(min_workers=1),
+        fit.Rules(min_workers=1, devices=LeasedDevices(Ticket("r", "job", "ann", 0, 0.0))),
         take,
         fail,
         said.append,
@@ -128,18 +130,6 @@ def test_time_that_is_spent_is_taken_from_what_a_fit_may_take(tmp_path: Path) ->
     assert with_less_time(config, 90.0).stop_after_s == 0.0
     unlimited = training_config(tmp_path, "m")
     assert with_less_time(unlimited, 90.0) == unlimited
-
-
-def reserved(placement: Placement) -> Any:
-    """One device of a placement."""
-    import ray.util
-
-    from orchestrator.stages import devices
-
-    bundle, there = devices.worker_resources(placement), devices.selector(placement)
-    group = ray.util.placement_group([bundle], bundle_label_selector=[there])
-    assert group.wait(30)
-    return group
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,237 @@
+"""Decides which run gets free devices next, and says what the other runs wait for.
+
+Within a priority, runs that have begun go on first, so that few runs are half done; then the owner
+who has used the least device time, and of an owner's runs the one that came first. A run that
+needs more devices than are free lets later runs pass it for PATIENCE_S; from then on, devices that
+become free are kept for it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from orchestrator.decisions.leases import (
+    Capacity,
+    Demand,
+    Entry,
+    Lease,
+    Place,
+    Slot,
+    State,
+    Ticket,
+    World,
+)
+
+PATIENCE_S = 600.0
+"""How long runs that need fewer devices may pass one that needs more."""
+ASKING_S = 10.0
+"""A waiting run that has not asked for this long has given up."""
+HALF_LIFE_S = 24 * 3600.0
+"""After this time, device time that an owner has used counts half."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Demands of a waiting run, the preferred one first."""
+
+    demands: tuple[Demand, ...]
+    since: float
+    asked: float
+
+    def slots(self) -> set[Slot]:
+        return {(node, each.resource) for each in self.demands for node in each.nodes}
+
+
+class DeviceQueue:
+    """The queue of a cluster. Runs are known by their Ray job; each holds one lease at most."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[str, Ticket] = {}
+        self._claims: dict[str, _Claim] = {}
+        self._leases: dict[str, Lease] = {}
+        self._begun: set[str] = set()
+        self._used_s: dict[str, float] = {}
+        """Device seconds of each owner, faded."""
+        self._settled = 0.0
+
+    def enter(self, job: str, ticket: Ticket) -> None:
+        """Add a run, or replace what is known of it."""
+        self._tickets[job] = ticket
+
+    def leave(self, job: str) -> None:
+        """Remove a run with its lease."""
+        for known in (self._tickets, self._claims, self._leases):
+            known.pop(job, None)
+        self._begun.discard(job)
+
+    def give_back(self, job: str) -> None:
+        """End a run's lease and its wait; the run stays known."""
+        self._claims.pop(job, None)
+        self._leases.pop(job, None)
+
+    def ask(self, job: str, demands: Sequence[Demand], world: World, now: float) -> Lease | Place:
+        """Lease devices for one of the demands, or say the run's place in the queue.
+
+        The lease replaces an earlier one of the run; a run that has to wait gives its earlier lease
+        back. A waiting run has to ask again within ASKING_S.
+        """
+        self.settle(world, now)
+        if job not in self._tickets:
+            self._tickets[job] = Ticket(job, job, "", 0, now)
+        before = self._claims.get(job)
+        since = before.since if before else now
+        self._claims[job] = _Claim(tuple(demands), since, now)
+        lease = self._granted(job, world, now)
+        if lease is None:
+            self._leases.pop(job, None)
+            return self._place(job, world)
+        del self._claims[job]
+        held = self._leases.get(job)
+        if held and held.slots == lease.slots:
+            lease = replace(lease, since=held.since)
+        self._leases[job] = lease
+        self._begun.add(job)
+        return lease
+
+    def has_room(self, job: str, demand: Demand, world: World, now: float) -> bool:
+        """Returns whether devices are free that no waiting run could use, beside the run's own."""
+        self.settle(world, now)
+        free = self._free(world)
+        for other in self._order():
+            if found := self._met(other, free, now):
+                _take(free, found.slots)
+        return bool(_allocate(demand, free, {}))
+
+    def settle(self, world: World, now: float) -> None:
+        """Forget runs whose driver has ended, and waits that were given up; count device time."""
+        passed_s = max(0.0, now - self._settled)
+        fade = 0.5 ** (passed_s / HALF_LIFE_S)
+        self._used_s = {owner: used * fade for owner, used in self._used_s.items()}
+        for job, lease in self._leases.items():
+            owner = self._tickets[job].owner
+            self._used_s[owner] = self._used_s.get(owner, 0.0) + lease.devices * passed_s
+        self._settled = now
+        for job in [job for job in self._tickets if job not in world.jobs]:
+            self.leave(job)
+        for job in [job for job, claim in self._claims.items() if now - claim.asked > ASKING_S]:
+            del self._claims[job]
+
+    def entries(self, world: World, now: float) -> tuple[Entry, ...]:
+        """Returns the runs that hold devices, then those that wait in their order, then others."""
+        self.settle(world, now)
+        waiting = self._order()
+        holding = sorted(self._leases, key=lambda job: self._leases[job].since)
+        rest = [job for job in self._tickets if job not in self._leases and job not in waiting]
+        return tuple(self._entry(job, world) for job in (*holding, *waiting, *rest))
+
+    def _entry(self, job: str, world: World) -> Entry:
+        ticket, lease, claim = self._tickets[job], self._leases.get(job), self._claims.get(job)
+        state: State
+        if lease:
+            state, devices, since = "runs", lease.name, lease.since
+        elif claim:
+            names = ", ".join(each.name for each in claim.demands)
+            state, devices, since = "waits", names, claim.since
+        else:
+            state, devices, since = "plans", "", ticket.entered
+        return Entry(
+            ticket.run,
+            ticket.job,
+            ticket.owner,
+            ticket.priority,
+            state,
+            devices,
+            since,
+            self._place(job, world) if state == "waits" else None,
+        )
+
+    def _order(self) -> list[str]:
+        """Returns the waiting runs, the next one first."""
+
+        def rank(job: str) -> tuple[float, ...]:
+            ticket = self._tickets[job]
+            if job in self._begun:
+                return (-ticket.priority, 0.0, 0.0, ticket.entered)
+            return (-ticket.priority, 1.0, self._used_s.get(ticket.owner, 0.0), ticket.entered)
+
+        return sorted(self._claims, key=rank)
+
+    def _granted(self, job: str, world: World, now: float) -> Lease | None:
+        """Returns what a waiting run gets, after those that come before it."""
+        free = self._free(world)
+        for other in self._order():
+            found = self._met(other, free, now)
+            if other == job:
+                return found
+            if found:
+                _take(free, found.slots)  # it asks again in a moment
+            elif now - self._claims[other].since > PATIENCE_S:
+                for slot in self._claims[other].slots():
+                    free.pop(slot, None)
+        return None
+
+    def _met(self, job: str, free: dict[Slot, int], now: float) -> Lease | None:
+        """Returns the lease that free devices and the run's own allow."""
+        own = self._leases[job].slots if job in self._leases else {}
+        usable = dict(free)
+        _take(usable, {slot: -count for slot, count in own.items() if slot in free})
+        for number, demand in enumerate(self._claims[job].demands):
+            if slots := _allocate(demand, usable, own):
+                return Lease(number, demand.name, slots, now)
+        return None
+
+    def _free(self, world: World) -> dict[Slot, int]:
+        """Returns the devices that nobody holds, by slot."""
+        return {slot: self._left(slot, each) for slot, each in world.slots.items()}
+
+    def _left(self, slot: Slot, capacity: Capacity) -> int:
+        leased = {
+            job: lease.slots[slot] for job, lease in self._leases.items() if slot in lease.slots
+        }
+        own = sum(min(capacity.used_by.get(job, 0.0), count) for job, count in leased.items())
+        not_used = math.floor(capacity.total - max(0.0, capacity.used - own) + 1e-6)
+        return min(capacity.devices, not_used) - sum(leased.values())
+
+    def _place(self, job: str, world: World) -> Place:
+        wanted = self._claims[job].slots()
+        rivals = [other for other in self._order() if self._claims[other].slots() & wanted]
+        holders = [
+            f"{self._tickets[other].job} of {self._tickets[other].owner} holds {lease.name}"
+            for other, lease in self._leases.items()
+            if wanted & set(lease.slots)
+        ]
+        if any(_is_used_by_others(world.slots[slot]) for slot in wanted if slot in world.slots):
+            holders.append("an endpoint or another program holds devices")
+        if not wanted & set(world.slots):
+            holders = ["no node with these devices is up"]
+        why = ", ".join(holders) or "free devices are kept for the runs before it"
+        return Place(rivals.index(job) + 1, len(rivals), why)
+
+
+def _is_used_by_others(capacity: Capacity) -> bool:
+    return capacity.used - sum(capacity.used_by.values()) >= 1
+
+
+def _take(free: dict[Slot, int], slots: Mapping[Slot, int]) -> None:
+    for slot, count in slots.items():
+        free[slot] -= count
+
+
+def _allocate(
+    demand: Demand, free: Mapping[Slot, int], own: Mapping[Slot, int]
+) -> dict[Slot, int] | None:
+    """Returns devices for a demand: the run's own before others, and on few nodes; or None."""
+    slots: list[Slot] = [(node, demand.resource) for node in demand.nodes]
+    left = {slot: free.get(slot, 0) for slot in slots if free.get(slot, 0) > 0}
+    count = min(demand.most, sum(left.values())) // demand.least * demand.least
+    if count == 0:
+        return None
+    whole = [slot for slot, size in left.items() if size >= count]
+    if whole:
+        return {min(whole, key=lambda slot: (-own.get(slot, 0), left[slot])): count}
+    found: dict[Slot, int] = {}
+    for slot in sorted(left, key=lambda slot: (-own.get(slot, 0), -left[slot])):
+        if count:
+            found[slot] = min(count, left[slot])
+            count -= found[slot]
+    return found

@@ -1,0 +1,161 @@
+"""Leases of devices, and what is known of the runs that want them, as values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from cluster.placement import Placement
+
+Resource = Literal["GPU", "CPU"]
+Slot = tuple[str, Resource]
+"""Devices of one kind on a node, by the node's Ray id."""
+State = Literal["runs", "waits", "plans"]
+"""Of a run: it holds devices, waits for some, or has not asked for any now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A run that wants devices."""
+
+    run: str
+    """Id of the run."""
+    job: str
+    owner: str
+    priority: int
+    entered: float
+    """When the run was created, in seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Devices of one kind that a run needs at once."""
+
+    name: str
+    """Name of the placement, such as L40S:2."""
+    nodes: tuple[str, ...]
+    """Ray ids of the nodes that the devices may be on."""
+    resource: Resource
+    least: int
+    most: int
+    """More than `least` devices are leased in multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Devices of a slot, as Ray counts them."""
+
+    devices: int
+    """Devices that runs may use."""
+    total: float
+    used: float
+    """By whoever it is: runs, endpoints, other programs."""
+    used_by: Mapping[str, float] = field(default_factory=dict)
+    """By the Ray job of each run."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The cluster at one moment."""
+
+    slots: Mapping[Slot, Capacity]
+    jobs: frozenset[str]
+    """Ray jobs whose drivers live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Devices that a run may use."""
+
+    option: int
+    """Index of the demand that is met."""
+    name: str
+    slots: Mapping[Slot, int]
+    since: float
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return sum(self.slots.values())
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node of each device."""
+        return tuple(node for (node, _), count in self.slots.items() for _ in range(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a waiting run stands."""
+
+    number: int
+    """1 for the run that is next to get devices."""
+    waiting: int
+    """Number of runs that wait for the same devices, this one included."""
+    why: str
+    """Who holds the devices."""
+
+    def __str__(self) -> str:
+        return f"place {self.number} of {self.waiting} in the queue: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A run as `winnow queue` shows it."""
+
+    run: str
+    job: str
+    owner: str
+    priority: int
+    state: State
+    devices: str
+    """Placements that it holds or waits for."""
+    since: float
+    """When this state began, in seconds since 1970."""
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A placement whose devices are leased."""
+
+    option: Placement
+    """The placement that was asked for."""
+    placement: Placement
+    """The same on the nodes of the leased devices."""
+    devices: int
+    """Number of leased devices; more than the workers where that was asked for."""
+
+
+class Devices(Protocol):
+    """Leases devices to a run; it holds those of one placement at a time."""
+
+    def take(self, options: Sequence[Placement], groups: int = 1) -> Taken | Place:
+        """Lease the devices of the first placement that is free, in place of those held before.
+
+        Args:
+            options: Placements, the preferred one first.
+            groups: Number of worker groups to have devices for, if there are so many.
+
+        Returns the run's place in the queue if it has to wait; it then holds no devices.
+        """
+
+    def has_room(self, placement: Placement) -> bool:
+        """Returns whether devices are free that no waiting run could use."""
+
+    def give_back(self) -> None:
+        """End the lease, or the wait for one."""
+
+
+class Unqueued:
+    """Takes devices without asking, such as where no other run can want them."""
+
+    def take(self, options: Sequence[Placement], groups: int = 1) -> Taken:
+        """Take the first placement."""
+        return Taken(options[0], options[0], options[0].workers * groups)
+
+    def has_room(self, placement: Placement) -> bool:
+        """Returns False: what is free is not known."""
+        return False
+
+    def give_back(self) -> None:
+        """Do nothing."""
