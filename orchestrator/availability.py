@@ -117,6 +117,7 @@ class Availability:
             waited_s = time.monotonic() - began
             if waited_s >= self._wait.timeout.total_seconds():
                 self._context.devices.give_back()
+                self._context.clock.leave_out(waited_s)
                 self._leave_out(placements, f"{names} stayed busy for {limit} ({answer.why})")
                 return None
             if waited_s >= TELL_AFTER_S and answer != told:
@@ -125,8 +126,10 @@ class Availability:
                 self._context.notify(notice)
                 told = answer
             time.sleep(ASK_S)
+        waited_s = time.monotonic() - began
+        self._context.clock.leave_out(waited_s)
         if told:
-            waited = format_duration(timedelta(seconds=round(time.monotonic() - began)))
+            waited = format_duration(timedelta(seconds=round(waited_s)))
             self._context.remark(f"{answer.option.name} is leased after waiting for {waited}")
         return answer
 

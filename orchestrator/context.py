@@ -1,7 +1,6 @@
 """The objects that all stages of one run share."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobs.spec import JobSpec
@@ -12,7 +11,20 @@ from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
 from orchestrator.tracking import Tracking
 
-Clock = Callable[[], float]
+
+class WorkClock:
+    """Seconds of work: the clock stands still while the run waits for devices."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def __call__(self) -> float:
+        """Returns seconds since an arbitrary moment."""
+        return time.monotonic() - self._waited_s
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave out a wait that has just ended."""
+        self._waited_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,7 @@ class Context:
     storage: Storage
     notify: Notify
     serve_port: int
-    clock: Clock = time.monotonic
+    clock: WorkClock = field(default_factory=WorkClock)
     began: float = field(default_factory=time.monotonic)
     """Value of `clock` at the start, for the budget."""
     accepts_changes: bool = False

@@ -24,7 +24,8 @@ class BudgetSpec(SpecModel):
     max_cost: Annotated[float | None, Field(gt=0)] = None
     """USD that probes, trials and training may cost together."""
     max_duration: Duration | None = None
-    """Wall-clock time that the sweep and training may take together."""
+    """Wall-clock time that the sweep and training may take together, without the time for which
+    the run waits for devices."""
 
 
 class OwnedSpec(SpecModel):

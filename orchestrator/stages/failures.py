@@ -131,7 +131,7 @@ def group_error(
     if type(outcome).__name__ == BUSY_KIND:
         return BusyError(
             f"the workers of {name} did not get their devices in time; another job or endpoint"
-            " holds them (`winnow status`)"
+            " holds them (`winnow queue`)"
         )
     return GroupError(Failed(kind, f"training on {name} failed: {reason}"))
 
