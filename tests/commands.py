@@ -2,16 +2,21 @@
 
 import contextlib
 import io
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+from pydantic import TypeAdapter
 
 from jobs import errors
 from orchestrator import cli
+from orchestrator.cli.schema import printed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +58,11 @@ def own_process(folder: Path) -> dict[str, str]:
     """The environment of a command in a process of its own, with the same state as `call`."""
     root = Path(__file__).parents[1]
     return {**os.environ, "WINNOW_HOME": str(folder / "home"), "PYTHONPATH": str(root)}
+
+
+def printed(command: str, text: str) -> Any:
+    """What a command printed with --json, which is checked against the schema of that."""
+    schema = TypeAdapter(printed_by(command)).json_schema(mode="serialization")
+    found = json.loads(text)
+    jsonschema.validate(found, schema)
+    return found

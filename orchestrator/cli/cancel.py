@@ -1,5 +1,6 @@
 """`winnow cancel`: ends a run early, from any machine that reaches its storage."""
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -22,6 +23,19 @@ SAID = {
 """Sentence for each state of the run at the end of the command."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A run that was asked to end."""
+
+    run: str
+    state: State
+    """`running` where its end is not waited for."""
+
+
+PRINTS = {"cancel": Cancelled}
+"""What each command prints with --json."""
+
+
 def cancel(
     run: Annotated[str, typer.Argument(help="Run id, as winnow ls shows it.")],
     storage: StorageOption = DEFAULT_STORAGE,
@@ -37,7 +51,7 @@ def cancel(
     if wait:
         state = _await_end(found)
     if as_json:
-        print_json({"run": found.id, "state": state})
+        print_json(Cancelled(found.id, state), PRINTS["cancel"])
     else:
         out().print(SAID[state].format(found.id), markup=False)
 

@@ -20,6 +20,8 @@ from orchestrator.records import comparison, runs
 from orchestrator.records.comparison import Comparison
 from orchestrator.records.receipt_text import show_cost, show_time
 
+PRINTS = {"compare": Comparison}
+"""What each command prints with --json."""
 NOTHING = "–"
 
 
@@ -34,7 +36,7 @@ def compare(
     place = open_storage(storage)
     found = comparison.compare([comparison.profile(runs.find(place, name)) for name in names])
     if as_json:
-        print_json(found)
+        print_json(found, PRINTS["compare"])
         return
     ids = [run.id for run in found.runs]
     shown = table("", *ids, left=("", *ids))

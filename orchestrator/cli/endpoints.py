@@ -1,5 +1,6 @@
 """`winnow endpoints` and `winnow undeploy`: what a cluster serves, and the end of one endpoint."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -18,6 +19,19 @@ from orchestrator.cli.options import (
 )
 from serve.deploy.served import ServedVersion
 
+
+@dataclass(frozen=True, slots=True)
+class Undeployed:
+    """An endpoint that was taken down."""
+
+    name: str
+    """Name of the model."""
+    versions: tuple[str, ...]
+    """Ids of the versions that it served."""
+
+
+PRINTS = {"endpoints": tuple[ServedVersion, ...], "undeploy": Undeployed}
+"""What each command prints with --json."""
 LEFT = ("endpoint", "version", "route", "state")
 
 
@@ -25,7 +39,7 @@ def endpoints(address: Address = None, as_json: AsJson = False) -> None:
     """List every version that a cluster serves, with its route, state and replicas."""
     found, place = served_by(address)
     if as_json:
-        print_json(found)
+        print_json(found, PRINTS["endpoints"])
         return
     if not found:
         out().print(f"{place} serves no endpoint", markup=False)
@@ -58,7 +72,7 @@ def undeploy(
             )
     versions = [each.version for each in of_name if each.version]
     if as_json:
-        print_json({"name": name, "versions": versions})
+        print_json(Undeployed(name, tuple(versions)), PRINTS["undeploy"])
     else:
         out().print(f"the endpoint of {name} is down; its versions stay published", markup=False)
 

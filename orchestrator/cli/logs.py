@@ -11,6 +11,9 @@ from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, StorageOption, out
 from orchestrator.records import following, run_log, runs
 from orchestrator.records.run_log import Line
 
+PRINTS = {"logs": list[Line]}
+"""What each command prints with --json."""
+
 
 def logs(
     run: Annotated[str, typer.Argument(help="Run id, as winnow ls shows it.")],
@@ -26,7 +29,7 @@ def logs(
     """
     reader = run_log.Reader(runs.find(open_storage(storage), run))
     if as_json and not follow:
-        print_json(reader.new())
+        print_json(reader.new(), PRINTS["logs"])
         return
     _show(reader.new(), as_json=as_json)
     if not follow:

@@ -20,6 +20,8 @@ from orchestrator.records import runs
 from orchestrator.records.receipt_text import show_cost
 from orchestrator.records.summary import Summary, summarize
 
+PRINTS = {"ls": tuple[Summary, ...]}
+"""What each command prints with --json."""
 LEFT = ("run", "state", "owner", "model", "winner", "metric")
 
 
@@ -31,7 +33,7 @@ def ls(
     """List the runs of a storage with state, owner, winner, metric and cost, newest first."""
     found = tuple(summarize(run) for run in runs.every(open_storage(storage))[:limit])
     if as_json:
-        print_json(found)
+        print_json(found, PRINTS["ls"])
         return
     if not found:
         out().print(f"no run is in {storage}; run a job first", markup=False)

@@ -69,11 +69,12 @@ def print_table(made: "rich.table.Table") -> None:
     rich.console.Console(highlight=False, width=FULL_WIDTH).print(made)
 
 
-def print_json(value: object) -> None:
-    """Print a result as JSON."""
+def print_json(value: object, kind: Any = None) -> None:
+    """Print a result as JSON, as the type `kind`, which is by default the value's own."""
     from pydantic import TypeAdapter
 
-    sys.stdout.write(TypeAdapter(type(value)).dump_json(value, indent=2).decode() + "\n")
+    adapter: TypeAdapter[Any] = TypeAdapter(kind or type(value))
+    sys.stdout.write(adapter.dump_json(value, indent=2).decode() + "\n")
 
 
 def print_error(error: Exception) -> None:

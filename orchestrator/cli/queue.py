@@ -15,6 +15,8 @@ from orchestrator.cli.options import (
 )
 from orchestrator.decisions.leases import Entry
 
+PRINTS = {"queue": tuple[Entry, ...]}
+"""What each command prints with --json."""
 LEFT = ("run", "owner", "state", "devices", "why")
 
 
@@ -25,7 +27,7 @@ def queue(address: Address = None, as_json: AsJson = False) -> None:
 
         found, place = queue_actor.entries(), cluster.address
     if as_json:
-        print_json(found)
+        print_json(found, PRINTS["queue"])
         return
     if not found:
         out().print(f"no run is on {place}", markup=False)

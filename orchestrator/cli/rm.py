@@ -1,6 +1,7 @@
 """`winnow rm`: deletes a run or a version that is not in use."""
 
 import os
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -20,6 +21,19 @@ from orchestrator.cli.options import (
 from orchestrator.records import removal, runs
 
 MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """A run or version that was deleted."""
+
+    deleted: str
+    bytes: int
+    """Size of its files."""
+
+
+PRINTS = {"rm": Deleted}
+"""What each command prints with --json."""
 
 
 def rm(
@@ -44,7 +58,7 @@ def rm(
         else _remove_run(place, what, yes=yes)
     )
     if as_json:
-        print_json({"deleted": what, "bytes": size})
+        print_json(Deleted(what, size), PRINTS["rm"])
     else:
         out().print(f"deleted {what}, {size / MIB:.1f} MiB", markup=False)
 

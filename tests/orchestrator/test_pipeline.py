@@ -23,7 +23,7 @@ from orchestrator.decisions.measurement import Measurement
 from orchestrator.records import registry, runs
 from tests import s3
 from tests.builders import MINILM, any_of, eventually, sweep, training_workers
-from tests.commands import call
+from tests.commands import call, printed
 
 pytestmark = [pytest.mark.ray, pytest.mark.e2e]
 
@@ -97,11 +97,11 @@ def check_refusal(url: str) -> None:
 
 def check_undeploy(version: str) -> None:
     """The endpoint is listed with its version, and is taken down once."""
-    listed = json.loads(finish(winnow("endpoints", "--json"))[1])
+    listed = printed("endpoints", finish(winnow("endpoints", "--json"))[1])
     (served,) = (each for each in listed if each["name"] == "tiny-reviews")
     assert (served["version"], served["route"]) == (version, "/tiny")
     assert (served["state"], served["replicas"]) == ("RUNNING", 1)
-    removed = json.loads(finish(winnow("undeploy", "tiny-reviews", "--json"))[1])
+    removed = printed("undeploy", finish(winnow("undeploy", "tiny-reviews", "--json"))[1])
     assert removed == {"name": "tiny-reviews", "versions": [version]}
     code, _, err = finish(winnow("undeploy", "tiny-reviews"))
     assert (code, "tiny-reviews has no endpoint on" in err) == (1, True)

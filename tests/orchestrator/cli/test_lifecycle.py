@@ -8,17 +8,19 @@ import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from jobs.storage.storage import Storage, open_storage
 from orchestrator.cli.ls import show_age
+from orchestrator.cli.schema import KNOWN
 from orchestrator.execution import Beginning, owned
 from orchestrator.loading import load_job
 from orchestrator.records import cancellation, lease, registry, removal, runs
 from serve.version import ModelVersion
 from tests.builders import MINIMAL, job
 from tests.commands import call as winnow
-from tests.commands import own_process
+from tests.commands import own_process, printed
 from tests.orchestrator.records import acting
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -38,7 +40,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     first = runs.create(storage, job(), NOW, "alice@laptop")
     second = runs.create(storage, job(seed=2), NOW + timedelta(hours=1))
     first.note("failed", error="no data")
-    listed = json.loads(winnow(tmp_path, "ls", "--json").stdout)
+    listed = printed("ls", winnow(tmp_path, "ls", "--json").stdout)
     assert [(each["id"], each["state"]) for each in listed] == [
         (second.id, "died"),
         (first.id, "failed"),
@@ -80,9 +82,9 @@ def test_a_cancelled_run_ends_as_after_a_signal_and_can_go_on(tmp_path: Path) ->
     run = begin(tmp_path)
     storage = open_storage(tmp_path / ".winnow")
     found = runs.find(storage, None)
-    assert json.loads(winnow(tmp_path, "ls", "--json").stdout)[0]["state"] == "running"
+    assert printed("ls", winnow(tmp_path, "ls", "--json").stdout)[0]["state"] == "running"
     done = winnow(tmp_path, "cancel", found.id, "--json", environment={"WINNOW_USER": "bob"})
-    assert json.loads(done.stdout) == {"run": found.id, "state": "interrupted"}
+    assert printed("cancel", done.stdout) == {"run": found.id, "state": "interrupted"}
     run.communicate(timeout=10)
     assert run.returncode == 0
     last = found.notes[-1]
@@ -152,7 +154,7 @@ def test_a_run_is_deleted_once_it_has_ended_and_is_asked_for(
         kept = winnow(tmp_path, "rm", run.id)
         assert (kept.returncode, "pass --yes" in kept.stderr) == (1, True)
         assert run.notes
-    done = json.loads(winnow(tmp_path, "rm", run.id, "--yes", "--json").stdout)
+    done = printed("rm", winnow(tmp_path, "rm", run.id, "--yes", "--json").stdout)
     assert done["deleted"] == run.id
     assert done["bytes"] > 0
     assert [each.id for each in runs.every(storage)] == [other.id]
@@ -194,14 +196,14 @@ def test_a_run_s_log_is_followed_to_its_end(tmp_path: Path) -> None:
     process.communicate(timeout=10)
     said = [json.loads(line)["text"] for line in done.stdout.splitlines()]
     assert (said[0].startswith("created by"), said[-1]) == (True, "interrupted by bob")
-    whole = json.loads(winnow(tmp_path, "logs", run.id, "--json").stdout)
+    whole = printed("logs", winnow(tmp_path, "logs", run.id, "--json").stdout)
     assert [line["text"] for line in whole] == said
 
 
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     storage = open_storage(tmp_path / ".winnow")
     one, two = (runs.create(storage, job(seed=seed), NOW) for seed in (1, 2))
-    found = json.loads(winnow(tmp_path, "compare", one.id, two.id, "--json").stdout)
+    found = printed("compare", winnow(tmp_path, "compare", one.id, two.id, "--json").stdout)
     assert [each["id"] for each in found["runs"]] == [one.id, two.id]
     assert found["fields"] == {"seed": [1, 2]}
     shown = winnow(tmp_path, "compare", one.id, two.id).stdout
@@ -210,3 +212,11 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     ]
     alone = winnow(tmp_path, "compare", one.id)
     assert (alone.returncode, "name at least two runs" in alone.stderr) == (1, True)
+
+
+def test_what_is_printed_has_a_schema(tmp_path: Path) -> None:
+    for command in KNOWN:
+        text = winnow(tmp_path, "schema", "--of", command).stdout
+        jsonschema.Draft202012Validator.check_schema(json.loads(text))
+    none = winnow(tmp_path, "schema", "--of", "up")
+    assert (none.returncode, "there are those of ls, logs" in none.stderr) == (1, True)

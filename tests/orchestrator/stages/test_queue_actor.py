@@ -1,7 +1,6 @@
 """Runs of several drivers take devices of the simulated cluster by turns."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from cluster.session import Connection
 from jobs.spec.quantities import AcceleratorRequest
 from orchestrator.decisions.leases import Devices, Place, Taken, Ticket
 from tests.builders import eventually
+from tests.commands import printed
 
 pytestmark = pytest.mark.ray
 
@@ -99,7 +99,7 @@ def test_the_queue_is_shown(ray_cluster: Connection) -> None:
         (line,) = (line for line in shown.splitlines() if line.startswith("run-a"))
         assert line.split() == ["run-a", "ann", "7", "plans", "–", "0", "min", "–"]
         found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-        (entry,) = (each for each in json.loads(found.stdout) if each["run"] == "run-a")
+        (entry,) = (each for each in printed("queue", found.stdout) if each["run"] == "run-a")
         assert (entry["owner"], entry["priority"], entry["state"]) == ("ann", 7, "plans")
     finally:
         mine.leave()
