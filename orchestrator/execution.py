@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from cluster import session
-from jobs.errors import ClusterError, RunError, WinnowError
+from jobs.errors import RunError, WinnowError
 from jobs.spec import JobSpec
 from orchestrator import interruption, notifications
 from orchestrator.context import Context
@@ -86,8 +86,7 @@ def _queued(spec: JobSpec, run: Run) -> Iterator[Devices]:
     try:
         yield devices
     finally:
-        with contextlib.suppress(ClusterError):  # the cluster may be what failed
-            devices.leave()
+        devices.leave()
 
 
 @contextlib.contextmanager

@@ -134,9 +134,7 @@ def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> P
 def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
     """Train the winner, compare it with what was predicted, and write the report."""
     fit = fit_stage(context, found.winner, found.cost_usd)
-    placement, serving = found.winner.candidate.placement, context.spec.serve
-    if serving is None or catalogue.find(serving.accelerators.name).name != placement.sku:
-        context.devices.give_back()  # otherwise the endpoint needs them next
+    _give_back(context, found.winner)
     is_priced = found.winner.candidate.placement.price_usd_per_hour
     receipt = context.run.stage(
         "receipt",
@@ -154,6 +152,14 @@ def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
     known = {f"receipt/{name}": value for name, value in values.items() if value is not None}
     context.tracking.log_values(known)
     return fit, receipt
+
+
+def _give_back(context: Context, winner: Winner) -> None:
+    """End the lease of the fit, unless the endpoint needs devices of the same kind next."""
+    serving = context.spec.serve
+    sku = catalogue.find(serving.accelerators.name).name if serving else None
+    if sku != winner.candidate.placement.sku:
+        context.devices.give_back()
 
 
 @contextlib.contextmanager

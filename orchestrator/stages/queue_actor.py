@@ -1,5 +1,6 @@
 """The queue of a cluster, as an actor of Ray, and how a run asks it for devices."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ from orchestrator.stages.devices import ON_HEAD, worker_resources
 NAME, NAMESPACE = "queue", "winnow"
 ANSWER_S = 60.0
 """How long the queue may take to answer, also while it starts."""
+LEAVE_S = 2.0
+"""How long the end of a run waits for its answer."""
 JOB_ID_DIGITS = 8
 """Digits at the end of a placement group's id that are the id of its job."""
 
@@ -101,8 +104,9 @@ class LeasedDevices:
         _get(self._actor.give_back.remote(self._job))
 
     def leave(self) -> None:
-        """Leave the queue; a killed process leaves it too."""
-        _get(self._actor.leave.remote(self._job))
+        """Leave the queue, which a process that has ended leaves too, a moment later."""
+        with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone
+            ray.wait([self._actor.leave.remote(self._job)], timeout=LEAVE_S)
 
 
 def _demand(placement: Placement, groups: int) -> Demand:
