@@ -31,7 +31,7 @@ import yaml  # noqa: E402 - the script runs from a clone, installed or not
 
 from benchmarks import faults  # noqa: E402
 from cluster import local, session  # noqa: E402
-from jobs.spec.quantities import parse_accelerators  # noqa: E402
+from jobs.spec.quantities import AcceleratorRequest  # noqa: E402
 from orchestrator.decisions.leases import Entry  # noqa: E402
 
 KINDS = ("T4", "L40S", "A100-80GB")
@@ -86,7 +86,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="winnow-queue-") as name:
         os.environ["WINNOW_HOME"] = f"{name}/home"
         jobs = made_up(Path(name), arguments)
-        local.start([parse_accelerators(f"{kind}=1") for kind in KINDS])
+        local.start([AcceleratorRequest(kind, 1) for kind in KINDS])
         try:
             with session.connect(start=False):
                 result = watched(jobs, arguments)
