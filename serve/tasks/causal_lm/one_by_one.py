@@ -24,8 +24,6 @@ def write(
 ) -> None:
     """Writes an answer behind the tokens of a prompt, until it ends or `is_over`."""
     prompt = torch.tensor([ids], device=model.device)
-    if settings.seed is not None:
-        torch.manual_seed(settings.seed)
     options: dict[str, Any] = {"eos_token_id": NO_TOKEN} if settings.ignores_end else {}
     if sampler.is_drawn:  # the sampler has warmed the scores
         options |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
@@ -38,17 +36,21 @@ def write(
     def must_end(known: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return torch.full((len(known),), writer.is_stopped or is_over(), device=known.device)
 
-    model.generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=sampler.is_drawn,
-        max_new_tokens=settings.most_tokens,
-        pad_token_id=0,  # one row has none
-        streamer=_Stream(writer, sampler),
-        logits_processor=transformers.LogitsProcessorList([scores]),
-        stopping_criteria=transformers.StoppingCriteriaList([must_end]),
-        **options,
-    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices, enabled=settings.seed is not None):
+        if settings.seed is not None:  # `generate` draws with torch's own state
+            torch.manual_seed(settings.seed)
+        model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=sampler.is_drawn,
+            max_new_tokens=settings.most_tokens,
+            pad_token_id=0,  # one row has none
+            streamer=_Stream(writer, sampler),
+            logits_processor=transformers.LogitsProcessorList([scores]),
+            stopping_criteria=transformers.StoppingCriteriaList([must_end]),
+            **options,
+        )
 
 
 class _Stream(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
