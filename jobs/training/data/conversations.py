@@ -125,7 +125,7 @@ def _from_json(value: object) -> Any:
     """Returns what a text holds as JSON; another value, or another text, is returned itself."""
     try:
         return json.loads(value) if isinstance(value, str) and value else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

@@ -1,13 +1,16 @@
 """Messages of a conversation, and tools that a model may call, as OpenAI's API has them."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from serve.tasks.causal_lm.generation_request import MAX_CHARACTERS
 
 MAX_NAME = 64
 """Most characters of a tool's name."""
+MAX_DEPTH = 64
+"""Most levels of objects and lists in a JSON schema."""
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]+$", max_length=MAX_NAME)]
 
@@ -20,6 +23,25 @@ def _joined(content: Any) -> Any:
     if len(texts) < len(content) or not all(isinstance(text, str) for text in texts):
         raise ValueError("only parts of text are read; leave others out")
     return "".join(map(str, texts))
+
+
+def _readable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a JSON schema; raises ValueError if a template or a grammar cannot read it."""
+    level, depth = list[Any]([schema]), 0
+    while level and (depth := depth + 1) <= MAX_DEPTH:
+        nested = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [value for each in nested for value in each if isinstance(value, dict | list)]
+    if level:
+        raise ValueError(f"objects and lists are nested more than {MAX_DEPTH} deep")
+    try:
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("it has a half of a surrogate pair, or a number that is none") from None
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_readable)]
+"""A JSON schema."""
 
 
 class FunctionCall(BaseModel):
@@ -69,7 +91,7 @@ class Function(BaseModel):
 
     name: ToolName
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Schema | None = None
     """JSON schema of the arguments."""
 
 

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from serve.tasks.causal_lm.generation_request import MAX_LIKELIEST, GenerationRequest, Usage
 from serve.tasks.causal_lm.honoured import Only
-from serve.tasks.causal_lm.messages import Message, NamedTool, Tool, ToolCall
+from serve.tasks.causal_lm.messages import Message, NamedTool, Schema, Tool, ToolCall
 from serve.tasks.generating.schemas import Finish
 
 PATH = "/v1/chat/completions"
@@ -23,7 +23,7 @@ class JsonSchema(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     name: Annotated[str, Field(max_length=256)] | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema_: Annotated[Schema, Field(alias="schema")]
 
 
 class TextFormat(BaseModel):

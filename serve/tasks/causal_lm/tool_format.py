@@ -81,7 +81,7 @@ class ToolFormat:
         while rest:
             try:
                 value, end = json.JSONDecoder().raw_decode(rest)
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
             call = _call_of(value, self.example)
             if call is None or call.name not in names:
@@ -210,7 +210,7 @@ def _call_of(value: Any, example: Any) -> Call | None:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
         if isinstance(name, str) and isinstance(arguments, dict):
             return Call(name, arguments)
