@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from serve.tasks.causal_lm.vocabulary import Grammar
 from serve.tasks.generating.schemas import Finish
 
 UNFINISHED = "\ufffd"
@@ -38,8 +39,8 @@ class Settings:
     """Whether the answer goes on behind an end token."""
     logprobs: int | None = None
     """Likeliest tokens whose log-probability comes with each token; None for no probabilities."""
-    grammar: str | None = None
-    """Grammar of the answer, as `vocabulary` makes them."""
+    grammar: Grammar | None = None
+    """Grammar of the answer."""
     shows_special: bool = False
     """Whether the text has special tokens too, except for those that end the answer."""
 

@@ -34,8 +34,8 @@ async def continue_text(body: CompletionRequest, request: fastapi.Request) -> An
     """Continues a text, complete or as a stream of events."""
     handler = cast("ChatHandler", app.require_handler())
     handler.check_model(body.model)
-    prompts = handler.prompts.beginnings(body)
-    tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
+    prompts = await handler.prompts.beginnings(body)
+    tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
     pieces = handler.write(prompts, body, app.timeout(request))
     reply = _Reply(handler.config.version.name, tokens)
     headers = {"x-model-version": handler.config.version.id}

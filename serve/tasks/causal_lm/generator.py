@@ -2,12 +2,12 @@
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Sequence
 
 import torch
 
@@ -17,8 +17,9 @@ from serve.tasks.causal_lm import decoding, one_by_one, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.decoding import SLACK, Decoding
 from serve.tasks.causal_lm.sampling import Sampler
-from serve.tasks.causal_lm.vocabulary import Vocabulary
-from serve.tasks.generating.thread import GenerationThread, Job
+from serve.tasks.causal_lm.vocabulary import Grammar, Vocabulary
+from serve.tasks.causal_lm.writing import Row, WritingJob, add_tokens
+from serve.tasks.generating.thread import GenerationThread
 
 LOG = logging.getLogger(__name__)
 UNBOUNDED = 2**31
@@ -29,49 +30,7 @@ FADING = 0.99
 """Weight that a step's tokens and time keep in the speed after another step."""
 
 
-@dataclass(slots=True, eq=False)
-class _Job(Job):
-    ids: list[int]
-    settings: Settings
-    sampler: Sampler
-    on_piece: Callable[[Piece | Exception], None]
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens of the prompt, and most tokens of the answer."""
-        return len(self.ids) + self.settings.most_tokens
-
-    def fail(self, error: Exception) -> None:
-        """Raises an error in `write`."""
-        self.on_piece(error)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """An answer that is being written."""
-
-    job: _Job
-    writer: Writer
-    failure: Exception | None = field(default=None, init=False)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether no further token is asked for."""
-        return self.failure is not None or self.writer.has_ended or self.job.is_over
-
-    def add(self, logits: torch.Tensor, likeliest: int) -> None:
-        """Adds the next token; an error ends this answer alone."""
-        sampler = self.job.sampler
-        try:
-            token = likeliest
-            if not sampler.is_plain:
-                token = sampler.select(logits, (self.job.ids, self.writer.ids))
-            self.writer.put(token, sampler.accept(token), is_complete=sampler.is_complete)
-        except Exception as error:  # noqa: BLE001 - given to this client; the others continue
-            self.failure = error
-
-
-class Generator(GenerationThread[_Job]):
+class Generator(GenerationThread[WritingJob]):
     """A language model on its own thread.
 
     Answers are written together, if the model's rows are proven not to change each other, else one
@@ -114,6 +73,26 @@ class Generator(GenerationThread[_Job]):
         """
         return Vocabulary(self.tokenizer, self._ends)
 
+    @functools.cached_property
+    def _compiling(self) -> concurrent.futures.ThreadPoolExecutor:
+        """The one thread that compiles grammars, so that clients' schemas hold one core at most."""
+        return concurrent.futures.ThreadPoolExecutor(1, "grammars")
+
+    async def grammar(self, text: str, timeout_s: float) -> Grammar:
+        """Compiles a grammar that `vocabulary` wrote, after those of other requests.
+
+        Raises:
+            DeadlineError: if it takes longer than the timeout.
+            GrammarError: if it is wrong or too long.
+            UnusableVocabularyError: if the tokens cannot be told.
+        """
+        loop = asyncio.get_running_loop()
+        made = loop.run_in_executor(self._compiling, lambda: self.vocabulary.grammar(text))
+        try:
+            return await asyncio.wait_for(made, timeout_s)
+        except TimeoutError:
+            raise DeadlineError from None
+
     async def write(
         self, ids: list[int], settings: Settings, timeout_s: float
     ) -> AsyncGenerator[Piece]:
@@ -128,25 +107,21 @@ class Generator(GenerationThread[_Job]):
 
         Raises:
             QueueFullError: if the queued tokens exceed `queue_tokens`.
-            DeadlineError: if the generation does not start before the timeout.
-            GrammarError: if the grammar is wrong, or becomes too complex.
-            UnusableVocabularyError: if a grammar needs what the tokenizer cannot tell.
+            DeadlineError: at the timeout, if the generation has not started.
+            GrammarError: if the grammar becomes too complex.
         """
-        if settings.grammar is None:
-            sampler = self._sampler(settings)
-        else:  # it may take a moment
-            sampler = await asyncio.to_thread(self._sampler, settings)
+        sampler = self._sampler(settings)
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception]()
 
         def on_piece(piece: Piece | Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        job = _Job(time.monotonic() + timeout_s, ids, settings, sampler, on_piece)
+        job = WritingJob(time.monotonic() + timeout_s, ids, settings, sampler, on_piece)
         self._enqueue(job)
         try:
             while True:
-                piece = await pieces.get()
+                piece = await _next(pieces, job)
                 if isinstance(piece, Exception):
                     raise piece
                 yield piece
@@ -167,7 +142,7 @@ class Generator(GenerationThread[_Job]):
             LOG.warning("answers are written one after the other: %s", reason)
             super()._run()
             return
-        waiting, rows = collections.deque[_Job | None](), list[_Row]()
+        waiting, rows = collections.deque[WritingJob | None](), list[Row]()
         batch, self._tokens, self._seconds = Decoding(self._model), 0.0, 0.0
         while True:
             self._take(waiting, waits=not rows)
@@ -187,16 +162,16 @@ class Generator(GenerationThread[_Job]):
             longest = max((row.job.most_tokens + SLACK for row in rows), default=0)
             self.cache_use = len(rows) * longest / self._room
 
-    def _take(self, waiting: "collections.deque[_Job | None]", *, waits: bool = True) -> None:
+    def _take(self, waiting: "collections.deque[WritingJob | None]", *, waits: bool = True) -> None:
         """Moves all queued jobs into `waiting`; `waits` for one if there is none."""
         if waits or waiting or not self._jobs.empty():
             super()._take(waiting)
 
     def _joining(
-        self, waiting: "collections.deque[_Job | None]", rows: Sequence[_Row]
-    ) -> list[_Job]:
+        self, waiting: "collections.deque[WritingJob | None]", rows: Sequence[Row]
+    ) -> list[WritingJob]:
         """Takes the next jobs that fit out of `waiting`; ends those that are over."""
-        found: list[_Job] = []
+        found: list[WritingJob] = []
         longest = max((row.job.most_tokens for row in rows), default=0)
         while waiting and (job := waiting[0]) is not None:
             if job.is_over:
@@ -209,11 +184,12 @@ class Generator(GenerationThread[_Job]):
             fits = count <= self.batch_rows and count * (longest + SLACK) <= self._room
             if (rows or found) and not (fits and (not found or read <= READ_AT_ONCE)):
                 break
+            job.has_begun = True
             found.append(job)
             waiting.popleft()
         return found
 
-    def _join(self, batch: Decoding, rows: list[_Row], jobs: Sequence[_Job]) -> int:
+    def _join(self, batch: Decoding, rows: list[Row], jobs: Sequence[WritingJob]) -> int:
         """Reads prompts and adds their rows with a first token; returns the tokens."""
         if not jobs:
             return 0
@@ -223,18 +199,18 @@ class Generator(GenerationThread[_Job]):
             for job in jobs:
                 self._end(job, error)
             return 0
-        added = [_Row(job, self._writer(job)) for job in jobs]
+        added = [Row(job, self._writer(job)) for job in jobs]
         rows += added
-        _add(added, logits)
+        add_tokens(added, logits)
         return sum(len(job.ids) + 1 for job in jobs)
 
-    def _step(self, batch: Decoding, rows: Sequence[_Row]) -> int:
+    def _step(self, batch: Decoding, rows: Sequence[Row]) -> int:
         """Adds a token to each row; returns the tokens."""
         if rows:
-            _add(rows, batch.step([row.writer.ids[-1] for row in rows]))
+            add_tokens(rows, batch.step([row.writer.ids[-1] for row in rows]))
         return len(rows)
 
-    def _leave(self, batch: Decoding, rows: list[_Row]) -> None:
+    def _leave(self, batch: Decoding, rows: list[Row]) -> None:
         """Takes the answers that have ended out of the batch."""
         have_ended = [row.has_ended for row in rows]  # asked once: time goes on
         if not any(have_ended):
@@ -249,18 +225,16 @@ class Generator(GenerationThread[_Job]):
         batch.keep(places)
 
     def _sampler(self, settings: Settings) -> Sampler:
-        matcher = None
-        if settings.grammar is not None:
-            matcher = self.vocabulary.matcher(settings.grammar)
+        matcher = None if settings.grammar is None else settings.grammar.begin()
         model = self._model
         return Sampler(
             settings, model.generation_config, model.device, ends=self._ends, matcher=matcher
         )
 
-    def _writer(self, job: _Job) -> Writer:
+    def _writer(self, job: WritingJob) -> Writer:
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
 
-    def _end(self, job: _Job, error: Exception | None = None) -> None:
+    def _end(self, job: WritingJob, error: Exception | None = None) -> None:
         """Counts a job no more, and then gives its client the error, if there is one; once."""
         with self._lock:
             if job not in self._waiting:
@@ -277,11 +251,12 @@ class Generator(GenerationThread[_Job]):
             self._tokens_per_s = self._tokens / max(1e-6, self._seconds)
 
     @torch.inference_mode()
-    def _answer(self, jobs: list[_Job]) -> int:
+    def _answer(self, jobs: list[WritingJob]) -> int:
         """Lets transformers write one answer, of a model whose rows cannot share a batch."""
         (job,) = jobs
         if time.monotonic() >= job.deadline:
             raise DeadlineError
+        job.has_begun = True
         writer = self._writer(job)
         one_by_one.write(
             self._model, job.ids, job.settings, job.sampler, writer, lambda: job.is_over
@@ -290,9 +265,10 @@ class Generator(GenerationThread[_Job]):
         return len(job.ids) + len(writer.ids)
 
 
-def _add(rows: Sequence[_Row], logits: torch.Tensor) -> None:
-    """Adds the next token to each row, from logits (rows, vocabulary)."""
-    likeliest: list[int] = logits.argmax(dim=1).tolist()
-    for row, own, token in zip(rows, logits, likeliest, strict=True):
-        if not row.has_ended:
-            row.add(own, token)
+async def _next(pieces: asyncio.Queue[Piece | Exception], job: WritingJob) -> Piece | Exception:
+    """Returns the next piece; an error at the deadline of a job that still waits then."""
+    if job.has_begun:
+        return await pieces.get()
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(pieces.get(), job.deadline - time.monotonic())
+    return await pieces.get() if job.has_begun else DeadlineError()

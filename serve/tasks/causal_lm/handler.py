@@ -1,5 +1,6 @@
 """The handler of a language model: its limits, and the answers that it writes."""
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -84,14 +85,14 @@ class ChatHandler(GenerationHandler[Generator]):
         if name not in (None, own):
             raise HttpError(404, "not_found", f"this endpoint serves {own}", param="model")
 
-    def vocabulary(self, request: GenerationRequest, param: str) -> Vocabulary:
+    async def vocabulary(self, param: str) -> Vocabulary:
         """The model's tokens as bytes, for what a field of the request asks for.
 
         Raises:
             HttpError: 422 if they cannot be told.
         """
         try:
-            return self.generator.vocabulary
+            return await asyncio.to_thread(lambda: self.generator.vocabulary)
         except UnusableVocabularyError as error:
             message = f"this model cannot do it: {error}; leave it out"
             raise HttpError(422, "invalid_request", f"{param}: {message}", param=param) from None
@@ -115,15 +116,23 @@ class ChatHandler(GenerationHandler[Generator]):
         """
         begin, timeout_s = time.perf_counter(), min(timeout_s, self.config.timeout_s)
         self.prompts.check_known(request.logit_bias, "logit_bias")
-        answers = [
-            self.generator.write(ids, settings, timeout_s)
+        wanted = [
+            (ids, settings)
             for ids in prompts
-            for settings in self._settings(ids, request, grammar, shows_special=shows_special)
+            for settings in self._settings(ids, request, shows_special=shows_special)
         ]
+        tokens = sum(len(ids) + settings.most_tokens for ids, settings in wanted)
+        self._check_size(len(wanted), tokens)
         param = "tools" if shows_special else "response_format"
         try:
             with self.counting() as counted:
                 counted.read = sum(map(len, prompts))
+                self.generator.check_room(tokens)
+                if grammar is not None:
+                    compiled = await self.generator.grammar(grammar, timeout_s)
+                    wanted = [(ids, replace(each, grammar=compiled)) for ids, each in wanted]
+                    timeout_s -= time.perf_counter() - begin
+                answers = [self.generator.write(*each, timeout_s) for each in wanted]
                 async with contextlib.aclosing(self._times.seen(merged(answers), begin)) as pieces:
                     written = dict[int, int]()
                     async for index, piece in pieces:
@@ -134,13 +143,18 @@ class ChatHandler(GenerationHandler[Generator]):
             message = f"the answer cannot be held to the schema: {error}"
             raise HttpError(422, "invalid_request", message, param=param) from None
 
+    def _check_size(self, answers: int, tokens: int) -> None:
+        """Raises HttpError 422 if the answers to one request could never wait together."""
+        most = self.config.queue_tokens
+        if answers > 1 and tokens > most:
+            message = (
+                f"{answers} answers may take {tokens:,} tokens with their prompts; this endpoint's"
+                f" queue takes {most:,}: ask for fewer answers, or for shorter ones"
+            )
+            raise HttpError(422, "too_long", message, param="n")
+
     def _settings(
-        self,
-        ids: Sequence[int],
-        request: GenerationRequest,
-        grammar: str | None,
-        *,
-        shows_special: bool,
+        self, ids: Sequence[int], request: GenerationRequest, *, shows_special: bool
     ) -> list[Settings]:
         """Returns the settings of each answer to a prompt."""
         first = Settings(
@@ -157,7 +171,6 @@ class ChatHandler(GenerationHandler[Generator]):
             min_tokens=request.min_tokens,
             ignores_end=request.ignore_eos,
             logprobs=request.likeliest,
-            grammar=grammar,
             shows_special=shows_special,
         )
         seed = request.seed

@@ -12,7 +12,7 @@ from serve.tasks.causal_lm import tool_format
 from serve.tasks.causal_lm.completion_schemas import CompletionRequest
 from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.messages import Message, NamedTool, Tool
-from serve.tasks.causal_lm.schemas import ChatRequest, JsonFormat, SchemaFormat
+from serve.tasks.causal_lm.schemas import ChatRequest, JsonFormat, SchemaFormat, TextFormat
 from serve.tasks.causal_lm.tool_format import ToolFormat, UnknownFormatError
 from serve.tasks.causal_lm.vocabulary import json_grammar, lark_grammar
 
@@ -47,13 +47,9 @@ class Prompts:
         Raises:
             HttpError: 422 as `prompt` does, or if the model cannot call tools.
         """
-        wanted = request.response_format
-        if isinstance(wanted, SchemaFormat):
-            return Asked(self.prompt(request), json_grammar(wanted.json_schema.schema_))
-        if isinstance(wanted, JsonFormat):
-            return Asked(self.prompt(request), json_grammar({"type": "object"}))
         if not request.calls_tools:
-            return Asked(self.prompt(request))
+            ids = await asyncio.to_thread(self.prompt, request)
+            return Asked(ids, _json_of(request.response_format))
         try:
             form = await asyncio.to_thread(lambda: self._tool_format)
         except UnknownFormatError as error:
@@ -71,7 +67,8 @@ class Prompts:
             }
             one = must is not None or not request.parallel_tool_calls
             grammar = lark_grammar(form.rules(tools, special, one=one))
-        return Asked(self.prompt(request, request.tools), grammar, form, shows_special)
+        ids = await asyncio.to_thread(self.prompt, request, request.tools)
+        return Asked(ids, grammar, form, shows_special)
 
     @functools.cached_property
     def _tool_format(self) -> ToolFormat:
@@ -96,18 +93,25 @@ class Prompts:
             try:
                 found = conversations.messages_of(given) or []
                 text = chat_template.write(found, tokenizer, ask=True, tools=known)
+                text.encode()
+            except UnicodeEncodeError:
+                message = "messages: the arguments of a call have a half of a surrogate pair"
+                raise HttpError(422, "invalid_request", message, param="messages") from None
+            except RecursionError:
+                message = "messages: the arguments of a call are nested too deep"
+                raise HttpError(422, "invalid_request", message, param="messages") from None
             except DataError as error:
                 raise HttpError(422, "invalid_request", str(error), param="messages") from None
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return self.within_limit(ids, "messages", "conversation")
 
-    def beginnings(self, request: CompletionRequest) -> list[list[int]]:
+    async def beginnings(self, request: CompletionRequest) -> list[list[int]]:
         """Returns the tokens of each text to continue.
 
         Raises:
             HttpError: 422 if one has no tokens, more than the model's limit, or unknown ones.
         """
-        return [self._beginning(prompt) for prompt in request.prompts]
+        return await asyncio.to_thread(lambda: [*map(self._beginning, request.prompts)])
 
     def _beginning(self, prompt: str | list[int]) -> list[int]:
         ids = self.raw(prompt) if isinstance(prompt, str) else prompt
@@ -132,6 +136,15 @@ class Prompts:
             message = f"the {what} has {len(ids)} tokens; the limit is 1 to {self._longest - 1}"
             raise HttpError(422, "too_long", message, param=param)
         return list(ids)
+
+
+def _json_of(wanted: TextFormat | JsonFormat | SchemaFormat) -> str | None:
+    """Returns the grammar of an answer's form; None for any text."""
+    if isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonFormat):
+        return json_grammar({"type": "object"})
+    return json_grammar(wanted.json_schema.schema_)
 
 
 def _only_text(messages: Sequence[Message]) -> str:

@@ -60,7 +60,7 @@ async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     handler = ready()
     handler.check_model(body.model)
     asked = await handler.prompts.asked(body)
-    tokens = handler.vocabulary(body, "logprobs") if body.likeliest is not None else None
+    tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
     pieces = handler.write(
         [asked.ids],
         body,

@@ -1,5 +1,6 @@
 """A tokenizer's vocabulary as bytes, and grammars over it that constrain what a model writes."""
 
+import functools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,8 @@ WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,20}"}
 """Between the parts of a JSON value; a bound, as a model could write whitespace for ever."""
 SAMPLE = '{"a": [1]}'
 """A text that any vocabulary can write which is to be constrained."""
+MAX_GRAMMAR, KEPT_GRAMMARS = 65_536, 32
+"""Most characters of a grammar, which takes a second to compile, and grammars that are kept."""
 OUTSIDE = float("-inf")
 """Logit of a token that cannot be drawn."""
 
@@ -46,6 +49,11 @@ class Vocabulary:
             raise UnusableVocabularyError(first_line(error)) from None
         if not is_usable:
             raise UnusableVocabularyError("the model's tokenizer cannot write JSON as it is")
+        self.grammar = functools.lru_cache(KEPT_GRAMMARS)(self._compiled)
+        """Compiles a grammar, or returns one of the last that were compiled.
+
+        Raises GrammarError if it is wrong or too long.
+        """
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes that a token stands for, which may be a part of a character."""
@@ -55,9 +63,24 @@ class Vocabulary:
         """The text that a token stands for, with U+FFFD for a part of a character."""
         return self.bytes_of(token).decode(errors="replace")
 
-    def matcher(self, grammar: str) -> "Matcher":
-        """Follows one answer through a grammar; raises GrammarError if it is wrong."""
-        return Matcher(llguidance.LLMatcher(self._tokens, grammar))
+    def _compiled(self, text: str) -> "Grammar":
+        if len(text) > MAX_GRAMMAR:
+            raise GrammarError(
+                f"it has {len(text)} characters as a grammar; the limit is {MAX_GRAMMAR}"
+            )
+        return Grammar(llguidance.LLMatcher(self._tokens, text))
+
+
+class Grammar:
+    """A compiled grammar, which any number of answers may follow."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._begun = matcher
+        Matcher(matcher)  # raises GrammarError if it is wrong
+
+    def begin(self) -> "Matcher":
+        """Follows a new answer."""
+        return Matcher(self._begun.deep_copy())
 
 
 class Matcher:

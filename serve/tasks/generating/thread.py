@@ -100,11 +100,15 @@ class GenerationThread(abc.ABC, Generic[JobT]):
         self._jobs.put(None)
         self._thread.join()
 
+    def check_room(self, tokens: int) -> None:
+        """Raises QueueFullError if the queued tokens and these would exceed `queue_tokens`."""
+        load = self.load
+        if load.requests and load.tokens + tokens > self.queue_tokens:
+            raise QueueFullError(load.backlog_s)
+
     def _enqueue(self, job: JobT) -> None:
         """Queues a job; raises QueueFullError if the queued tokens would exceed `queue_tokens`."""
-        load = self.load
-        if load.requests and load.tokens + job.most_tokens > self.queue_tokens:
-            raise QueueFullError(load.backlog_s)
+        self.check_room(job.most_tokens)
         with self._lock:
             self._waiting.append(job)
         self._jobs.put(job)

@@ -1,0 +1,64 @@
+"""Answers that wait to be written, and those that are being written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from serve.tasks.causal_lm.answer import Piece, Settings, Writer
+from serve.tasks.causal_lm.sampling import Sampler
+from serve.tasks.generating.thread import Job
+
+
+@dataclass(slots=True, eq=False)
+class WritingJob(Job):
+    """A request for one answer."""
+
+    ids: list[int]
+    settings: Settings
+    sampler: Sampler
+    on_piece: Callable[[Piece | Exception], None]
+    has_begun: bool = field(default=False, init=False)
+    """Whether it waits no more."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the prompt, and most tokens of the answer."""
+        return len(self.ids) + self.settings.most_tokens
+
+    def fail(self, error: Exception) -> None:
+        """Raises an error in `write`."""
+        self.on_piece(error)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """An answer that is being written."""
+
+    job: WritingJob
+    writer: Writer
+    failure: Exception | None = field(default=None, init=False)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no further token is asked for."""
+        return self.failure is not None or self.writer.has_ended or self.job.is_over
+
+    def add(self, logits: torch.Tensor, likeliest: int) -> None:
+        """Adds the next token; an error ends this answer alone."""
+        sampler = self.job.sampler
+        try:
+            token = likeliest
+            if not sampler.is_plain:
+                token = sampler.select(logits, (self.job.ids, self.writer.ids))
+            self.writer.put(token, sampler.accept(token), is_complete=sampler.is_complete)
+        except Exception as error:  # noqa: BLE001 - given to this client; the others continue
+            self.failure = error
+
+
+def add_tokens(rows: Sequence[Row], logits: torch.Tensor) -> None:
+    """Adds the next token to each row, from logits (rows, vocabulary)."""
+    likeliest: list[int] = logits.argmax(dim=1).tolist()
+    for row, own, token in zip(rows, logits, likeliest, strict=True):
+        if not row.has_ended:
+            row.add(own, token)
