@@ -128,14 +128,13 @@ def nested(depth: int) -> dict[str, Any]:
         (nested(800), "nested more than 64 deep"),
         ({"const": "\ud800"}, "surrogate"),
         ({"const": float("nan")}, "a number that is none"),
-        ({"enum": ["a film"] * MAX_GRAMMAR}, "the limit is"),
+        ({"enum": [f"film {number}" for number in range(MAX_GRAMMAR // 8)]}, "the limit is"),
     ],
+    ids=["deep", "deeper", "half a pair", "no number", "long"],
 )
 def test_a_schema_that_costs_too_much_is_refused(
     schema: Any, said: str, server: ChatHandler
 ) -> None:
-    if said == "the limit is":
-        schema["enum"] = [f"film {number}" for number in range(MAX_GRAMMAR // 8)]
     answer = asyncio.run(asked(schema_of(schema)))
     assert answer.status_code == 422
     assert said in answer.json()["error"]["message"]
