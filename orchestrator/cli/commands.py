@@ -93,6 +93,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "rm:rm",
             "Delete an ended run, or a version that neither serves nor has an alias.",
         ),
+        "ui": ("ui:ui", "Show runs, models and endpoints in a browser, until interrupted."),
         "gc": ("gc:gc", "List the unused files of a storage; --delete removes them."),
         "report": (
             "report:report",
@@ -127,7 +128,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "models": ("models:app", "Published model versions."),
         "token": (
             "token:app",
-            "Add and revoke an endpoint's bearer tokens; they take effect without a restart.",
+            "Add and revoke bearer tokens of an endpoint or of the dashboard, without a restart.",
         ),
     }
 )

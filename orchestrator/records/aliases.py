@@ -30,6 +30,8 @@ class Move:
     operation: str
     """Id of the move, so that a retry after a lost response does not move twice."""
     time: str
+    by: str = ""
+    """User and host that moved it; empty for a move of an older release."""
 
 
 MOVES = TypeAdapter(tuple[Move, ...])
@@ -48,6 +50,7 @@ def move(
     choose: Callable[[Sequence[str]], str],
     *,
     operation: str | None = None,
+    by: str = "",
 ) -> Move:
     """Point an alias to the version that `choose` returns for its earlier versions, oldest first.
 
@@ -70,7 +73,7 @@ def move(
         if moves and moves[-1].version == version:
             return moves[-1]
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        made = Move(moves[-1].number + 1 if moves else 1, version, operation, now)
+        made = Move(moves[-1].number + 1 if moves else 1, version, operation, now, by)
         content = json.dumps([asdict(each) for each in (*moves, made)][-KEPT:]).encode()
         if objects.swap(_key(name, alias), content, found.tag if found else None):
             return made

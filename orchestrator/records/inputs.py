@@ -83,9 +83,14 @@ def go_on(run: Run, spec: JobSpec, *, accepts_changes: bool = False) -> None:
 
 def changed(run: Run, inputs: Inputs) -> tuple[str, ...]:
     """Returns the inputs that changed since the run began; none for runs of older releases."""
-    kept = run.kept(FILE)
-    before = json.loads(kept) if kept else {}
-    return tuple(name for name, value in before.items() if inputs.get(name) != value)
+    return tuple(name for name, value in kept(run).items() if inputs.get(name) != value)
+
+
+def kept(run: Run) -> Inputs:
+    """Returns the digests that a run began with; empty for runs of older releases."""
+    content = run.kept(FILE)
+    found: dict[str, str] = json.loads(content) if content else {}
+    return found
 
 
 def _keep(run: Run, inputs: Inputs) -> None:

@@ -18,6 +18,7 @@ from jobs.storage.storage import Storage
 from jobs.training import quality
 from jobs.training.events import CheckpointRef
 from orchestrator.records import aliases
+from orchestrator.records.owner import owner
 from serve.version import ModelVersion
 
 DEPLOYED = "deployed"
@@ -99,7 +100,9 @@ def publish(
         raise files.failed(partial.parent, "written", files.first_of(error)) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    aliases.move(storage.objects, spec.name, LATEST, lambda _: identity, operation=run_id)
+    aliases.move(
+        storage.objects, spec.name, LATEST, lambda _: identity, operation=run_id, by=owner()
+    )
     return read(storage, spec.name, identity)
 
 
@@ -118,6 +121,21 @@ def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersi
     return _version(storage, key, folder, manifest.read(folder))
 
 
+def described(storage: Storage, name: str, identity: str) -> tuple[ModelVersion, dict[str, Any]]:
+    """Returns a version and its manifest, without verifying its files.
+
+    Raises:
+        RunError: if there is no such version.
+        CheckpointError: if the manifest is damaged.
+    """
+    key = f"models/{name}/{identity}"
+    stored = storage.objects.read(f"{key}/{manifest.MANIFEST}")
+    if stored is None:
+        raise RunError(f"{name} has no version {identity!r} in {storage}")
+    details = manifest.parse(stored.content, key)
+    return _version(storage, key, storage.folder / key, details), details
+
+
 def exists(storage: Storage, name: str, identity: str) -> bool:
     """Returns whether a version is published."""
     return storage.objects.read(f"models/{name}/{identity}/{manifest.MANIFEST}") is not None
@@ -134,7 +152,7 @@ def reference_of(base: str, storage: Storage) -> str:
 
 def note_deployed(storage: Storage, version: ModelVersion) -> None:
     """Record that a version is deployed now."""
-    aliases.move(storage.objects, version.name, DEPLOYED, lambda _: version.id)
+    aliases.move(storage.objects, version.name, DEPLOYED, lambda _: version.id, by=owner())
 
 
 def deployed(storage: Storage, name: str) -> list[str]:

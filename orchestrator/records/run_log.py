@@ -115,7 +115,7 @@ class Reader:
 
     def new(self) -> list[Line]:
         """Returns the lines since the last call, from log and journal, in the order of time."""
-        notes, logged = self.run.notes, self.run.read_all(NAME, Line)
+        notes, logged = self.run.notes, self.run.intact(NAME, Line)
         told = [line for note in notes[self.noted :] if (line := journal_line(note))]
         lines = heapq.merge(told, logged[self.logged :], key=lambda line: line.time)
         self.noted, self.logged = len(notes), len(logged)

@@ -128,16 +128,25 @@ class Run:
 
     def read_all(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
         """Returns the values recorded by `append`; damaged ones are skipped and noted."""
-        lines = journal.read(self.storage.objects, f"runs/{self.id}/{name}.jsonl")
-        values, damaged = [], len(lines.damaged)
-        for line in lines.values:
-            try:
-                values.append(TypeAdapter(kind).validate_json(line))
-            except ValidationError:
-                damaged += 1
+        values, damaged = self._intact(name, kind)
         if damaged:
             self.note("damaged", file=f"{name}.jsonl", lines=str(damaged))
-        return tuple(values)
+        return values
+
+    def intact(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
+        """Returns the same as `read_all` and notes nothing, for those who only look at a run."""
+        return self._intact(name, kind)[0]
+
+    def _intact(self, name: str, kind: type[Value]) -> tuple[tuple[Value, ...], int]:
+        """Returns the values that can be read, and the number of damaged lines."""
+        lines = journal.read(self.storage.objects, f"runs/{self.id}/{name}.jsonl")
+        adapter, values, damaged = TypeAdapter(kind), list[Value](), len(lines.damaged)
+        for line in lines.values:
+            try:
+                values.append(adapter.validate_json(line))
+            except ValidationError:
+                damaged += 1
+        return tuple(values), damaged
 
     def note(self, event: str, **details: str) -> None:
         """Add an event to the journal."""

@@ -26,6 +26,8 @@ ENDED: Mapping[str, State] = MappingProxyType(
     {"completed": "completed", "failed": "failed", "interrupted": "interrupted"}
 )
 """States of runs whose journal has an end."""
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The safe loader in C, ten times faster, where PyYAML was built with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _epoch(notes: Notes) -> str | None:
 
 def _metric_of(run: Run) -> str | None:
     with contextlib.suppress(yaml.YAMLError, ValidationError):
-        job = JobSpec.model_validate(yaml.safe_load(run.kept(runs.SPEC_FILE) or b""))
+        job = JobSpec.model_validate(yaml.load(run.kept(runs.SPEC_FILE) or b"", YAML_LOADER))
         return search.judged_metric(job).name
     return None
 

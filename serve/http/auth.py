@@ -7,7 +7,9 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast
 
 from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
@@ -16,7 +18,11 @@ from jobs.storage import files
 RECHECK_S = 1.0
 """Shortest time between two checks whether the tokens file changed."""
 TOKEN_BYTES = 32
-_LINE = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]{0,62})\s+(?P<digest>[0-9a-f]{64})")
+Scope = Literal["read", "operate"]
+"""What a token of the dashboard allows: to see everything, or to change things too."""
+_LINE = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]{0,62})\s+(?P<digest>[0-9a-f]{64})(\s+(?P<scope>read|operate))?"
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -47,8 +53,26 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose token it is, and what it is for."""
+
+    name: str
+    scope: Scope | None
+    """None for a token of an endpoint."""
+
+
 def read_tokens(path: Path) -> dict[str, str]:
-    """Reads a tokens file, whose lines are `<name> <hash>`, and returns the names by hash.
+    """Reads the tokens of an endpoint from a file and returns the names by hash.
+
+    Raises:
+        DeployError: as `read_owners` does.
+    """
+    return {key: each.name for key, each in read_owners(path).items() if each.scope is None}
+
+
+def read_owners(path: Path) -> dict[str, Owner]:
+    """Reads a tokens file, whose lines are `<name> <hash> [<scope>]`; returns owners by hash.
 
     Raises:
         DeployError: if the file is missing or a line has another form.
@@ -58,7 +82,7 @@ def read_tokens(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise DeployError(f"the tokens file {path} cannot be read: {reason}") from None
-    names: dict[str, str] = {}
+    owners: dict[str, Owner] = {}
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#"):
             match = _LINE.fullmatch(line.strip())
@@ -67,20 +91,21 @@ def read_tokens(path: Path) -> dict[str, str]:
                     f"line {number} of the tokens file {path} is not a name and a SHA-256 in hex;"
                     " `winnow token add` writes such lines"
                 )
-            names[match["digest"]] = match["name"]
-    return names
+            owners[match["digest"]] = Owner(match["name"], cast("Scope | None", match["scope"]))
+    return owners
 
 
-def add_token(path: Path, name: str) -> str:
+def add_token(path: Path, name: str, scope: Scope | None = None) -> str:
     """Creates a token, writes its name and hash into a tokens file, and returns the token.
 
-    The token itself is stored nowhere.
+    The token itself is stored nowhere. With a scope it is for the dashboard, and no endpoint
+    accepts it.
 
     Raises:
         DeployError: if the name is invalid or the file has it already.
     """
-    known = read_tokens(path) if path.exists() else {}
-    if name in known.values():
+    known = read_owners(path) if path.exists() else {}
+    if name in (each.name for each in known.values()):
         raise DeployError(
             f"{path} has a token named {name} already; revoke it first, or choose another name"
         )
@@ -89,7 +114,7 @@ def add_token(path: Path, name: str) -> str:
         raise DeployError(
             f"{name!r} is not a valid token name; use letters, digits, '.', '_' and '-'"
         )
-    _write(path, {**known, digest(token): name})
+    _write(path, {**known, digest(token): Owner(name, scope)})
     return token
 
 
@@ -99,14 +124,16 @@ def revoke_token(path: Path, name: str) -> None:
     Raises:
         DeployError: if the file has no token of this name.
     """
-    known = read_tokens(path)
-    if name not in known.values():
-        raise DeployError(f"{path} has no token named {name}; it has {', '.join(known.values())}")
-    _write(path, {key: value for key, value in known.items() if value != name})
+    known = read_owners(path)
+    names = [each.name for each in known.values()]
+    if name not in names:
+        raise DeployError(f"{path} has no token named {name}; it has {', '.join(names)}")
+    _write(path, {key: each for key, each in known.items() if each.name != name})
 
 
-def _write(path: Path, known: Mapping[str, str]) -> None:
-    text = "".join(f"{name} {key}\n" for key, name in known.items())
+def _write(path: Path, known: Mapping[str, Owner]) -> None:
+    lines = (f"{each.name} {key} {each.scope or ''}".rstrip() for key, each in known.items())
+    text = "".join(f"{line}\n" for line in lines)
     files.write_atomically(path, text.encode(), mode=0o600)
 
 

@@ -1,0 +1,174 @@
+"""The dashboard's application: a JSON API over the records of a storage, and its page."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import fastapi
+import fastapi.responses
+import fastapi.staticfiles
+import pydantic_core
+
+import raywinnow
+from jobs.errors import RunError, StorageError, WinnowError
+from jobs.storage.storage import Storage
+from orchestrator.records import comparison, lineage, runs
+from orchestrator.ui import live, run_page
+from orchestrator.ui.access import Tokens
+from orchestrator.ui.guard import Guard
+from orchestrator.ui.listing import RunList
+from orchestrator.ui.live import Follower
+from orchestrator.ui.operations import Endpoints, Kind, Operations, Place
+from serve.http.auth import Owner
+
+COMPARED = 8
+"""Most runs that are compared."""
+NAME = r"^[a-z0-9][a-z0-9-]*$"
+Model = Annotated[str, fastapi.Path(pattern=NAME)]
+Version = Annotated[str, fastapi.Path(pattern=r"^[0-9a-f]{12}$")]
+RunId = Annotated[str, fastapi.Path(pattern=r"^[a-z0-9-]+$")]
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """What the routes of a dashboard share."""
+
+    storage: Storage
+    place: Place
+    listing: RunList
+    follower: Follower
+    endpoints: Endpoints
+    operations: Operations
+
+
+def create_application(
+    storage: Storage, place: Place, tokens: Tokens, names: frozenset[str]
+) -> Guard:
+    """Returns the ASGI application of a dashboard.
+
+    Args:
+        storage: Its runs and models are shown.
+        place: Where its commands act.
+        tokens: Those that are accepted.
+        names: Names of hosts under which it may be reached.
+    """
+    return Guard(routes_of(storage, place), tokens, names)
+
+
+def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
+    """Returns the routes alone, which `Guard` has to protect."""
+    dashboard = Dashboard(
+        storage, place, RunList(storage), Follower(storage), Endpoints(place), Operations(place)
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        yield
+        dashboard.operations.close()
+
+    api = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    api.exception_handler(WinnowError)(_on_error)
+    api.include_router(_of_runs(dashboard))
+    api.include_router(_of_models(dashboard))
+    api.include_router(_changing(dashboard))
+    api.mount("/", fastapi.staticfiles.StaticFiles(packages=[(__package__, "pages")], html=True))
+    return api
+
+
+def _of_runs(on: Dashboard) -> fastapi.APIRouter:
+    """Returns the routes that show runs."""
+    router = fastapi.APIRouter(prefix="/api")
+
+    @router.get("/runs")
+    def every_run() -> fastapi.Response:
+        return _json(on.listing.every())
+
+    @router.get("/runs/{identity}")
+    def one_run(identity: RunId) -> fastapi.Response:
+        run = runs.find(on.storage, identity)
+        return _json(run_page.page_of(run, on.follower.said(run), datetime.now(UTC)))
+
+    @router.get("/runs/{identity}/events")
+    def events(identity: RunId, after: Annotated[int, fastapi.Query(ge=0)] = 0) -> fastapi.Response:
+        stream = live.events(on.follower, runs.find(on.storage, identity), after)
+        return fastapi.responses.StreamingResponse(stream, media_type="text/event-stream")
+
+    @router.get("/compare")
+    def compare(run: Annotated[Sequence[str], fastapi.Query()]) -> fastapi.Response:
+        if not 2 <= len(run) <= COMPARED:
+            raise RunError(f"{len(run)} runs cannot be compared; name 2 to {COMPARED}")
+        return _json(
+            comparison.compare([comparison.profile(runs.find(on.storage, each)) for each in run])
+        )
+
+    return router
+
+
+def _of_models(on: Dashboard) -> fastapi.APIRouter:
+    """Returns the routes that show models and endpoints, and who asks."""
+    router = fastapi.APIRouter(prefix="/api")
+
+    @router.get("/me")
+    def me(request: fastapi.Request) -> fastapi.Response:
+        owner: Owner = request.scope["owner"]
+        place = {"storage": str(on.storage), "version": raywinnow.version()}
+        return _json({"name": owner.name, "scope": owner.scope, **place})
+
+    @router.get("/models")
+    def models() -> fastapi.Response:
+        return _json(lineage.every(on.storage))
+
+    @router.get("/models/{name}/{version}")
+    def model(name: Model, version: Version) -> fastapi.Response:
+        return _json(lineage.lineage(on.storage, name, version))
+
+    @router.get("/endpoints")
+    def endpoints() -> fastapi.Response:
+        return _json(on.endpoints.served())
+
+    @router.get("/operations")
+    def operations() -> fastapi.Response:
+        return _json(on.operations.recent())
+
+    return router
+
+
+def _changing(on: Dashboard) -> fastapi.APIRouter:
+    """Returns the routes that change something, which take a token of scope operate."""
+    router = fastapi.APIRouter(prefix="/api")
+
+    def begin(request: fastapi.Request, kind: Kind, target: str) -> fastapi.Response:
+        owner: Owner = request.scope["owner"]
+        on.endpoints.forget()
+        return _json(on.operations.begin(kind, target, owner.name), 202)
+
+    @router.post("/runs/{identity}/cancel")
+    def cancel(request: fastapi.Request, identity: RunId) -> fastapi.Response:
+        return begin(request, "cancel", identity)
+
+    @router.post("/models/{name}/{version}/promote")
+    def promote(request: fastapi.Request, name: Model, version: Version) -> fastapi.Response:
+        return begin(request, "promote", f"{name}@{version}")
+
+    @router.post("/models/{name}/rollback")
+    def rollback(request: fastapi.Request, name: Model) -> fastapi.Response:
+        return begin(request, "rollback", name)
+
+    @router.post("/endpoints/{name}/undeploy")
+    def undeploy(request: fastapi.Request, name: Model) -> fastapi.Response:
+        return begin(request, "undeploy", name)
+
+    return router
+
+
+def _json(value: Any, status: int = 200) -> fastapi.Response:
+    """Returns a value as JSON; numbers that are not finite become null."""
+    body = pydantic_core.to_json(value, inf_nan_mode="null")
+    return fastapi.Response(body, status, media_type="application/json")
+
+
+def _on_error(_: fastapi.Request, error: Exception) -> fastapi.Response:
+    status = 503 if isinstance(error, StorageError) else 404
+    return _json({"error": str(error)}, status)

@@ -1,0 +1,68 @@
+// Buttons that change something: asked first, then followed until their command has ended.
+
+import { get, post } from "./api.js";
+import { badge, h, say } from "./dom.js";
+
+let scope = "read";
+const FOLLOWED_MS = 1500, SHOWN_MS = 15000;
+
+export function allow(granted) {
+  scope = granted;
+}
+
+/** Returns a button that asks and then posts; nothing for a token that may only read. */
+export function action(label, title, text, path, then = () => {}) {
+  if (scope !== "operate") return null;
+  const button = h("button", { type: "button", class: "danger", onclick: async () => {
+    if (!await confirmed(label, title, text)) return;
+    button.disabled = true;
+    try {
+      await follow(await post(path));
+      then();
+    } catch (error) {
+      show([line(label, "failed", error.message)]);
+    } finally {
+      button.disabled = false;
+    }
+  } }, label);
+  return button;
+}
+
+function confirmed(label, title, text) {
+  const dialog = document.getElementById("confirm");
+  const yes = document.getElementById("confirm-yes"), no = document.getElementById("confirm-no");
+  document.getElementById("confirm-title").textContent = title;
+  document.getElementById("confirm-text").textContent = text;
+  yes.textContent = label;
+  return new Promise((resolve) => {
+    yes.onclick = () => { dialog.close("yes"); };
+    no.onclick = () => { dialog.close("no"); };
+    dialog.onclose = () => resolve(dialog.returnValue === "yes");
+    dialog.returnValue = "no";
+    dialog.showModal();
+    no.focus();
+  });
+}
+
+async function follow(begun) {
+  for (let operation = begun; ;) {
+    show([line(`${operation.kind} ${operation.target}`, operation.state, operation.text)]);
+    if (operation.state !== "running") return;
+    await new Promise((resolve) => setTimeout(resolve, FOLLOWED_MS));
+    operation = (await get("operations")).find((each) => each.number === begun.number) ?? operation;
+  }
+}
+
+function line(what, state, text) {
+  return h("p", {}, badge(state), ` ${what}${text && text !== state ? `: ${text}` : ""}`);
+}
+
+let timer;
+function show(lines) {
+  const place = document.getElementById("operations");
+  clearTimeout(timer);
+  place.replaceChildren(...lines);
+  place.hidden = false;
+  say(place.textContent);
+  timer = setTimeout(() => { place.hidden = true; }, SHOWN_MS);
+}

@@ -1,0 +1,31 @@
+// Runs side by side.
+
+import { get } from "./api.js";
+import { parallel } from "./charts.js";
+import { badge, card, h, table } from "./dom.js";
+import { NOTHING, duration, metric, usd } from "./format.js";
+
+const MOST_AXES = 12;
+
+export async function show(place, _, signal, query) {
+  const ids = query.getAll("run");
+  place.append(h("h1", { tabindex: -1 }, "Compare"));
+  if (ids.length < 2) {
+    place.append(h("p", {}, "Choose 2 to 8 runs in the ", h("a", { href: "#/runs" }, "list of runs"), "."));
+    return;
+  }
+  const found = await get(`compare?${ids.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`, signal);
+  const names = found.runs.map((run) => run.id), time = found.runs.map((run) => run.time_s), cost = found.runs.map((run) => run.cost_usd);
+  const metrics = Object.entries(found.metrics), fields = Object.entries(found.fields);
+  const axes = [...fields, ["time, s", time], ["cost, $", cost], ...metrics].map(([name, values]) => ({ name, values })).filter(({ values }) => values.some((value) => value != null));
+  const rows = [
+    ["state", found.runs.map((run) => badge(run.state))], ["owner", found.runs.map((run) => run.owner ?? NOTHING)], ["winner", found.runs.map((run) => run.winner ?? NOTHING)],
+    ...metrics.map(([name, values]) => [name, values.map(metric)]), ["time", time.map(duration)], ["cost", cost.map(usd)],
+    ...fields.map(([name, values]) => [name, values.map((value) => value == null ? NOTHING : String(value))])];
+  const columns = [{ name: "", cell: ([name]) => name }, ...names.map((name, at) => ({ name: h("a", { href: `#/runs/${name}` }, name), cell: ([, values]) => values[at] }))];
+  if (axes.length > 1) {
+    const shown = axes.length > MOST_AXES ? [...axes.slice(0, MOST_AXES - metrics.length), ...axes.slice(-metrics.length)] : axes;
+    place.append(card("Parallel coordinates", axes.length > shown.length && h("p", { class: "soft" }, `${axes.length - shown.length} further fields are in the table`), parallel(shown, names)));
+  }
+  place.append(card("What differs", table("What differs between the runs", columns, rows)));
+}
