@@ -1,12 +1,14 @@
 """The dashboard's application: a JSON API over the records of a storage, and its page."""
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import fastapi
+import fastapi.exceptions
 import fastapi.responses
 import fastapi.staticfiles
 import pydantic_core
@@ -28,7 +30,7 @@ COMPARED = 8
 NAME = r"^[a-z0-9][a-z0-9-]*$"
 Model = Annotated[str, fastapi.Path(pattern=NAME)]
 Version = Annotated[str, fastapi.Path(pattern=r"^[0-9a-f]{12}$")]
-RunId = Annotated[str, fastapi.Path(pattern=r"^[a-z0-9-]+$")]
+RunId = Annotated[str, fastapi.Path(pattern=NAME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,37 +67,38 @@ def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        threading.Thread(target=_read_first, args=(dashboard.listing,), daemon=True).start()
         yield
         dashboard.operations.close()
 
     api = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     api.exception_handler(WinnowError)(_on_error)
-    api.include_router(_of_runs(dashboard))
-    api.include_router(_of_models(dashboard))
-    api.include_router(_changing(dashboard))
+    api.exception_handler(fastapi.exceptions.RequestValidationError)(_on_invalid)
+    _add_runs(api, dashboard)
+    _add_models(api, dashboard)
+    _add_changes(api, dashboard)
     api.mount("/", fastapi.staticfiles.StaticFiles(packages=[(__package__, "pages")], html=True))
     return api
 
 
-def _of_runs(on: Dashboard) -> fastapi.APIRouter:
-    """Returns the routes that show runs."""
-    router = fastapi.APIRouter(prefix="/api")
+def _add_runs(api: fastapi.FastAPI, on: Dashboard) -> None:
+    """Adds the routes that show runs."""
 
-    @router.get("/runs")
+    @api.get("/api/runs")
     def every_run() -> fastapi.Response:
         return _json(on.listing.every())
 
-    @router.get("/runs/{identity}")
+    @api.get("/api/runs/{identity}")
     def one_run(identity: RunId) -> fastapi.Response:
         run = runs.find(on.storage, identity)
         return _json(run_page.page_of(run, on.follower.said(run), datetime.now(UTC)))
 
-    @router.get("/runs/{identity}/events")
+    @api.get("/api/runs/{identity}/events")
     def events(identity: RunId, after: Annotated[int, fastapi.Query(ge=0)] = 0) -> fastapi.Response:
         stream = live.events(on.follower, runs.find(on.storage, identity), after)
         return fastapi.responses.StreamingResponse(stream, media_type="text/event-stream")
 
-    @router.get("/compare")
+    @api.get("/api/compare")
     def compare(run: Annotated[Sequence[str], fastapi.Query()]) -> fastapi.Response:
         if not 2 <= len(run) <= COMPARED:
             raise RunError(f"{len(run)} runs cannot be compared; name 2 to {COMPARED}")
@@ -103,64 +106,56 @@ def _of_runs(on: Dashboard) -> fastapi.APIRouter:
             comparison.compare([comparison.profile(runs.find(on.storage, each)) for each in run])
         )
 
-    return router
 
+def _add_models(api: fastapi.FastAPI, on: Dashboard) -> None:
+    """Adds the routes that show models and endpoints, and who asks."""
 
-def _of_models(on: Dashboard) -> fastapi.APIRouter:
-    """Returns the routes that show models and endpoints, and who asks."""
-    router = fastapi.APIRouter(prefix="/api")
-
-    @router.get("/me")
+    @api.get("/api/me")
     def me(request: fastapi.Request) -> fastapi.Response:
         owner: Owner = request.scope["owner"]
         place = {"storage": str(on.storage), "version": raywinnow.version()}
         return _json({"name": owner.name, "scope": owner.scope, **place})
 
-    @router.get("/models")
+    @api.get("/api/models")
     def models() -> fastapi.Response:
         return _json(lineage.every(on.storage))
 
-    @router.get("/models/{name}/{version}")
+    @api.get("/api/models/{name}/{version}")
     def model(name: Model, version: Version) -> fastapi.Response:
         return _json(lineage.lineage(on.storage, name, version))
 
-    @router.get("/endpoints")
+    @api.get("/api/endpoints")
     def endpoints() -> fastapi.Response:
         return _json(on.endpoints.served())
 
-    @router.get("/operations")
+    @api.get("/api/operations")
     def operations() -> fastapi.Response:
         return _json(on.operations.recent())
 
-    return router
 
-
-def _changing(on: Dashboard) -> fastapi.APIRouter:
-    """Returns the routes that change something, which take a token of scope operate."""
-    router = fastapi.APIRouter(prefix="/api")
+def _add_changes(api: fastapi.FastAPI, on: Dashboard) -> None:
+    """Adds the routes that change something, which take a token of scope operate."""
 
     def begin(request: fastapi.Request, kind: Kind, target: str) -> fastapi.Response:
         owner: Owner = request.scope["owner"]
         on.endpoints.forget()
         return _json(on.operations.begin(kind, target, owner.name), 202)
 
-    @router.post("/runs/{identity}/cancel")
+    @api.post("/api/runs/{identity}/cancel")
     def cancel(request: fastapi.Request, identity: RunId) -> fastapi.Response:
         return begin(request, "cancel", identity)
 
-    @router.post("/models/{name}/{version}/promote")
+    @api.post("/api/models/{name}/{version}/promote")
     def promote(request: fastapi.Request, name: Model, version: Version) -> fastapi.Response:
         return begin(request, "promote", f"{name}@{version}")
 
-    @router.post("/models/{name}/rollback")
+    @api.post("/api/models/{name}/rollback")
     def rollback(request: fastapi.Request, name: Model) -> fastapi.Response:
         return begin(request, "rollback", name)
 
-    @router.post("/endpoints/{name}/undeploy")
+    @api.post("/api/endpoints/{name}/undeploy")
     def undeploy(request: fastapi.Request, name: Model) -> fastapi.Response:
         return begin(request, "undeploy", name)
-
-    return router
 
 
 def _json(value: Any, status: int = 200) -> fastapi.Response:
@@ -172,3 +167,15 @@ def _json(value: Any, status: int = 200) -> fastapi.Response:
 def _on_error(_: fastapi.Request, error: Exception) -> fastapi.Response:
     status = 503 if isinstance(error, StorageError) else 404
     return _json({"error": str(error)}, status)
+
+
+def _on_invalid(_: fastapi.Request, error: Exception) -> fastapi.Response:
+    assert isinstance(error, fastapi.exceptions.RequestValidationError)
+    names = ", ".join(str(each["loc"][-1]) for each in error.errors())
+    return _json({"error": f"{names} of the request is not valid"}, 422)
+
+
+def _read_first(listing: RunList) -> None:
+    """Read the runs before the first browser asks for them."""
+    with contextlib.suppress(WinnowError):  # the browser is told
+        listing.every()

@@ -1,0 +1,187 @@
+"""The dashboard in a real browser: what is seen, done by keyboard, and refused."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from docs.tools import pictures
+from orchestrator.records import cancellation, runs
+from orchestrator.ui.access import Tokens
+from orchestrator.ui.app import create_application
+from orchestrator.ui.operations import Place
+from serve.http import auth
+from serve.http.auth import Owner
+from tests.builders import eventually
+from tests.orchestrator.ui import browsing, stored
+from tests.orchestrator.ui.browsing import Page
+from tests.orchestrator.ui.stored import Stored
+from tests.serve.live import on_socket
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(__file__).with_name("axe.min.js")
+VIEWS = ((1280, 900, "light"), (390, 844, "dark"))
+GRAVE = ("serious", "critical")
+
+
+@dataclass(frozen=True, slots=True)
+class Dashboard:
+    """A dashboard that answers, and what its storage has."""
+
+    url: str
+    stored: Stored
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    """A dashboard with the tokens `read` and `operate`, on a machine without a cluster."""
+    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    owners = {auth.digest("read"): Owner("eve", "read")}
+    owners[auth.digest("operate")] = Owner("olga", "operate")
+    with stored.everything(tmp_path) as found:
+        place, names = Place(found.storage.url, tmp_path), frozenset({"127.0.0.1"})
+        with on_socket(create_application(found.storage, place, Tokens(owners), names)) as url:
+            yield Dashboard(url, found)
+
+
+def browse(visit: Callable[[Page], Awaitable[None]]) -> None:
+    """Drives a page; skips where there is no browser, and fails if its console complains."""
+    browser = pictures.browser()
+    if browser is None:
+        pytest.skip("needs chromium")
+
+    async def drive() -> None:
+        async with browsing.page(browser) as page:
+            await visit(page)
+            assert page.problems == []
+
+    asyncio.run(drive())
+
+
+def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
+    dashboard: Dashboard,
+) -> None:
+    have = dashboard.stored
+    compared = "&".join(f"run={each}" for each in have.completed)
+    pages = {
+        "runs": have.failed,
+        f"runs/{have.completed[0]}": "receipt of",
+        f"runs/{have.running}": "step 5: accuracy 0.8000",
+        f"compare?{compared}": "What differs",
+        "models": f"reviews@{have.versions[0]}",
+        f"models/reviews/{have.versions[0]}": "Deployments of the model",
+        "endpoints": "No cluster is up",
+    }
+
+    async def visit(page: Page) -> None:
+        for width, height, scheme in VIEWS:
+            await page.resize(width, height, scheme)
+            await page.go("about:blank")
+            await page.go(f"{dashboard.url}/#token=operate")
+            await page.see("olga")
+            assert "operate" not in await page.run("location.href")
+            await page.run(AXE.read_text("utf-8"))
+            for path, text in pages.items():
+                await page.run(f"location.hash = {json.dumps(f'#/{path}')}")
+                await page.see(text)
+                overflow = "document.documentElement.scrollWidth - innerWidth"
+                assert await page.run(overflow) <= 0, (path, width)
+                found = json.loads(await page.run("axe.run().then(JSON.stringify)"))
+                assert len(found["passes"]) > 10
+                grave = [each for each in found["violations"] if each["impact"] in GRAVE]
+                assert grave == [], (path, width)
+        assert await page.run("document.querySelectorAll('main img').length") == 0
+
+    browse(visit)
+
+
+def test_runs_are_filtered_sorted_chosen_and_compared(dashboard: Dashboard) -> None:
+    first, second = dashboard.stored.completed[:2]
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{dashboard.url}/#token=read")
+        await page.see("5 of 5 runs")
+        await page.run("document.getElementById('filter').focus()")
+        await page.ask("Input.insertText", text="bob")
+        await page.see("1 of 5 runs")
+        assert await page.run("document.activeElement.id") == "filter"
+        await page.run("document.getElementById('filter').select()")
+        await page.ask("Input.insertText", text="alice")
+        await page.see("3 of 5 runs")
+        await page.run("document.getElementById('by-value').click()")
+        shown = "[...document.querySelectorAll('tbody th a')].map((each) => each.textContent)"
+        assert await page.run(shown) == list(reversed(dashboard.stored.completed))
+        for identity in (first, second):
+            await page.run(f"document.getElementById('pick-{identity}').click()")
+        await page.see("Compare the chosen runs")
+        await page.run("[...document.links].find((a) => a.hash.startsWith('#/compare?')).click()")
+        await page.see("train.optimizer.lr")
+        assert await page.run("document.querySelectorAll('svg.parallel path.line').length") == 2
+
+    browse(visit)
+
+
+def test_a_run_is_followed_and_cancelled_by_keyboard(dashboard: Dashboard) -> None:
+    have = dashboard.stored
+    run = runs.find(have.storage, have.running)
+    focused = "document.activeElement.textContent"
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{dashboard.url}/#token=operate")
+        await page.see(have.running)
+        await page.run(f"location.hash = '#/runs/{have.running}'")
+        await page.see("loss from 1.0000 at 1 to 0.2000 at 5")
+        stored.say(run, "fit", "6/90 loss 0.1000, 100 samples/s, 2 s left")
+        await page.see("6/90 loss 0.1000")
+        await page.see("loss from 1.0000 at 1 to 0.1000 at 6")
+        await page.run("document.querySelector('section input[type=checkbox]').click()")
+        assert await page.run("document.querySelectorAll('canvas[role=img]').length") == 2
+        await page.run("document.querySelector('h1').focus()")
+        await page.press("Tab")
+        assert await page.run(focused) == "Cancel the run"
+        await page.press("Enter")
+        assert await page.run(focused) == "Keep it as it is"
+        await page.press("Escape")
+        assert not await page.run("document.getElementById('confirm').open")
+        assert await page.run(focused) == "Cancel the run"
+        assert cancellation.requested(run) is None
+        await page.press("Enter")
+        await page.press("Tab")
+        assert await page.run("document.activeElement.id") == "confirm-yes"
+        await page.press("Enter")
+        await page.see(f"cancel {have.running}")
+
+    browse(visit)
+    assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
+
+
+def test_a_reader_signs_in_and_has_no_buttons(dashboard: Dashboard) -> None:
+    have = dashboard.stored
+
+    async def visit(page: Page) -> None:
+        await page.go(dashboard.url)
+        await page.see("Sign in")
+        assert await page.run("document.activeElement.id") == "token"
+        await page.ask("Input.insertText", text="read")
+        await page.press("Enter")
+        await page.see("eve (may read)")
+        for path, text in {
+            f"runs/{have.running}": "time so far",
+            f"models/reviews/{have.versions[0]}": "Deployments of the model",
+        }.items():
+            await page.run(f"location.hash = '#/{path}'")
+            await page.see(text)
+            assert await page.run("document.querySelectorAll('main button').length") == 0
+        outcome = await page.run(
+            f"fetch('api/runs/{have.running}/cancel', {{method: 'POST',"
+            " headers: {Authorization: 'Bearer read'}}).then((answer) => answer.status)"
+        )
+        assert outcome == 403
+        page.problems.clear()  # the console tells of the refusal
+
+    browse(visit)
