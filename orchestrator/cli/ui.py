@@ -50,7 +50,7 @@ def ui(
 
     token = None if tokens else secrets.token_urlsafe(32)
     known = server.tokens_of(token, owner(), tokens)
-    names = frozenset({*LOOPBACK, *(name or ()), *(() if host in server.ANY else (host,))})
+    names = frozenset(each.lower() for each in (*LOOPBACK, host, *(name or ())))
 
     def tell(url: str) -> None:
         full = f"{url}/#token={token}" if token else f"{url}/"

@@ -1,9 +1,10 @@
 """Runs in a storage: a folder with one file for each finished stage, and a journal of events."""
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,12 @@ QUEUEING = {"priority", "owner"}
 """Fields that decide when a job runs and for whom; with other ones it is the same job."""
 NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
 """Name of a run's folder."""
+
+
+@functools.cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    """Returns the reader of a type, which takes milliseconds to build."""
+    return TypeAdapter(kind)
 
 
 def _no_lease() -> None:
@@ -109,11 +116,12 @@ class Run:
         if content is None:
             return None
         try:
-            return TypeAdapter(kind).validate_json(content)
+            value: Value = _adapter(kind).validate_json(content)
         except ValidationError:
             raise RunError(
                 f"{self.url}/{name}.json is damaged and cannot be read; start a new run"
             ) from None
+        return value
 
     def value(self, name: str, kind: type[Value]) -> Value:
         """The recorded value of a stage; RunError before it finished."""
@@ -140,10 +148,10 @@ class Run:
     def _intact(self, name: str, kind: type[Value]) -> tuple[tuple[Value, ...], int]:
         """Returns the values that can be read, and the number of damaged lines."""
         lines = journal.read(self.storage.objects, f"runs/{self.id}/{name}.jsonl")
-        adapter, values, damaged = TypeAdapter(kind), list[Value](), len(lines.damaged)
+        values, damaged = list[Value](), len(lines.damaged)
         for line in lines.values:
             try:
-                values.append(adapter.validate_json(line))
+                values.append(_adapter(kind).validate_json(line))
             except ValidationError:
                 damaged += 1
         return tuple(values), damaged

@@ -38,7 +38,6 @@ class Dashboard:
     """What the routes of a dashboard share."""
 
     storage: Storage
-    place: Place
     listing: RunList
     follower: Follower
     endpoints: Endpoints
@@ -61,8 +60,13 @@ def create_application(
 
 def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
     """Returns the routes alone, which `Guard` has to protect."""
+    endpoints = Endpoints(place)
     dashboard = Dashboard(
-        storage, place, RunList(storage), Follower(storage), Endpoints(place), Operations(place)
+        storage=storage,
+        listing=RunList(storage),
+        follower=Follower(storage),
+        endpoints=endpoints,
+        operations=Operations(place, endpoints.forget),
     )
 
     @contextlib.asynccontextmanager
@@ -74,6 +78,7 @@ def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
     api = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     api.exception_handler(WinnowError)(_on_error)
     api.exception_handler(fastapi.exceptions.RequestValidationError)(_on_invalid)
+    api.exception_handler(Exception)(_on_bug)
     _add_runs(api, dashboard)
     _add_models(api, dashboard)
     _add_changes(api, dashboard)
@@ -138,7 +143,6 @@ def _add_changes(api: fastapi.FastAPI, on: Dashboard) -> None:
 
     def begin(request: fastapi.Request, kind: Kind, target: str) -> fastapi.Response:
         owner: Owner = request.scope["owner"]
-        on.endpoints.forget()
         return _json(on.operations.begin(kind, target, owner.name), 202)
 
     @api.post("/api/runs/{identity}/cancel")
@@ -173,6 +177,10 @@ def _on_invalid(_: fastapi.Request, error: Exception) -> fastapi.Response:
     assert isinstance(error, fastapi.exceptions.RequestValidationError)
     names = ", ".join(str(each["loc"][-1]) for each in error.errors())
     return _json({"error": f"{names} of the request is not valid"}, 422)
+
+
+def _on_bug(_: fastapi.Request, error: Exception) -> fastapi.Response:
+    return _json({"error": f"{type(error).__name__}; this is a bug, see the log of winnow ui"}, 500)
 
 
 def _read_first(listing: RunList) -> None:

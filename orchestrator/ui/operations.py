@@ -4,6 +4,7 @@ So a button does what its command does, and Ray, of which a process can join one
 of the server.
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -96,8 +97,9 @@ def command_of(kind: Kind, target: str, place: Place) -> tuple[str, ...]:
 class Operations:
     """The operations of a dashboard, one at a time for each target."""
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._lock = place, threading.Lock()
+    def __init__(self, place: Place, on_end: Callable[[], None] = lambda: None) -> None:
+        self._place, self._on_end, self._lock = place, on_end, threading.Lock()
+        self._numbers = itertools.count(1)
         self._every: dict[int, Operation] = {}
         self._processes: dict[int, subprocess.Popen[str]] = {}
 
@@ -112,17 +114,18 @@ class Operations:
             for each in self._every.values():
                 if each.state == "running" and each.target.partition("@")[0] == name:
                     raise RunError(f"{each.kind} of {each.target} goes on; wait for its end")
-            made = Operation(len(self._every) + 1, kind, target, by, datetime.now(UTC))
-            self._every[made.number] = made
             words = command_of(kind, target, self._place)
-            self._processes[made.number] = _start(words, self._place.folder, {VARIABLE: by})
+            process = _start(words, self._place.folder, {VARIABLE: by})
+            made = Operation(next(self._numbers), kind, target, by, datetime.now(UTC))
+            self._every[made.number], self._processes[made.number] = made, process
+            self._forget_old()
         threading.Thread(target=self._await, args=(made,), daemon=True).start()
         return made
 
     def recent(self) -> tuple[Operation, ...]:
         """Returns the last operations, the newest first."""
         with self._lock:
-            return tuple(reversed(self._every.values()))[:KEPT]
+            return tuple(reversed(self._every.values()))
 
     def close(self) -> None:
         """Ends the commands that go on, as Ctrl-C would."""
@@ -130,8 +133,14 @@ class Operations:
             for process in self._processes.values():
                 process.terminate()
 
+    def _forget_old(self) -> None:
+        for number in list(self._every)[:-KEPT]:
+            if self._every[number].state != "running":
+                del self._every[number]
+
     def _await(self, made: Operation) -> None:
         printed, _ = self._processes[made.number].communicate()
+        self._on_end()
         with self._lock:
             code = self._processes.pop(made.number).returncode
             text = _said(printed)

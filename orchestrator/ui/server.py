@@ -13,8 +13,6 @@ from orchestrator.ui.guard import Guard
 from serve.http import auth
 from serve.http.auth import Owner
 
-ANY = ("0.0.0.0", "::")
-"""Addresses that stand for every address of this machine."""
 DRAIN_S = 2
 """Longest time for open requests after an interrupt; streams of logs would not end."""
 

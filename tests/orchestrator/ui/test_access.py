@@ -30,6 +30,7 @@ PLACE = {"host": "localhost:8270"}
         ("10.0.0.7:8270", HERE | {"dash.team"}, True),
         ("dash.team", HERE | {"dash.team"}, True),
         ("evil.example", HERE | {"dash.team"}, False),
+        ("10.0.0.7:8270", HERE | {"0.0.0.0"}, True),
     ],
 )
 def test_only_the_names_of_this_host_are_answered(
