@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,9 +40,15 @@ NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f
 
 
 @functools.cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     """Returns the reader of a type, which takes milliseconds to build."""
     return TypeAdapter(kind)
+
+
+def _parsed(content: bytes, kind: type[Value]) -> Value:
+    """Returns the value in a JSON text; raises ValidationError if it is of another form."""
+    value: Value = _adapter(kind).validate_json(content)  # type: ignore[arg-type]  # is hashable
+    return value
 
 
 def _no_lease() -> None:
@@ -116,12 +122,11 @@ class Run:
         if content is None:
             return None
         try:
-            value: Value = _adapter(kind).validate_json(content)
+            return _parsed(content, kind)
         except ValidationError:
             raise RunError(
                 f"{self.url}/{name}.json is damaged and cannot be read; start a new run"
             ) from None
-        return value
 
     def value(self, name: str, kind: type[Value]) -> Value:
         """The recorded value of a stage; RunError before it finished."""
@@ -151,7 +156,7 @@ class Run:
         values, damaged = list[Value](), len(lines.damaged)
         for line in lines.values:
             try:
-                values.append(_adapter(kind).validate_json(line))
+                values.append(_parsed(line, kind))
             except ValidationError:
                 damaged += 1
         return tuple(values), damaged
