@@ -22,7 +22,7 @@ from orchestrator.ui.access import Tokens
 from orchestrator.ui.guard import Guard
 from orchestrator.ui.listing import RunList
 from orchestrator.ui.live import Follower
-from orchestrator.ui.operations import Endpoints, Kind, Operations, Place
+from orchestrator.ui.operations import Kind, Lister, Operations, Place
 from serve.http.auth import Owner
 
 COMPARED = 8
@@ -40,7 +40,8 @@ class Dashboard:
     storage: Storage
     listing: RunList
     follower: Follower
-    endpoints: Endpoints
+    endpoints: Lister
+    queue: Lister
     operations: Operations
 
 
@@ -60,12 +61,13 @@ def create_application(
 
 def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
     """Returns the routes alone, which `Guard` has to protect."""
-    endpoints = Endpoints(place)
+    endpoints = Lister("endpoints", place)
     dashboard = Dashboard(
         storage=storage,
         listing=RunList(storage),
         follower=Follower(storage),
         endpoints=endpoints,
+        queue=Lister("queue", place),
         operations=Operations(place, endpoints.forget),
     )
 
@@ -113,7 +115,7 @@ def _add_runs(api: fastapi.FastAPI, on: Dashboard) -> None:
 
 
 def _add_models(api: fastapi.FastAPI, on: Dashboard) -> None:
-    """Adds the routes that show models and endpoints, and who asks."""
+    """Adds the routes that show models, endpoints and the queue, and who asks."""
 
     @api.get("/api/me")
     def me(request: fastapi.Request) -> fastapi.Response:
@@ -131,7 +133,11 @@ def _add_models(api: fastapi.FastAPI, on: Dashboard) -> None:
 
     @api.get("/api/endpoints")
     def endpoints() -> fastapi.Response:
-        return _json(on.endpoints.served())
+        return _json(on.endpoints.listed())
+
+    @api.get("/api/queue")
+    def queue() -> fastapi.Response:
+        return _json(on.queue.listed())
 
     @api.get("/api/operations")
     def operations() -> fastapi.Response:

@@ -16,24 +16,28 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
 from cluster import local
 from jobs.errors import RunError
+from orchestrator.decisions.leases import Entry
 from orchestrator.records.owner import VARIABLE
 from raywinnow import paths
 from serve.deploy.served import ServedVersion
 
 Kind = Literal["cancel", "promote", "rollback", "undeploy"]
-SERVED_S = 20.0
-"""How long a listing of endpoints, which takes a process that joins Ray, is shown again."""
+SHOWN_S = 20.0
+"""How long a listing of a cluster, which takes a process that joins Ray, is shown again."""
 LIST_TIMEOUT_S = 120.0
 KEPT = 100
 """Operations whose end is remembered."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-SERVED = TypeAdapter(tuple[ServedVersion, ...])
+LISTED: Mapping[str, TypeAdapter[Any]] = MappingProxyType(
+    {"endpoints": TypeAdapter(tuple[ServedVersion, ...]), "queue": TypeAdapter(tuple[Entry, ...])}
+)
+"""What each command that lists something of a cluster prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +73,12 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """What the cluster serves."""
+class Listed:
+    """What a command lists of the cluster."""
 
     is_up: bool
     """Whether there is a cluster to ask."""
-    endpoints: tuple[ServedVersion, ...]
+    found: tuple[Any, ...]
     error: str
     time: datetime
 
@@ -149,19 +153,22 @@ class Operations:
             self._every[made.number] = replace(made, state=state, text=text)
 
 
-class Endpoints:
-    """What the cluster serves, asked for at most once in SERVED_S seconds."""
+class Lister:
+    """What one of the commands in LISTED lists, asked for at most once in SHOWN_S seconds."""
 
-    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
-        self._place, self._clock, self._lock = place, clock, threading.Lock()
-        self._found: Served | None = None
+    def __init__(
+        self, command: str, place: Place, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._command, self._place, self._clock = command, place, clock
+        self._lock = threading.Lock()
+        self._found: Listed | None = None
         self._asked_at = float("-inf")
 
-    def served(self) -> Served:
-        """Returns what the cluster serves; waits for the answer if the last one is too old."""
+    def listed(self) -> Listed:
+        """Returns what is listed; waits for the answer if the last one is too old."""
         with self._lock:
             now = self._clock()
-            if self._found is None or now - self._asked_at >= SERVED_S:
+            if self._found is None or now - self._asked_at >= SHOWN_S:
                 self._found = self._ask()
                 self._asked_at = self._clock()
             return self._found
@@ -170,22 +177,23 @@ class Endpoints:
         """Ask again next time."""
         self._asked_at = float("-inf")
 
-    def _ask(self) -> Served:
+    def _ask(self) -> Listed:
         now = datetime.now(UTC)
         if not (self._place.address or os.environ.get("RAY_ADDRESS") or local.running()):
-            return Served(is_up=False, endpoints=(), error="", time=now)
+            return Listed(is_up=False, found=(), error="", time=now)
         address = ("--address", self._place.address) if self._place.address else ()
-        process = _start(("endpoints", *address, "--json"), self._place.folder)
+        process = _start((self._command, *address, "--json"), self._place.folder)
         try:
             printed, _ = process.communicate(timeout=LIST_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
             error = f"the cluster did not answer within {LIST_TIMEOUT_S:.0f} s"
-            return Served(is_up=True, endpoints=(), error=error, time=now)
+            return Listed(is_up=True, found=(), error=error, time=now)
         if process.returncode:
-            return Served(is_up=True, endpoints=(), error=_said(printed), time=now)
-        return Served(is_up=True, endpoints=SERVED.validate_json(printed), error="", time=now)
+            return Listed(is_up=True, found=(), error=_said(printed), time=now)
+        found = LISTED[self._command].validate_json(printed)
+        return Listed(is_up=True, found=found, error="", time=now)
 
 
 def _start(

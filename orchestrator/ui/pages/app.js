@@ -6,6 +6,7 @@ import { h } from "./dom.js";
 import * as compare from "./compare.js";
 import * as endpoints from "./endpoints.js";
 import * as models from "./models.js";
+import * as queue from "./queue.js";
 import * as run from "./run.js";
 import * as runs from "./runs.js";
 
@@ -18,7 +19,7 @@ async function route() {
   const { signal } = shown;
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
-  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints }[name];
+  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints, queue }[name];
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -71,8 +71,9 @@ def test_runs_models_and_endpoints_are_listed(full: Stored, tmp_path: Path) -> N
         deployed = [each["version"]["id"] for each in models if each["is_deployed"]]
         assert len(models) == 3
         assert deployed == [registry.deployed(full.storage, "reviews")[-1]]
-        served = reader.get("/api/endpoints").json()
-        assert (served["is_up"], served["endpoints"], served["error"]) == (False, [], "")
+        for listing in ("endpoints", "queue"):
+            listed = reader.get(f"/api/{listing}").json()
+            assert (listed["is_up"], listed["found"], listed["error"]) == (False, [], "")
 
 
 def test_a_run_has_its_plan_options_trials_curves_and_receipt(full: Stored, tmp_path: Path) -> None:
