@@ -85,6 +85,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "logs:logs",
             "Print what a run said: its notices and the events of its journal.",
         ),
+        "watch": (
+            "watch:watch",
+            "Show a run as winnow run does, until it ends; the exit code is 0 if it completes.",
+        ),
         "cancel": (
             "cancel:cancel",
             "Let a run save a checkpoint and end; --resume goes on with it later.",

@@ -20,7 +20,7 @@ Markdown = Annotated[
 Endpoint = Annotated[
     bool, typer.Option("--endpoint", help="Print the reference of endpoints as a page instead.")
 ]
-KNOWN = ("ls", "logs", "compare", "cancel", "rm", "queue", "endpoints", "undeploy")
+KNOWN = ("ls", "logs", "watch", "compare", "cancel", "rm", "queue", "endpoints", "undeploy")
 """Commands whose results have a schema."""
 Command = Annotated[
     str | None,

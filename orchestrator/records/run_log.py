@@ -3,6 +3,7 @@
 import contextlib
 import heapq
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,10 @@ FLUSH_S = 2.0
 """How often new lines are written; one at a time would let training wait for a slow storage."""
 PROGRESS_EVERY_S = 30.0
 """Shortest time between two lines of progress of a stage."""
+GOES_ON, DONE = " …", "✓ "
+"""End of the line of a stage that has started, and beginning of that of one that has a result."""
+PROGRESS = re.compile(r"(\d+)/(\d+) ?(.*)")
+"""A line of progress: what is done, of how much, and what is told of it."""
 EVENTS: Mapping[str, str] = MappingProxyType(
     {
         "created": "created",
@@ -44,6 +49,8 @@ class Line:
     stage: str
     """Empty for a line of no stage."""
     text: str
+    is_result: bool = False
+    """Whether a line of progress is a result, such as that of a probe."""
 
 
 @contextlib.contextmanager
@@ -84,14 +91,26 @@ def line_of(notice: Notice, now: datetime, pace: Pace) -> Line | None:
     """Returns a notice as a line; None for progress that follows an earlier line too soon."""
     match notice:
         case StageStarted(stage, text):
-            return Line(now, stage, f"{text or 'started'} …")
-        case Progress(stage, done, total, text):
-            is_due = pace.is_due(stage, is_last=done == total)
-            return Line(now, stage, f"{done}/{total} {text}".rstrip()) if is_due else None
+            return Line(now, stage, f"{text or 'started'}{GOES_ON}")
+        case Progress(stage, done, total, text, is_result):
+            is_due = pace.is_due(stage, is_last=done == total or is_result)
+            line = Line(now, stage, f"{done}/{total} {text}".rstrip(), is_result)
+            return line if is_due else None
         case StageFinished(stage, text):
-            return Line(now, stage, f"✓ {text}")
+            return Line(now, stage, f"{DONE}{text}")
         case Remark(text):
             return Line(now, "", text)
+
+
+def notice_of(line: Line) -> Notice:
+    """Returns the notice that a line was made of."""
+    if not line.stage:
+        return Remark(line.text)
+    if found := PROGRESS.fullmatch(line.text):
+        return Progress(line.stage, int(found[1]), int(found[2]), found[3], line.is_result)
+    if line.text.startswith(DONE):
+        return StageFinished(line.stage, line.text.removeprefix(DONE))
+    return StageStarted(line.stage, line.text.removesuffix(GOES_ON))
 
 
 def journal_line(note: Mapping[str, str]) -> Line | None:

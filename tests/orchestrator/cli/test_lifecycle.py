@@ -16,7 +16,8 @@ from orchestrator.cli.ls import show_age
 from orchestrator.cli.schema import KNOWN
 from orchestrator.execution import Beginning, owned
 from orchestrator.loading import load_job
-from orchestrator.records import cancellation, lease, registry, removal, runs
+from orchestrator.notices import Notice, Progress, Remark, StageFinished, StageStarted
+from orchestrator.records import cancellation, lease, registry, removal, run_log, runs
 from serve.version import ModelVersion
 from tests.builders import MINIMAL, job
 from tests.commands import call as winnow
@@ -198,6 +199,34 @@ def test_a_run_s_log_is_followed_to_its_end(tmp_path: Path) -> None:
     assert (said[0].startswith("created by"), said[-1]) == (True, "interrupted by bob")
     whole = printed("logs", winnow(tmp_path, "logs", run.id, "--json").stdout)
     assert [line["text"] for line in whole] == said
+
+
+def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
+    run = runs.create(open_storage(tmp_path / ".winnow"), job(), NOW, "ann@laptop")
+    told: list[Notice] = [
+        StageStarted("probe", "2 candidates"),
+        Progress("probe", 1, 2, "T4:1/16: 0.1 s a step", is_result=True),
+        Progress("probe", 2, 2, "T4:1/8: 0.2 s a step", is_result=True),
+        StageFinished("probe", "2 candidates measured"),
+        Remark("a remark, 3/4 of it"),
+    ]
+    with run_log.kept(run, lambda _: None) as tell:
+        for notice in told:
+            tell(notice)
+    lines = run.intact(run_log.NAME, run_log.Line)
+    assert [run_log.notice_of(line) for line in lines] == told
+    run.note("completed")
+    done = winnow(tmp_path, "watch")
+    assert done.returncode == 0
+    shown = [line.strip() for line in done.stderr.splitlines()]
+    assert "probe 1/2 T4:1/16: 0.1 s a step" in shown
+    assert "probe ✓ 2 candidates measured" in shown
+    assert f"run {run.id} has completed" in done.stdout
+    first, *_ = winnow(tmp_path, "watch", run.id, "--json").stdout.splitlines()
+    assert printed("watch", first)["text"] == "created by ann@laptop"
+    run.note("failed", error="no room")
+    failed = winnow(tmp_path, "watch", run.id)
+    assert (failed.returncode, "has ended: failed" in failed.stderr) == (1, True)
 
 
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
