@@ -12,7 +12,9 @@ from orchestrator.cli.options import (
     StorageOption,
     out,
     print_json,
+    results_only,
 )
+from orchestrator.decisions.leases import Entry
 from orchestrator.records import runs
 
 SHOWN_RUNS = 10
@@ -30,22 +32,28 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The cluster, the state of its applications, and the newest runs."""
+    """The cluster, what runs on it, and the newest runs of a storage."""
 
     cluster: local.LocalCluster | None
+    """None for a cluster that is not of this machine's `winnow up`."""
+    devices: dict[str, int]
+    """Number of devices by accelerator."""
     applications: dict[str, str]
+    """State of each endpoint."""
+    queue: tuple[Entry, ...]
+    """Runs that hold devices or wait for them."""
     runs: tuple[RunStatus, ...]
 
 
 def status(
     storage: StorageOption = DEFAULT_STORAGE, address: Address = None, as_json: AsJson = False
 ) -> None:
-    """Show the local cluster or the one at an address, its endpoints and the newest runs."""
+    """Show the local cluster or the one at an address, what runs on it, and the newest runs."""
     address = address or os.environ.get("RAY_ADDRESS")
     cluster = local.at(address) if address else local.running()
-    applications = _applications(address) if cluster or address else {}
+    live = _live(address) if cluster or address else _Live({}, {}, ())
     newest = tuple(_run_status(run) for run in runs.every(open_storage(storage))[:SHOWN_RUNS])
-    found = Status(cluster, applications, newest)
+    found = Status(cluster, live.devices, live.applications, live.queue, newest)
     if as_json:
         print_json(found)
         return
@@ -55,19 +63,38 @@ def status(
         console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}{simulated}")
     else:
         console.print(f"cluster {address}" if address else "no local cluster is up", markup=False)
-    for name, state in applications.items():
+    if live.devices:
+        devices = ", ".join(f"{count} x {sku}" for sku, count in live.devices.items())
+        console.print(f"devices {devices}", markup=False)
+    for name, state in live.applications.items():
         console.print(f"endpoint {name}: {state}")
+    for entry in live.queue:
+        what = f"{entry.state} {entry.devices}".rstrip()
+        place = f"; {entry.place}" if entry.place else ""
+        console.print(f"{entry.run} of {entry.owner}: {what}{place}", markup=False)
     for run in newest:
         console.print(
             f"run {run.id}: {run.state}; stages done: {', '.join(run.finished) or 'none'}"
         )
 
 
-def _applications(address: str | None) -> dict[str, str]:
-    with session.connect(address=address, start=False):
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """What a cluster says of itself."""
+
+    devices: dict[str, int]
+    applications: dict[str, str]
+    queue: tuple[Entry, ...]
+
+
+def _live(address: str | None) -> _Live:
+    with results_only(), session.connect(address=address, start=False):
+        from cluster import discovery  # Ray reads its environment when it is imported
+        from orchestrator.stages import queue_actor
         from serve.deploy import endpoints
 
-        return endpoints.states()
+        devices = dict(discovery.discover().counts())
+        return _Live(devices, endpoints.states(), queue_actor.entries())
 
 
 def _run_status(run: runs.Run) -> RunStatus:

@@ -101,5 +101,10 @@ def test_the_queue_is_shown(ray_cluster: Connection) -> None:
         found = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
         (entry,) = (each for each in printed("queue", found.stdout) if each["run"] == "run-a")
         assert (entry["owner"], entry["priority"], entry["state"]) == ("ann", 7, "plans")
+        command[-1] = "status"
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        (devices,) = (line for line in shown.splitlines() if line.startswith("devices "))
+        assert "4 x T4" in devices
+        assert "run-a of ann: plans" in shown.splitlines()
     finally:
         mine.leave()
