@@ -59,7 +59,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "status": (
             "status:status",
-            "Show the local cluster or the one at an address, what runs there, and the newest runs.",
+            "Show the local cluster or the one at an address, its queue and the newest runs.",
         ),
         "endpoints": (
             "endpoints:endpoints",

@@ -48,7 +48,7 @@ class Status:
 def status(
     storage: StorageOption = DEFAULT_STORAGE, address: Address = None, as_json: AsJson = False
 ) -> None:
-    """Show the local cluster or the one at an address, what runs there, and the newest runs."""
+    """Show the local cluster or the one at an address, its queue and the newest runs."""
     address = address or os.environ.get("RAY_ADDRESS")
     cluster = local.at(address) if address else local.running()
     live = _live(address) if cluster or address else _Live({}, {}, ())
