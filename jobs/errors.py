@@ -117,6 +117,10 @@ class PublishError(WinnowError):
     """The saved files of a trained model give other scores than the model did in training."""
 
 
+class HubError(WinnowError):
+    """The Hugging Face Hub does not take a model."""
+
+
 class StorageError(WinnowError):
     """The storage cannot be read or written."""
 

@@ -10,7 +10,7 @@ from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
-from orchestrator import availability, notifications, preflight, sweeping, tracking
+from orchestrator import availability, hub, notifications, preflight, sweeping, tracking
 from orchestrator.context import Context
 from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
@@ -19,7 +19,7 @@ from orchestrator.decisions.sweep import Sweep
 from orchestrator.fitting import fit_stage
 from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
-from orchestrator.publishing import deploy_stage, publish_stage
+from orchestrator.publishing import deploy_stage, publish_stage, upload_stage
 from orchestrator.records import receipt as receipts
 from orchestrator.records import report, runs
 from orchestrator.records.outcome import Outcome
@@ -42,6 +42,7 @@ def run(context: Context) -> Outcome:
             context.tracking.log_files(context.spec, "model", [Path(model.path)])
             check_limits(context.spec, found.winner, receipt)
             endpoint = deploy_stage(context, model) if context.spec.serve else None
+            upload_stage(context, model)
             context.run.note("completed")
             return Outcome(
                 run=context.run.id,
@@ -98,6 +99,8 @@ def plan_stage(context: Context, wanted: Plan | None = None) -> Plan:
     context.notify(StageStarted("plan", "checking data, base model and packages"))
     secrets_of(context.spec)  # what is missing is told before anything is done
     notifications.require_variables(context.spec)
+    if context.spec.publish and not context.is_trained:
+        hub.check_access(context.spec.publish)
     inventory, spec, is_trained = discovery.discover(), context.spec, context.is_trained
     preflight.check(spec, is_trained=is_trained)
     if spec.serve:

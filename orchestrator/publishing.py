@@ -5,6 +5,7 @@ import functools
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage.storage import Storage
+from orchestrator import hub
 from orchestrator.context import Context
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
 from orchestrator.records import deployments, registry
@@ -36,6 +37,22 @@ def deploy_stage(context: Context, model: ModelVersion) -> Endpoint:
     )
     context.run.write("endpoint", endpoint)
     return endpoint
+
+
+def upload_stage(context: Context, model: ModelVersion) -> None:
+    """Upload a version to the Hub if the job asks for it, once.
+
+    Raises HubError if the Hub does not take it; the version stays published and served.
+    """
+    wanted = context.spec.publish
+    if wanted is None:
+        return
+    done = context.run.read("upload", hub.Uploaded)
+    if done is None or (done.repository, done.version) != (wanted.hub, model.id):
+        context.notify(StageStarted("upload", f"sending version {model.id} to {wanted.hub}"))
+        done = hub.upload(context.storage, model.name, model.id, wanted)
+        context.run.write("upload", done)
+    context.notify(StageFinished("upload", done.url))
 
 
 def deploy_version(

@@ -224,6 +224,7 @@ serve:
   auth: {tokens_file: /etc/winnow/tokens}
 """,
     ),
+    "publish": ("publish: {hub: my-team/reviews, license: apache-2.0, language: [en]}\n",),
     "notify[]": (
         """\
 notify:

@@ -10,6 +10,7 @@ from jobs.spec.base import Items, SpecModel
 from jobs.spec.data import TaskData
 from jobs.spec.model import ModelSpec
 from jobs.spec.notify import NotifySpec
+from jobs.spec.publish import PublishSpec
 from jobs.spec.quantities import Duration, PositiveDuration
 from jobs.spec.resources import ResourcesSpec, WaitSpec
 from jobs.spec.serve import ServeSpec
@@ -120,6 +121,8 @@ class JobSpec(SpecModel):
     """What the run may spend."""
     serve: ServeSpec | None = None
     """The endpoint; left out, the model is published and not served."""
+    publish: PublishSpec | None = None
+    """Where versions are uploaded to; they are published in the storage in any case."""
     storage: Annotated[str, Field(min_length=1)] = "./.winnow"
     """Where runs and models are kept: a folder, relative to the working directory and seen by all
     nodes, or `s3://bucket/prefix`."""

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
+from jobs.errors import RunError
+from jobs.spec.publish import PublishSpec
 from jobs.spec.quantities import format_metric, format_metrics
 from jobs.storage.storage import open_storage
+from orchestrator import hub
 from orchestrator.cli import deploy as deploying
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -129,6 +133,44 @@ def rollback(
         spec = load_job(deployments.job_to_restore(place, model, older), at_once, is_elsewhere=True)
     serving_of(spec, "deploy", model)
     deploying.deploy_job(spec, older, address, insecure_local=insecure_local, as_json=as_json)
+
+
+@app.command()
+def push(
+    name: Name,
+    version: Annotated[
+        str | None, typer.Argument(help="Version id; the newest by default.")
+    ] = None,
+    repository: Annotated[
+        str, typer.Option("--hub", help="Repository on the Hugging Face Hub: NAMESPACE/NAME.")
+    ] = "",
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public.")] = False,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="Licence of the weights on the card.")
+    ] = None,
+    language: Annotated[
+        list[str] | None, typer.Option("--language", help="Language of the data, such as en.")
+    ] = None,
+    storage: StorageOption = DEFAULT_STORAGE,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a version with its model card to the Hugging Face Hub."""
+    values = {"hub": repository, "private": not public, "license": licence}
+    try:
+        wanted = PublishSpec.model_validate({**values, "language": language or []})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunError(
+            f"--{first['loc'][0]} {first['input']!r} is not valid: {first['msg']}"
+        ) from None
+    place = open_storage(storage)
+    found = registry.read(place, name, version)
+    hub.check_access(wanted)
+    uploaded = hub.upload(place, name, found.id, wanted)
+    if as_json:
+        print_json(uploaded)
+    else:
+        out().print(f"{name} {found.id} is on the Hub: {uploaded.url}", markup=False)
 
 
 def is_job_file(model: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from cluster import catalogue, ingress
 from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
+from jobs.spec.publish import HUB_TOKEN
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import S3_SCHEME
 from orchestrator.kubernetes import objects, pods
@@ -123,7 +124,9 @@ def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) ->
     image = Image(options.image, options.claim, f"{spec.name}-job" if part == "job" else None)
     values = {**ENVIRONMENT, **(ingress.SWITCHES if part == "endpoint" else {})}
     environment: list[Document] = [{"name": name, "value": v} for name, v in values.items()]
-    environment += [pods.from_secret(name) for name in (*spec.secrets, *spec.notify_names)]
+    hub = (HUB_TOKEN,) if spec.publish else ()
+    names = dict.fromkeys((*spec.secrets, *spec.notify_names, *hub))
+    environment += [pods.from_secret(name) for name in names]
     marks = objects.marks_of(spec, part)
     return {
         "rayVersion": RAY_VERSION,

@@ -29,12 +29,12 @@ SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
 WINNER = "winner.yaml"
 """The job that its sweep chose, as a file that can be run as it is."""
-STAGES = ("inventory", "plan", "winner", "fit", "receipt", "model", "endpoint")
+STAGES = ("inventory", "plan", "winner", "fit", "receipt", "model", "endpoint", "upload")
 """Stages with one result, in order."""
 ENDS = ("completed", "failed", "interrupted")
 """Events that end a run's journal until the run goes on."""
-QUEUEING = {"priority", "owner"}
-"""Fields that decide when a job runs and for whom; with other ones it is the same job."""
+AROUND = {"priority", "owner", "publish"}
+"""Fields that change nothing of what a job computes; with other ones it is the same job."""
 NAME = re.compile(r"(?P<job>[a-z0-9-]+)-(?P<time>\d{8}-\d{6})-(?P<digest>[0-9a-f]{6})")
 """Name of a run's folder."""
 
@@ -278,11 +278,11 @@ def find(storage: Storage, identity: str | None) -> Run:
 
 def digest(spec: JobSpec) -> str:
     """Returns a hex digest of the whole job."""
-    return hashlib.sha256(spec.model_dump_json(exclude=QUEUEING).encode()).hexdigest()
+    return hashlib.sha256(spec.model_dump_json(exclude=AROUND).encode()).hexdigest()
 
 
 def _content(spec: JobSpec) -> dict[str, Any]:
-    return spec.model_dump(mode="json", exclude=QUEUEING)
+    return spec.model_dump(mode="json", exclude=AROUND)
 
 
 def to_yaml(spec: JobSpec) -> str:

@@ -1,0 +1,201 @@
+"""Uploads published versions to the Hugging Face Hub, with a whole model card."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.errors import HubError, first_line, hide_text
+from jobs.spec.publish import PART, PublishSpec
+from jobs.storage import manifest
+from jobs.storage.storage import Storage
+from jobs.training import eval_sample, quality
+from orchestrator.records import inputs, registry, runs
+from serve.version import ModelVersion
+
+HUB_ID = re.compile(rf"{PART}(/{PART})?")
+"""Id of a base model on the Hub; anything else is a path."""
+PRIVATE_FILES = (manifest.MANIFEST, eval_sample.FILE)
+"""Files that stay in the storage: the first has the job with its paths, the second has rows."""
+IN_FOLDER = '"this/folder"'
+"""How a version's own card writes where the model is."""
+SECTIONS = """
+## Training
+
+```yaml
+{train}```
+
+{data}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A version on the Hub."""
+
+    repository: str
+    version: str
+    url: str
+    """Of the commit."""
+
+
+def check_access(spec: PublishSpec) -> None:
+    """Check that the Hub accepts the token for this repository, before anything is computed.
+
+    Raises:
+        HubError: if there is no token, the Hub refuses it or does not answer, it may only read,
+            or the repository is public while the job asks for a private one.
+    """
+    import huggingface_hub.errors
+
+    token = huggingface_hub.get_token()
+    if not token:
+        raise HubError(
+            f"publish.hub {spec.hub} needs a token of the Hugging Face Hub; set HF_TOKEN or log in"
+            " with `hf auth login`"
+        )
+    hide_text(token)
+    api = _api()
+    with _explained(f"publish.hub {spec.hub} cannot be checked"):
+        me = api.whoami()
+        role = me.get("auth", {}).get("accessToken", {}).get("role")
+        if role == "read":
+            raise HubError(f"the token of publish.hub {spec.hub} may only read; it has to write")
+        namespace = spec.hub.partition("/")[0]
+        names = {me["name"], *(each["name"] for each in me.get("orgs", ()))}
+        if namespace not in names:
+            raise HubError(
+                f"publish.hub {spec.hub}: the token is of {me['name']}, who is no member of"
+                f" {namespace}; name one of {', '.join(sorted(names))}"
+            )
+        try:
+            known = api.model_info(spec.hub)
+        except huggingface_hub.errors.RepositoryNotFoundError:
+            return
+        if spec.private and not known.private:
+            raise HubError(
+                f"{spec.hub} is public on the Hub; say publish.private: false, or name another"
+            )
+
+
+def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Uploaded:
+    """Upload a published version in one commit; files that are there already are not sent.
+
+    Files of an earlier version that this one lacks are deleted in the same commit.
+
+    Raises:
+        HubError: if the Hub refuses it or does not answer; the version stays published.
+    """
+    import huggingface_hub
+
+    version, details = registry.described(storage, name, identity)
+    folder = Path(registry.read(storage, name, identity).path)
+    api, what = _api(), f"version {identity} of {name} is published, but not on the Hub"
+    with _explained(what, f"; winnow models push {name} {identity} --hub {spec.hub} tries again"):
+        api.create_repo(spec.hub, private=spec.private, exist_ok=True)
+        files = {
+            path.relative_to(folder).as_posix(): path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and path.name not in PRIVATE_FILES
+        }
+        card = card_of(files["README.md"].read_text("utf-8"), storage, version, details, spec)
+        add = huggingface_hub.CommitOperationAdd
+        written = {"README.md": card.encode(), quality.FILE: _thresholds(folder)}
+        operations: list[Any] = [
+            add(where, written.get(where, path)) for where, path in files.items()
+        ]
+        old = set(api.list_repo_files(spec.hub)) - set(files) - {".gitattributes"}
+        operations += [huggingface_hub.CommitOperationDelete(where) for where in sorted(old)]
+        made = api.create_commit(spec.hub, operations, commit_message=f"Version {identity}")
+    return Uploaded(spec.hub, identity, str(made.commit_url))
+
+
+def card_of(
+    text: str,
+    storage: Storage,
+    version: ModelVersion,
+    details: Mapping[str, Any],
+    spec: PublishSpec,
+) -> str:
+    """Returns a version's own card with what the Hub shows and searches by.
+
+    Licence, language, metrics as results of an evaluation, the training section of the job, and
+    the digests of the data are added; the code loads from the repository.
+    """
+    import huggingface_hub
+
+    job = _job_of(storage, details)
+    card = huggingface_hub.ModelCard(text.replace(IN_FOLDER, f'"{spec.hub}"'))
+    data = card.data
+    data.license, data.tags = spec.license, ["winnow", version.task]
+    data.language = list(spec.language) or None
+    if not HUB_ID.fullmatch(str(details.get("base", ""))):
+        data.base_model = None  # a path of the machine that trained
+    if version.metrics:
+        data.model_name = version.name
+        data.eval_results = [
+            huggingface_hub.EvalResult(
+                task_type=data.pipeline_tag or version.task,
+                dataset_type=version.name,
+                dataset_name="evaluation rows of the job",
+                metric_type=metric,
+                metric_value=value,
+            )
+            for metric, value in version.metrics.items()
+        ]
+    content = card.text
+    if data.base_model is None:
+        content = content.replace(f"`{details.get('base')}`", "a base model that is not on the Hub")
+    train = yaml.safe_dump(job.get("train", {}), sort_keys=False, allow_unicode=True)
+    sections = SECTIONS.format(train=train, data=_digests(storage, details))
+    return f"---\n{data.to_yaml()}\n---\n{content.rstrip()}\n{sections}"
+
+
+def _thresholds(folder: Path) -> bytes:
+    """Returns a version's quality without its tables, which show rows."""
+    found = quality.read(folder)
+    return quality.QUALITY.dump_json(replace(found, tables=())) if found else b""
+
+
+def _job_of(storage: Storage, details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the job that the sweep chose; the one that was run, if its run is deleted."""
+    content = runs.Run(str(details.get("run", "")), storage).kept(runs.WINNER)
+    found = yaml.safe_load(content) if content else details.get("job", {})
+    return found if isinstance(found, Mapping) else {}
+
+
+def _digests(storage: Storage, details: Mapping[str, Any]) -> str:
+    known = inputs.kept(runs.Run(str(details.get("run", "")), storage))
+    rows = [f"| {name} | `{value}` |" for name, value in known.items()]
+    return "\n".join(["| input | digest |", "| --- | --- |", *rows]) if rows else ""
+
+
+def _api() -> Any:
+    import huggingface_hub
+
+    huggingface_hub.utils.disable_progress_bars()
+    # the library reads this variable when it is imported, which may be too early
+    return huggingface_hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
+@contextmanager
+def _explained(what: str, remedy: str = "") -> Iterator[None]:
+    """Turn errors of the Hub and of the network into HubError."""
+    import huggingface_hub.errors
+
+    try:
+        yield
+    except HubError:
+        raise
+    except huggingface_hub.errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        said = error.server_message or first_line(error)
+        raise HubError(f"{what}: the Hub answered {status} ({said}){remedy}") from None
+    except Exception as error:  # noqa: BLE001 - its HTTP library differs from release to release
+        reason = error.__cause__ or error  # uploads of large files are wrapped
+        raise HubError(f"{what}: {first_line(reason)}{remedy}") from None
