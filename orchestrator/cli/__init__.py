@@ -48,7 +48,7 @@ def main() -> None:
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         _check_import_path()
-        app()
+        app(prog_name="winnow")
     except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001 - none reaches a user
         sys.exit(_exit_code(error))
     finally:

@@ -8,6 +8,7 @@ import typer
 
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
+from orchestrator.cli import completion
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, StorageOption, out, print_json
 from orchestrator.records import cancellation, following, runs, summary
 from orchestrator.records.owner import owner
@@ -37,7 +38,10 @@ PRINTS = {"cancel": Cancelled}
 
 
 def cancel(
-    run: Annotated[str, typer.Argument(help="Run id, as winnow ls shows it.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="Run id, as winnow ls shows it.", autocompletion=completion.run_ids),
+    ],
     storage: StorageOption = DEFAULT_STORAGE,
     wait: Annotated[bool, typer.Option(help="Wait until the run has ended.")] = True,
     as_json: AsJson = False,

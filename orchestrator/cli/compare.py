@@ -8,6 +8,7 @@ import typer
 from jobs.errors import RunError
 from jobs.spec.quantities import format_metric
 from jobs.storage.storage import open_storage
+from orchestrator.cli import completion
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
     AsJson,
@@ -26,7 +27,10 @@ NOTHING = "–"
 
 
 def compare(
-    names: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Run ids.", autocompletion=completion.run_ids),
+    ],
     storage: StorageOption = DEFAULT_STORAGE,
     as_json: AsJson = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jobs.storage.storage import open_storage
+from orchestrator.cli import completion
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, StorageOption, out, print_json
 from orchestrator.records import following, run_log, runs
 from orchestrator.records.run_log import Line
@@ -16,7 +17,10 @@ PRINTS = {"logs": list[Line]}
 
 
 def logs(
-    run: Annotated[str, typer.Argument(help="Run id, as winnow ls shows it.")],
+    run: Annotated[
+        str,
+        typer.Argument(help="Run id, as winnow ls shows it.", autocompletion=completion.run_ids),
+    ],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print new lines until the run has ended.")
     ] = False,

@@ -13,6 +13,7 @@ from jobs.spec.publish import PublishSpec
 from jobs.spec.quantities import format_metric, format_metrics
 from jobs.storage.storage import open_storage
 from orchestrator import hub
+from orchestrator.cli import completion
 from orchestrator.cli import deploy as deploying
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -36,10 +37,15 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 JobOrName = Annotated[
     str,
     typer.Argument(
-        metavar="JOB|NAME", help="The job file, or the name of a model.", show_default=False
+        metavar="JOB|NAME",
+        help="The job file, or the name of a model.",
+        show_default=False,
+        autocompletion=completion.model_names,
     ),
 ]
-Name = Annotated[str, typer.Argument(help="Name of the model.")]
+Name = Annotated[
+    str, typer.Argument(help="Name of the model.", autocompletion=completion.model_names)
+]
 
 
 @app.command("list")

@@ -9,6 +9,7 @@ import typer
 from cluster import local
 from jobs.errors import RunError
 from jobs.storage.storage import Storage, open_storage
+from orchestrator.cli import completion
 from orchestrator.cli.endpoints import served_by
 from orchestrator.cli.options import (
     DEFAULT_STORAGE,
@@ -38,7 +39,12 @@ PRINTS = {"rm": Deleted}
 
 def rm(
     what: Annotated[
-        str, typer.Argument(help="Run id, or MODEL@VERSION.", metavar="RUN|MODEL@VERSION")
+        str,
+        typer.Argument(
+            help="Run id, or MODEL@VERSION.",
+            metavar="RUN|MODEL@VERSION",
+            autocompletion=completion.run_ids,
+        ),
     ],
     storage: StorageOption = DEFAULT_STORAGE,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking first.")] = False,

@@ -8,6 +8,7 @@ import typer
 
 from jobs.errors import RunError
 from jobs.storage.storage import open_storage
+from orchestrator.cli import completion
 from orchestrator.cli.options import DEFAULT_STORAGE, AsJson, StorageOption, out
 from orchestrator.console import Console
 from orchestrator.records import following, run_log, runs
@@ -20,7 +21,10 @@ PRINTS = {"watch": Line}
 def watch(
     run: Annotated[
         str | None,
-        typer.Argument(help="Run id, as winnow ls shows it; the newest run by default."),
+        typer.Argument(
+            help="Run id, as winnow ls shows it; the newest run by default.",
+            autocompletion=completion.run_ids,
+        ),
     ] = None,
     storage: StorageOption = DEFAULT_STORAGE,
     as_json: AsJson = False,

@@ -243,6 +243,15 @@ def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:
     assert (alone.returncode, "name at least two runs" in alone.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(("typed", "count"), [("rev", 1), ("other", 0)])
+def test_the_shell_completes_run_ids(tmp_path: Path, typed: str, count: int) -> None:
+    run = runs.create(open_storage(tmp_path / ".winnow"), job(), NOW)
+    asked = {"_WINNOW_COMPLETE": "complete_bash", "COMP_CWORD": "2"}
+    words = {"COMP_WORDS": f"winnow watch {typed}"}
+    done = winnow(tmp_path, environment={**asked, **words})
+    assert done.stdout.split() == [run.id][:count]
+
+
 def test_what_is_printed_has_a_schema(tmp_path: Path) -> None:
     for command in KNOWN:
         text = winnow(tmp_path, "schema", "--of", command).stdout
