@@ -22,8 +22,8 @@ import psutil
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.events import Event
 
-STARTED = 60.0
-"""Seconds within which a group must end."""
+STARTED = 180.0
+"""Seconds within which a group must end, also beside other work."""
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
