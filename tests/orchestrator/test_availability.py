@@ -22,7 +22,7 @@ from orchestrator.notices import Remark
 from orchestrator.records import runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
-from tests.builders import any_of, hold_device, inventory, job, plan_of
+from tests.builders import any_of, eventually, hold_device, inventory, job, plan_of
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
     from jobs.training.events import Report
@@ -38,11 +38,15 @@ def held(plan: Plan, name: str) -> Iterator[None]:
     """Another program has one device of a placement."""
     import ray
 
-    other = hold_device(next(p for p in plan.placements if p.name == name))
+    from orchestrator.stages import devices
+
+    placement = next(p for p in plan.placements if p.name == name)
+    other = hold_device(placement)
     try:
         yield
     finally:
         ray.kill(other)
+        assert eventually(lambda: devices.is_free(placement))
 
 
 def prepared(

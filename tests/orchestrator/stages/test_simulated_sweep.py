@@ -310,6 +310,7 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
 ) -> None:
     """The rows are gone by then."""
     from cluster.discovery import discover
+    from orchestrator.availability import Availability
     from orchestrator.speeds import Speeds, confirm
 
     spec = sweep_job(reviews, tiny_model, "cpu:1")
@@ -322,7 +323,8 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     context.run.append("measurements", measurement(best.id))
     speeds = Speeds(context, plan)
     winner = select.Winner(best, {}, None, "", finalists=(best.id,))
-    assert confirm(context, plan, speeds, winner, ()) is False
+    available = Availability(context, plan)
+    assert confirm(context, plan, speeds, winner, (), available) is False
     assert speeds.every == (measurement(best.id),)
     waited, said = (notice.text for notice in told if isinstance(notice, Remark))
     assert waited == "cpu:1: starting workers; candidates to probe: 1"
