@@ -1,5 +1,6 @@
 """Uploads published versions to the Hugging Face Hub, with a whole model card."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,10 @@ HUB_ID = re.compile(rf"{PART}(/{PART})?")
 """Id of a base model on the Hub; anything else is a path."""
 PRIVATE_FILES = (manifest.MANIFEST, eval_sample.FILE)
 """Files that stay in the storage: the first has the job with its paths, the second has rows."""
+PUBLIC = "{} is public on the Hub; say publish.private: false, or name another"
+MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
+"""Endings of files that another version may lack, and that would break loading it."""
+ADAPTER_FILE = "adapter_config.json"
 IN_FOLDER = '"this/folder"'
 """How a version's own card writes where the model is."""
 SECTIONS = """
@@ -59,7 +64,6 @@ def check_access(spec: PublishSpec) -> None:
             f"publish.hub {spec.hub} needs a token of the Hugging Face Hub; set HF_TOKEN or log in"
             " with `hf auth login`"
         )
-    hide_text(token)
     api = _api()
     with _explained(f"publish.hub {spec.hub} cannot be checked"):
         me = api.whoami()
@@ -78,15 +82,13 @@ def check_access(spec: PublishSpec) -> None:
         except huggingface_hub.errors.RepositoryNotFoundError:
             return
         if spec.private and not known.private:
-            raise HubError(
-                f"{spec.hub} is public on the Hub; say publish.private: false, or name another"
-            )
+            raise HubError(PUBLIC.format(spec.hub))
 
 
 def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Uploaded:
     """Upload a published version in one commit; files that are there already are not sent.
 
-    Files of an earlier version that this one lacks are deleted in the same commit.
+    Model files that are there and that this version lacks are deleted in the same commit.
 
     Raises:
         HubError: if the Hub refuses it or does not answer; the version stays published.
@@ -98,6 +100,8 @@ def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Upl
     api, what = _api(), f"version {identity} of {name} is published, but not on the Hub"
     with _explained(what, f"; winnow models push {name} {identity} --hub {spec.hub} tries again"):
         api.create_repo(spec.hub, private=spec.private, exist_ok=True)
+        if spec.private and not api.model_info(spec.hub).private:
+            raise HubError(PUBLIC.format(spec.hub))
         files = {
             path.relative_to(folder).as_posix(): path
             for path in sorted(folder.rglob("*"))
@@ -106,11 +110,17 @@ def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Upl
         card = card_of(files["README.md"].read_text("utf-8"), storage, version, details, spec)
         add = huggingface_hub.CommitOperationAdd
         written = {"README.md": card.encode(), quality.FILE: _thresholds(folder)}
+        if ADAPTER_FILE in files:
+            written[ADAPTER_FILE] = _without_path(files[ADAPTER_FILE])
         operations: list[Any] = [
             add(where, written.get(where, path)) for where, path in files.items()
         ]
-        old = set(api.list_repo_files(spec.hub)) - set(files) - {".gitattributes"}
-        operations += [huggingface_hub.CommitOperationDelete(where) for where in sorted(old)]
+        old = set(api.list_repo_files(spec.hub)) - set(files)
+        operations += [
+            huggingface_hub.CommitOperationDelete(where)
+            for where in sorted(old)
+            if where.endswith(MODEL_FILES)
+        ]
         made = api.create_commit(spec.hub, operations, commit_message=f"Version {identity}")
     return Uploaded(spec.hub, identity, str(made.commit_url))
 
@@ -156,6 +166,14 @@ def card_of(
     return f"---\n{data.to_yaml()}\n---\n{content.rstrip()}\n{sections}"
 
 
+def _without_path(file: Path) -> bytes:
+    """Returns the settings of an adapter without the path of a base that is not on the Hub."""
+    settings = json.loads(file.read_bytes())
+    if not HUB_ID.fullmatch(str(settings.get("base_model_name_or_path"))):
+        settings["base_model_name_or_path"] = None
+    return json.dumps(settings, indent=2).encode()
+
+
 def _thresholds(folder: Path) -> bytes:
     """Returns a version's quality without its tables, which show rows."""
     found = quality.read(folder)
@@ -179,6 +197,8 @@ def _api() -> Any:
     import huggingface_hub
 
     huggingface_hub.utils.disable_progress_bars()
+    if token := huggingface_hub.get_token():
+        hide_text(token)
     # the library reads this variable when it is imported, which may be too early
     return huggingface_hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster import catalogue, discovery
 from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
-from jobs.errors import InfeasibleError
+from jobs.errors import ClusterError, InfeasibleError
 from jobs.spec import JobSpec
 from orchestrator import availability, hub, notifications, preflight, sweeping, tracking
 from orchestrator.context import Context
@@ -162,7 +162,8 @@ def _give_back(context: Context, winner: Winner) -> None:
     serving = context.spec.serve
     sku = catalogue.find(serving.accelerators.name).name if serving else None
     if sku != winner.candidate.placement.sku:
-        context.devices.give_back()
+        with contextlib.suppress(ClusterError):  # what is trained needs no queue
+            context.devices.give_back()
 
 
 @contextlib.contextmanager

@@ -151,7 +151,7 @@ def _try(
     taken = None
     while taken is None:
         candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
-        taken = devices.await_free(candidate, total)
+        taken = devices.await_free(candidate, max(1, total - len(found)))
     length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
@@ -165,7 +165,7 @@ def _try(
 
     hyperparameter_search.run_trials(
         spec,
-        replace(candidate, placement=taken.placement),
+        candidate,  # on any node of its kind, as the leased one may be lost meanwhile
         length,
         tuple(found),
         concurrent=taken.devices // candidate.placement.workers,

@@ -96,11 +96,7 @@ class DeviceQueue:
     def has_room(self, job: str, demand: Demand, world: World, now: float) -> bool:
         """Returns whether devices are free that no waiting run could use, beside the run's own."""
         self.settle(world, now)
-        free = self._free(world)
-        for other in self._order():
-            if found := self._met(other, free, now):
-                _take(free, found.slots)
-        return bool(_allocate(demand, free, {}))
+        return bool(_allocate(demand, self._left_by(self._order(), world, now), {}))
 
     def settle(self, world: World, now: float) -> None:
         """Forget runs whose driver has ended, and waits that were given up; count device time."""
@@ -158,17 +154,18 @@ class DeviceQueue:
 
     def _granted(self, job: str, world: World, now: float) -> Lease | None:
         """Returns what a waiting run gets, after those that come before it."""
+        order = self._order()
+        return self._met(job, self._left_by(order[: order.index(job)], world, now), now)
+
+    def _left_by(self, waiting: Sequence[str], world: World, now: float) -> dict[Slot, int]:
+        """Returns the free devices that these waiting runs, the next one first, leave to others."""
         free = self._free(world)
-        for other in self._order():
-            found = self._met(other, free, now)
-            if other == job:
-                return found
-            if found:
+        for other in waiting:
+            if found := self._met(other, free, now):
                 _take(free, found.slots)  # it asks again in a moment
             elif now - self._claims[other].since > PATIENCE_S:
-                for slot in self._claims[other].slots():
-                    free.pop(slot, None)
-        return None
+                free.update(dict.fromkeys(self._claims[other].slots() & set(free), 0))
+        return free
 
     def _met(self, job: str, free: dict[Slot, int], now: float) -> Lease | None:
         """Returns the lease that free devices and the run's own allow."""

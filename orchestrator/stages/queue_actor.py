@@ -51,6 +51,7 @@ class QueueActor:
 
     def leave(self, job: str) -> None:
         """Remove a run."""
+        self._queue.settle(world(), time.time())
         self._queue.leave(job)
 
     def ask(self, job: str, ticket: Ticket, demands: Sequence[Demand]) -> Lease | Place:
@@ -64,6 +65,7 @@ class QueueActor:
 
     def give_back(self, job: str) -> None:
         """End a run's lease."""
+        self._queue.settle(world(), time.time())
         self._queue.give_back(job)
 
     def entries(self) -> tuple[Entry, ...]:

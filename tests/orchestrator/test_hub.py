@@ -139,6 +139,21 @@ def test_a_hub_that_fails_or_is_away_loses_nothing(
     assert hub.repositories["team/reviews"].commits == [f"Version {version.id}"]
 
 
+def test_an_upload_checks_again_and_shows_no_path(hub: Hub, storage: Storage) -> None:
+    version = registry.read(storage, "reviews")
+    hub.repositories["team/reviews"] = Repository(private=False, files={"LICENSE": b"MIT"})
+    with pytest.raises(HubError, match="team/reviews is public on the Hub"):
+        uploading.upload(storage, "reviews", version.id, WANTED)
+    public = WANTED.model_copy(update={"private": False})
+    uploading.upload(storage, "reviews", version.id, public)
+    assert "LICENSE" in hub.repositories["team/reviews"].files
+    settings = storage.folder / "adapter_config.json"
+    for base, kept in (("/home/ann/base", None), ("org/base", "org/base")):
+        settings.write_text(json.dumps({"base_model_name_or_path": base}), encoding="utf-8")
+        shown = json.loads(uploading._without_path(settings))
+        assert shown["base_model_name_or_path"] == kept
+
+
 def test_a_version_is_pushed_from_the_command_line(hub: Hub, storage: Storage) -> None:
     words = ("models", "push", "reviews", "--storage", str(storage.folder))
     done = winnow(storage.folder, *words, "--hub", "ann/reviews", "--public", "--json")

@@ -159,6 +159,8 @@ def test_smaller_runs_pass_a_large_one_until_its_patience_ends() -> None:
     runs.ask("b", [demand(2)], two, late + 1)
     kept = runs.ask("d", [demand(1)], two, late + 1)
     assert isinstance(kept, Place)
+    assert isinstance(runs.ask("a", [demand(1)], two, late + 1), Lease)  # its own device
+    assert not runs.has_room("a", demand(1), two, late + 1)
     runs.leave("a")
     assert isinstance(runs.ask("b", [demand(2)], two, late + 2), Lease)
 
