@@ -16,7 +16,7 @@ from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef, Interrupted
 from orchestrator.context import Context
 from orchestrator.decisions import select
-from orchestrator.decisions.leases import Ticket
+from orchestrator.decisions.leases import Ticket, World
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.notices import Remark
 from orchestrator.records import runs
@@ -38,7 +38,7 @@ def held(plan: Plan, name: str) -> Iterator[None]:
     """Another program has one device of a placement."""
     import ray
 
-    from orchestrator.stages import devices
+    from orchestrator.stages import queue_actor
 
     placement = next(p for p in plan.placements if p.name == name)
     other = hold_device(placement)
@@ -46,7 +46,12 @@ def held(plan: Plan, name: str) -> Iterator[None]:
         yield
     finally:
         ray.kill(other)
-        assert eventually(lambda: devices.is_free(placement))
+        assert eventually(lambda: not used(queue_actor.world(), placement))
+
+
+def used(world: World, placement: Placement) -> float:
+    """Devices of a placement's nodes that are used, as the queue sees them."""
+    return sum(world.slots[node, "GPU"].used for node in placement.node_ids)
 
 
 def prepared(

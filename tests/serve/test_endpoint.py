@@ -221,8 +221,9 @@ def test_a_model_has_one_route_and_no_other_model_s(
         assert httpx.get(beside, follow_redirects=False).headers["location"] == f"{beside}/"
         owners = endpoints.models_by_route(ray_cluster.serve_port)
         assert owners == {"/moved": version.name, "/tested-b": other.name}
-        spec = ServeSpec(route="/tested")
-        endpoints.log_moved_routes(version.name, spec, ray_cluster.serve_port, told.append)
+        endpoints.log_moved_routes(
+            version.name, ServeSpec(route="/tested"), ray_cluster.serve_port, told.append
+        )
         assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
         listed = json.loads(command("endpoints", "--json").stdout)
         shown = {each["name"]: (each["route"], each["version"]) for each in listed}
