@@ -13,7 +13,7 @@ from orchestrator.tracking import Tracking
 
 
 class WorkClock:
-    """Seconds of work: the clock stands still while the run waits for devices."""
+    """Counts the seconds of a run without those for which it waits for devices."""
 
     def __init__(self) -> None:
         self._waited_s = 0.0

@@ -30,7 +30,7 @@ class Deleted:
 
     deleted: str
     bytes: int
-    """Size of its files."""
+    """Size of its files in bytes."""
 
 
 PRINTS = {"rm": Deleted}
