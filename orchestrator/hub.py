@@ -15,14 +15,12 @@ from jobs.errors import HubError, first_line, hide_text
 from jobs.spec.publish import PART, PublishSpec
 from jobs.storage import manifest
 from jobs.storage.storage import Storage
-from jobs.training import eval_sample, quality
+from jobs.training import quality
 from orchestrator.records import inputs, registry, runs
 from serve.version import ModelVersion
 
 HUB_ID = re.compile(rf"{PART}(/{PART})?")
 """Id of a base model on the Hub; anything else is a path."""
-PRIVATE_FILES = (manifest.MANIFEST, eval_sample.FILE)
-"""Files that stay in the storage: the first has the job with its paths, the second has rows."""
 PUBLIC = "{} is public on the Hub; say publish.private: false, or name another"
 MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 """Endings of files that another version may lack, and that would break loading it."""
@@ -102,11 +100,7 @@ def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Upl
         api.create_repo(spec.hub, private=spec.private, exist_ok=True)
         if spec.private and not api.model_info(spec.hub).private:
             raise HubError(PUBLIC.format(spec.hub))
-        files = {
-            path.relative_to(folder).as_posix(): path
-            for path in sorted(folder.rglob("*"))
-            if path.is_file() and path.name not in PRIVATE_FILES
-        }
+        files = _public_files(folder)
         card = card_of(files["README.md"].read_text("utf-8"), storage, version, details, spec)
         add = huggingface_hub.CommitOperationAdd
         written = {"README.md": card.encode(), quality.FILE: _thresholds(folder)}
@@ -172,6 +166,18 @@ def _without_path(file: Path) -> bytes:
     if not HUB_ID.fullmatch(str(settings.get("base_model_name_or_path"))):
         settings["base_model_name_or_path"] = None
     return json.dumps(settings, indent=2).encode()
+
+
+def _public_files(folder: Path) -> dict[str, Path]:
+    """A version's files by name, without those with the job and its paths or with rows."""
+    from jobs.training import eval_sample  # imports torch
+
+    private = (manifest.MANIFEST, eval_sample.FILE)
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name not in private
+    }
 
 
 def _thresholds(folder: Path) -> bytes:

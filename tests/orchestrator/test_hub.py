@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import yaml
 
@@ -30,7 +31,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with served() as found:
         monkeypatch.setenv("HF_ENDPOINT", found.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        # not by the environment, which it reads once a process
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
         yield found
 
 
