@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.hf_trainer import Clock  # noqa: E402 - runs from a clone, installed or not
 from cluster import memory_estimate  # noqa: E402
 from jobs.spec import task_registry  # noqa: E402
+from jobs.spec.model import Quantization  # noqa: E402
 from jobs.training.config import TRAINING_CONFIG  # noqa: E402
 from jobs.training.events import Event, Metered, Started  # noqa: E402
 from jobs.training.loop import train  # noqa: E402
@@ -39,6 +40,7 @@ PEAK_TFLOPS = 989.0
 """Dense bf16 peak of an H100 SXM."""
 WARMUP_STEPS = 5
 RANK = 16
+QUANTIZATION: Quantization = "nf4"
 SHAPES: dict[str, dict[str, int]] = {
     "1.1b": {
         "hidden_size": 2048,
@@ -81,6 +83,8 @@ class Case:
     vocabulary: int = 0
     """0 for the shape's own."""
     checkpointing: bool = False
+    quantized: bool = False
+    """Whether the frozen weights are in nf4."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -95,6 +99,7 @@ CASES = {
     "1.1b-full": Case("1.1b", lora=False, rows=4, length=2048),
     "3.2b-lora": Case("3.2b", lora=True, rows=4, length=2048),
     "8b-lora": Case("8b", lora=True, rows=2, length=4096),
+    "8b-qlora": Case("8b", lora=True, rows=1, length=2048, quantized=True),
 }
 CASES.update(
     {
@@ -148,7 +153,7 @@ def ours(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
         folder = Path(place)
         prepare(case, folder, arguments.tokenizer, samples_for(case, arguments.steps))
         config = TRAINING_CONFIG.validate_python(configured(case, folder, arguments))
-        forecast = forecast_gib(case, folder / "model")
+        forecast = forecast_gib(case, folder / "model", compiles=arguments.compile)
         events: list[Event] = []
         train(config, events.append)
     metered = next(event for event in events if isinstance(event, Metered))
@@ -164,7 +169,7 @@ def ours(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def forecast_gib(case: Case, model: Path) -> float:
+def forecast_gib(case: Case, model: Path, *, compiles: bool) -> float:
     """The memory that a plan expects."""
     task = task_registry.find("causal-lm")
     shape = counting.shape_of(str(model), task)
@@ -177,7 +182,10 @@ def forecast_gib(case: Case, model: Path) -> float:
         device="cuda",
         eval_batch=task.eval_batch,
         sharding=memory_estimate.StateSharding(
-            adapter=case.lora, gradient_checkpointing=case.checkpointing
+            adapter=case.lora,
+            gradient_checkpointing=case.checkpointing,
+            compile=compiles,
+            quantization=QUANTIZATION if case.quantized else None,
         ),
     )
     return found.expected_gib
@@ -290,6 +298,8 @@ def tokenised(path: Path, tokenizer: Any, length: int) -> list[dict[str, Any]]:
 def configured(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Our training run."""
     adapter = {"type": "lora", "r": RANK, "alpha": 32, "dropout": 0.0} if case.lora else None
+    if adapter and case.quantized:
+        adapter["quantization"] = QUANTIZATION
     return {
         "model": {
             "base": str(folder / "model"),

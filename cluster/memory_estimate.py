@@ -6,7 +6,7 @@ from typing import Literal
 from jobs.spec.model import Quantization
 from jobs.spec.train import OptimizerSpec, Precision, Strategy
 from jobs.training.config import Device
-from jobs.training.model.shape import PIECE_LOGITS, ModelShape
+from jobs.training.model.shape import EVAL_PIECE_LOGITS, PIECE_LOGITS, ModelShape
 
 STATE_BYTES_PER_PARAMETER = 8
 """fp32 weights (4) and gradients (4). 16-bit training has a copy of the weights and gradients
@@ -20,13 +20,15 @@ QUANTIZED_BYTES_PER_PARAMETER: dict[Quantization, float] = {"nf4": 0.517, "int8"
 """With a scale for each 64 weights, in 8 bits, and for each row. Embeddings and output layers stay
 whole, and one layer's weight is made whole at a time."""
 ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
-ACTIVATIONS, GATED_ACTIVATIONS = 8.0, 7.5
-FEED_FORWARD, GATED_FEED_FORWARD = 2.0, 4.0
+ACTIVATIONS, FEED_FORWARD = 8.0, 2.0
 """Activations kept for the backward pass per token and layer: for attention and norms in multiples
 of the hidden size, for the feed-forward layer in multiples of its width.
 
 Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022),
 section 4.1, without stored attention scores and without the dropout masks (`MASKS`)."""
+GATED, RECOMPUTED = (7.5, 4.0), (4.5, 2.0)
+"""The same two numbers for gated layers, and for gated layers whose norms and activation functions
+are computed again in the backward pass."""
 TRANSIENT, TRANSIENT_FEED_FORWARD = 2, 2
 """Elements per token that one layer holds temporarily, in multiples of the hidden size and of the
 feed-forward width: gradients in a backward pass, activations in an evaluation."""
@@ -88,8 +90,14 @@ class StateSharding:
     quantization: Quantization | None = None
     """Of the weights that an adapter leaves frozen."""
     gradient_checkpointing: bool = False
+    compile: bool = False
     cpu_offload: bool = False
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether compiled layers compute norms and activation functions again."""
+        return self.compile and self.adapter and not self.gradient_checkpointing
 
 
 def estimate(
@@ -113,12 +121,12 @@ def estimate(
     per_row = _bytes_per_row(shape, precision, sharding, tokens, target_tokens)
     scored = micro_batch_size * (target_tokens or tokens)
     is_in_pieces = shape.scores_vocabulary and scored * shape.vocabulary > PIECE_LOGITS
-    activations = micro_batch_size * per_row + _logits(shape, LOGITS, scored)
+    activations = micro_batch_size * per_row + _logits(shape, LOGITS, scored, PIECE_LOGITS)
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
     fixed += (
         _state(shape, precision, sharding)
-        + _evaluation(shape, target_tokens or tokens, precision, activations, eval_batch)
+        + _evaluation(shape, target_tokens or tokens, precision, eval_batch)
     ) / GIB
     if is_in_pieces and not sharding.adapter:  # a piece's gradient beside the sum of all
         fixed += shape.vocabulary * shape.hidden * 4 / GIB
@@ -170,7 +178,8 @@ def _bytes_per_row(
 ) -> float:
     """Returns the bytes of activations per row: what the backward pass needs, and one layer's."""
     share = CHECKPOINTED_SHARE if sharding.gradient_checkpointing else 1.0
-    layer, transient = share * _bytes_per_layer(shape, precision), _transient(shape, precision)
+    layer = share * _bytes_per_layer(shape, precision, sharding)
+    transient = _transient(shape, precision)
     if not target_tokens:
         return tokens * (shape.layers * layer + transient)
     hidden = share * shape.decoder_layers * shape.hidden * ELEMENT_BYTES[precision]
@@ -179,12 +188,12 @@ def _bytes_per_row(
     return tokens * source + target_tokens * target
 
 
-def _bytes_per_layer(shape: ModelShape, precision: Precision) -> float:
+def _bytes_per_layer(shape: ModelShape, precision: Precision, sharding: StateSharding) -> float:
     """Returns the bytes of a layer's activations per token that the backward pass needs."""
     element = ELEMENT_BYTES[precision]
     if shape.is_gated:
-        elements = GATED_ACTIVATIONS * shape.hidden + GATED_FEED_FORWARD * shape.intermediate
-        return elements * element
+        kept = RECOMPUTED if sharding.recomputes else GATED
+        return (kept[0] * shape.hidden + kept[1] * shape.intermediate) * element
     elements = ACTIVATIONS * shape.hidden + FEED_FORWARD * shape.intermediate
     wide = 4 * WIDE_NORMS if element < 4 else 0
     return elements * element + (MASKS + wide) * shape.hidden
@@ -198,20 +207,18 @@ def _transient(shape: ModelShape, precision: Precision) -> float:
     return float(elements * ELEMENT_BYTES[precision])
 
 
-def _evaluation(
-    shape: ModelShape, tokens: int, precision: Precision, activations: float, eval_batch: int
-) -> float:
+def _evaluation(shape: ModelShape, tokens: int, precision: Precision, eval_batch: int) -> float:
     """Returns the bytes that an evaluation needs in addition to the training state."""
     if shape.scores_vocabulary:
-        return max(0.0, _logits(shape, EVAL_LOGITS, eval_batch * tokens) - activations)
+        return _logits(shape, EVAL_LOGITS, eval_batch * tokens, EVAL_PIECE_LOGITS)
     return eval_batch * tokens * _transient(shape, precision)
 
 
-def _logits(shape: ModelShape, copies: int, tokens: int) -> float:
-    """Returns the bytes of `copies` of the fp32 logits of a piece of so many tokens.
+def _logits(shape: ModelShape, copies: int, tokens: int, most: int) -> float:
+    """Returns the bytes of `copies` of the fp32 logits of so many tokens, or of `most` logits.
 
     It is 0 for models that do not score the vocabulary.
     """
     if not shape.scores_vocabulary:
         return 0.0
-    return float(copies * 4 * min(shape.vocabulary * tokens, PIECE_LOGITS))
+    return float(copies * 4 * min(shape.vocabulary * tokens, most))

@@ -1,9 +1,11 @@
 """The random states of this process and of its device, from which training draws."""
 
 import contextlib
+import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 States = dict[str, torch.Tensor]
@@ -22,6 +24,12 @@ def write(states: States, device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def of_host() -> Any:
+    """Returns the random states of torch, NumPy and Python on the host, which can be compared."""
+    numbers: Any = np.random.get_state()
+    return torch.get_rng_state().tolist(), numbers[1].tolist(), numbers[2], random.getstate()
 
 
 @contextlib.contextmanager

@@ -132,7 +132,7 @@ def build_session(
         engine=Engine(step, settles=settles),
         training=training,
         remarks=tuple(
-            filter(None, (loaded.remark, rows_remark, training.remark, step.update.remark))
+            filter(None, (*loaded.remarks, rows_remark, training.remark, step.update.remark))
         ),
         lacks_references=lacks_references,
     )
@@ -220,9 +220,11 @@ def _referenced(
 
 def _compile(layers: Sequence[Any], config: TrainingConfig, world: World) -> None:
     """Compiles repeated layers on a GPU, if the job asks for it."""
+    # with an adapter most memory is that of activations
+    recomputes = config.model.adapter is not None and not config.gradient_checkpointing
     if config.compile and world.device.type == "cuda":
         for layer in layers:  # `forward` and not the call, because hooks differ between layers
-            layer.forward = compiled(layer.forward)
+            layer.forward = compiled(layer.forward, recomputes=recomputes)
 
 
 def _check_metrics(config: TrainingConfig) -> None:

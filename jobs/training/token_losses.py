@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jobs.training.data.tokens import IGNORED
 from jobs.training.model.adapter import unwrapped, without_ddp
-from jobs.training.model.shape import PIECE_LOGITS
+from jobs.training.model.shape import EVAL_PIECE_LOGITS, PIECE_LOGITS
 
 WHOLE_REMARK = (
     "the logits of all tokens are made at once, because this model's output layer cannot be run in"
@@ -219,7 +219,8 @@ class _Pieces:
         return (self._targets != IGNORED).nonzero().flatten()
 
     def _in_pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        count = max(1, math.ceil(len(hidden) * self._vocabulary / PIECE_LOGITS))
+        most = PIECE_LOGITS if torch.is_grad_enabled() else EVAL_PIECE_LOGITS
+        count = max(1, math.ceil(len(hidden) * self._vocabulary / most))
         if count == 1:
             return self._piece(hidden, targets)
         pairs = zip(hidden.chunk(count), targets.chunk(count), strict=True)

@@ -28,7 +28,7 @@ def loaded(folder: Path, auto: Any, names: tuple[str, ...]) -> tuple[Any, Any]:
 
 def test_a_classifier_of_tokens_for_the_same_labels_keeps_its_head(tmp_path: Path) -> None:
     own, made = loaded(tmp_path, transformers.AutoModelForTokenClassification, NAMES[::-1])
-    assert "its head is kept" in made.remark
+    assert "its head is kept" in "".join(made.remarks)
     assert torch.equal(made.model.classifier.weight, own.classifier.weight.flip(0))
 
 
@@ -43,7 +43,7 @@ def test_a_classifier_of_tokens_for_the_same_labels_keeps_its_head(tmp_path: Pat
 def test_other_heads_are_initialised_again(tmp_path: Path, auto: Any, names: Any) -> None:
     """A classifier of texts may have as many outputs, even of the same names."""
     own, made = loaded(tmp_path, auto, names)
-    assert "initialised again" in made.remark
+    assert "initialised again" in "".join(made.remarks)
     assert made.model.classifier.out_features == len(NAMES)
     assert len(names) != len(NAMES) or not torch.equal(
         made.model.classifier.weight, own.classifier.weight

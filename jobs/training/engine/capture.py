@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from jobs.training import random_states
 from jobs.training.config import TrainingConfig
 from jobs.training.engine.step import Piece, TrainStep
 from jobs.training.model.parallel import is_sharded
@@ -17,6 +18,8 @@ kernels."""
 
 LARGEST_CONSTANT = 64
 """Most elements of a tensor on the host that is written on the device element by element."""
+
+HOST_DRAWS = "the model draws random numbers on the host, which every replay would repeat"
 
 Run = Callable[[int], None]
 
@@ -66,15 +69,20 @@ def _written(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(forward: Callable[..., Any], *, recomputes: bool = False) -> Callable[..., Any]:
     """Returns a compiled function that stays compiled during a capture.
 
-    PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode.
+    PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode. With `recomputes` the
+    backward pass computes again what takes little time, such as norms and activation functions.
     """
     fast = torch.compile(forward)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes():
+        # read when the first call compiles
+        with (
+            _disable_current_modes(),
+            torch._functorch.config.patch(aggressive_recomputation=recomputes),
+        ):
             return fast(*args, **kwargs)
 
     return run
@@ -94,13 +102,15 @@ class CapturedSteps:
         for width, found in pieces.items():
             self._graphs[width] = []
             for piece in found:
-                graph = torch.cuda.CUDAGraph()
+                graph, states = torch.cuda.CUDAGraph(), random_states.of_host()
                 # thread_local: NCCL's watchdog thread may query its events during a capture
                 with (
                     HostConstants(step.world.device),
                     torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
                 ):
                     piece.run()
+                if random_states.of_host() != states:
+                    raise RuntimeError(HOST_DRAWS)
                 pool = pool or graph.pool()
                 self._graphs[width].append((graph, piece.times))
 

@@ -17,6 +17,10 @@ from jobs.training.model import location, low_precision, quantized
 from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
+LAYER_DROP = (
+    "the base leaves out whole layers at random (layerdrop); training does not, because workers"
+    " would exchange gradients of different layers"
+)
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 """Suffixes of the names of classifier classes in transformers."""
 
@@ -28,8 +32,8 @@ class LoadedModel:
     model: Any
     fresh: tuple[str, ...] = ()
     """Modules that the base lacks; their weights are initialised from torch's random state."""
-    remark: str = ""
-    """Whether the head of a base that is a classifier was kept; empty for other bases."""
+    remarks: tuple[str, ...] = ()
+    """Whether the head of a base that is a classifier was kept, and what training switches off."""
 
 
 def load_tokenizer(base: str, folder: Path | None = None) -> Any:
@@ -130,7 +134,7 @@ def load_model(
     is_labelled = training.has_labels
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
     lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
-    remark = ""
+    remarks = [LAYER_DROP] if _layer_drop_fields(own) else []
     if is_classifier and is_labelled:
         kind = task_registry.find(spec.task).auto_class.removeprefix("AutoModel")
         is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
@@ -138,12 +142,12 @@ def load_model(
         is_kept = training.keeps_head and own.problem_type != "regression"
         kept = label_names if is_kept else ()
         kept_for = kept if is_same_kind else None
-        remark = _settle_head(model, head, lacking, own, kept_for)
+        remarks.append(_settle_head(model, head, lacking, own, kept_for))
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
-    return LoadedModel(model, tuple(fresh), remark)
+    return LoadedModel(model, tuple(fresh), tuple(remarks))
 
 
 def _placed(
@@ -213,6 +217,8 @@ def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer
     for part in parts:
         if tokenizer is not None:
             part.pad_token_id = tokenizer.pad_token_id
+        for name in _layer_drop_fields(part):
+            setattr(part, name, 0.0)
         if spec.dropout is not None:
             for name in dropout_fields(part):
                 setattr(part, name, spec.dropout)
@@ -228,6 +234,11 @@ def dropout_fields(config: Any) -> list[str]:
         and (value is None or isinstance(value, int | float))
         and not isinstance(value, bool)
     ]
+
+
+def _layer_drop_fields(config: Any) -> list[str]:
+    """Returns the fields of a configuration by which whole layers are left out at random."""
+    return [name for name, value in vars(config).items() if name.endswith("layerdrop") and value]
 
 
 def _set_dropout(model: Any, base: str, probability: float) -> None:

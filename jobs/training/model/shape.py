@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 PIECE_LOGITS = 2**27
 """Most logits that training makes at once: 0.5 GiB in fp32, enough tokens to keep a GPU busy."""
+EVAL_PIECE_LOGITS = 2**25
+"""Most logits that an evaluation makes at once: it cannot use the memory of captured steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,3 +221,32 @@ def test_compiled_layers_stay_compiled_in_a_capture(monkeypatch: pytest.MonkeyPa
     with HostConstants(torch.device("cuda", 0)):
         assert fast(value).equal(expected)
     assert len(runs) == 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # torch's own
+def test_compiled_layers_keep_less_where_they_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.compile
+    backend = "aot_eager_decomp_partition"  # the real partitioner, without a C++ compiler
+    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend=backend, dynamic=False))
+    up, down = (torch.nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return down(torch.nn.functional.silu(up(x)) * x)  # type: ignore[no-any-return]
+
+    def step(*, recomputes: bool) -> tuple[int, torch.Tensor]:
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        value = torch.linspace(-1, 1, 8 * 64).view(8, 64).requires_grad_()
+        torch._dynamo.reset()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            compiled(forward, recomputes=recomputes)(value).sum().backward()
+        assert value.grad is not None
+        return sum(kept.values()), value.grad
+
+    (all_kept, expected), (few_kept, found) = step(recomputes=False), step(recomputes=True)
+    assert few_kept <= all_kept - 8 * 64
+    assert found.equal(expected)
