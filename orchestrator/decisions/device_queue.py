@@ -3,7 +3,7 @@
 Within a priority, runs that have begun go on first, so that few runs are half done; then the owner
 who has used the least device time, and of an owner's runs the one that came first. A run that
 needs more devices than are free lets later runs pass it for PATIENCE_S; from then on, devices that
-become free are kept for it.
+become free are kept for it, if it could run once all leases have ended.
 """
 
 import math
@@ -26,6 +26,8 @@ PATIENCE_S = 600.0
 """How long runs that need fewer devices may pass one that needs more."""
 ASKING_S = 10.0
 """A waiting run that has not asked for this long has given up."""
+COUNTED_S = 3.0
+"""How long Ray may take to count the devices of an ended group as free."""
 HALF_LIFE_S = 24 * 3600.0
 """After this time, device time that an owner has used counts half."""
 
@@ -39,7 +41,7 @@ class _Claim:
     asked: float
 
     def slots(self) -> set[Slot]:
-        return {(node, each.resource) for each in self.demands for node in each.nodes}
+        return set().union(*(each.slots() for each in self.demands))
 
 
 class DeviceQueue:
@@ -69,21 +71,29 @@ class DeviceQueue:
         self._claims.pop(job, None)
         self._leases.pop(job, None)
 
-    def ask(self, job: str, demands: Sequence[Demand], world: World, now: float) -> Lease | Place:
-        """Lease devices for one of the demands, or say the run's place in the queue.
+    def ask(
+        self,
+        job: str,
+        demands: Sequence[Demand],
+        world: World,
+        now: float,
+        since: float | None = None,
+    ) -> Lease | Place:
+        """Lease devices to a run that has entered for one of its demands, or say its place.
 
         The lease replaces an earlier one of the run; a run that has to wait gives its earlier lease
-        back. A waiting run has to ask again within ASKING_S.
+        back. A waiting run has to ask again within ASKING_S; `since` is when it began to wait.
         """
         self.settle(world, now)
-        if job not in self._tickets:
-            self._tickets[job] = Ticket(job, job, "", 0, now)
+        if self._tickets[job].has_begun:
+            self._begun.add(job)
         before = self._claims.get(job)
-        since = before.since if before else now
+        since = before.since if before else now if since is None else since
         self._claims[job] = _Claim(tuple(demands), since, now)
         lease = self._granted(job, world, now)
         if lease is None:
-            self._leases.pop(job, None)
+            if not self._waits_for_own(job, world, now):
+                self._leases.pop(job, None)
             return self._place(job, world)
         del self._claims[job]
         held = self._leases.get(job)
@@ -157,21 +167,34 @@ class DeviceQueue:
         order = self._order()
         return self._met(job, self._left_by(order[: order.index(job)], world, now), now)
 
+    def _waits_for_own(self, job: str, world: World, now: float) -> bool:
+        """Returns whether a run would get a lease if nobody else used the devices that it holds.
+
+        For a moment, Ray counts those of a group that has just ended as used, by whomever.
+        """
+        if job not in self._leases or now - self._claims[job].since >= COUNTED_S:
+            return False
+        unused = {slot: max(0, count) for slot, count in self._free(world).items()}
+        return self._met(job, unused, now) is not None
+
     def _left_by(self, waiting: Sequence[str], world: World, now: float) -> dict[Slot, int]:
         """Returns the free devices that these waiting runs, the next one first, leave to others."""
         free = self._free(world)
         for other in waiting:
+            claim = self._claims[other]
             if found := self._met(other, free, now):
                 _take(free, found.slots)  # it asks again in a moment
-            elif now - self._claims[other].since > PATIENCE_S:
-                free.update(dict.fromkeys(self._claims[other].slots() & set(free), 0))
+            elif now - claim.since > PATIENCE_S:
+                possible = {slot: _for_runs(each, world) for slot, each in world.slots.items()}
+                for demand in claim.demands:
+                    if _allocate(demand, possible, {}):
+                        free.update(dict.fromkeys(demand.slots() & set(free), 0))
         return free
 
     def _met(self, job: str, free: dict[Slot, int], now: float) -> Lease | None:
         """Returns the lease that free devices and the run's own allow."""
         own = self._leases[job].slots if job in self._leases else {}
-        usable = dict(free)
-        _take(usable, {slot: -count for slot, count in own.items() if slot in free})
+        usable = {slot: count + own.get(slot, 0) for slot, count in free.items()}
         for number, demand in enumerate(self._claims[job].demands):
             if slots := _allocate(demand, usable, own):
                 return Lease(number, demand.name, slots, now)
@@ -179,15 +202,17 @@ class DeviceQueue:
 
     def _free(self, world: World) -> dict[Slot, int]:
         """Returns the devices that nobody holds, by slot."""
-        return {slot: self._left(slot, each) for slot, each in world.slots.items()}
-
-    def _left(self, slot: Slot, capacity: Capacity) -> int:
-        leased = {
-            job: lease.slots[slot] for job, lease in self._leases.items() if slot in lease.slots
+        return {
+            slot: _for_runs(each, world) - self._held(slot, each, world)
+            for slot, each in world.slots.items()
         }
-        own = sum(min(capacity.used_by.get(job, 0.0), count) for job, count in leased.items())
-        not_used = math.floor(capacity.total - max(0.0, capacity.used - own) + 1e-6)
-        return min(capacity.devices, not_used) - sum(leased.values())
+
+    def _held(self, slot: Slot, capacity: Capacity, world: World) -> int:
+        """Returns the devices that runs hold, by a lease or by a group that this queue forgot."""
+        held = {job: float(lease.slots.get(slot, 0)) for job, lease in self._leases.items()}
+        for job in world.jobs & set(capacity.used_by):
+            held[job] = max(held.get(job, 0.0), capacity.used_by[job])
+        return sum(math.ceil(count - 1e-6) for count in held.values())
 
     def _place(self, job: str, world: World) -> Place:
         wanted = self._claims[job].slots()
@@ -197,16 +222,20 @@ class DeviceQueue:
             for other, lease in self._leases.items()
             if wanted & set(lease.slots)
         ]
-        if any(_is_used_by_others(world.slots[slot]) for slot in wanted if slot in world.slots):
+        up = [world.slots[slot] for slot in wanted & set(world.slots)]
+        if any(_for_runs(each, world) < each.devices for each in up):
             holders.append("an endpoint or another program holds devices")
-        if not wanted & set(world.slots):
+        if not up:
             holders = ["no node with these devices is up"]
         why = ", ".join(holders) or "free devices are kept for the runs before it"
         return Place(rivals.index(job) + 1, len(rivals), why)
 
 
-def _is_used_by_others(capacity: Capacity) -> bool:
-    return capacity.used - sum(capacity.used_by.values()) >= 1
+def _for_runs(capacity: Capacity, world: World) -> int:
+    """Returns the devices that are left to runs by endpoints and other programs."""
+    by_runs = sum(count for job, count in capacity.used_by.items() if job in world.jobs)
+    by_others = max(0.0, capacity.used - by_runs)
+    return min(capacity.devices, math.floor(capacity.total - by_others + 1e-6))
 
 
 def _take(free: dict[Slot, int], slots: Mapping[Slot, int]) -> None:

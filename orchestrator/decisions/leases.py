@@ -24,6 +24,8 @@ class Ticket:
     priority: int
     entered: float
     """When the run was created, in seconds since 1970."""
+    has_begun: bool = False
+    """Whether it has held devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Demand:
     least: int
     most: int
     """More than `least` devices are leased in multiples of it."""
+
+    def slots(self) -> set[Slot]:
+        """Returns where the devices may be."""
+        return {(node, self.resource) for node in self.nodes}
 
 
 @dataclass(frozen=True, slots=True)

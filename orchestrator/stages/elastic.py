@@ -15,8 +15,9 @@ from jobs.spec.quantities import format_duration
 from jobs.spec.resources import WaitSpec
 from orchestrator.decisions.leases import Devices, Taken
 
-REGAIN_S = 20.0
-"""How long lost devices may take to return before training continues with fewer workers."""
+REGAIN_S = 10.0
+"""How long lost devices may take to return before training continues with fewer workers. Until then
+the run holds those that are left, though others may wait for them."""
 LOOK_S = 1.0
 """How often lost devices are looked for."""
 GROW_S = 60.0
@@ -29,27 +30,27 @@ def wait_for_devices(
     avoid: frozenset[str],
     wait: WaitSpec,
     devices: Devices,
+    *,
+    regains: bool = True,
 ) -> Placement:
     """Take devices of the placement or, after REGAIN_S, of one with `counts` workers.
 
     Returns the placement on the nodes that are up now: a replaced node has a new id. Nodes to avoid
-    are used only if the others do not suffice.
+    are used only if the others do not suffice. Without `regains` fewer workers do at once.
 
     Raises:
         ClusterError: if the devices are not free within the job's timeout.
     """
     limit_s, began = wait.timeout.total_seconds(), time.monotonic()
-    shrink_after_s = min(REGAIN_S, limit_s / 2)
+    shrink_after_s = min(REGAIN_S, limit_s / 2) if regains else 0.0
     while (waited_s := time.monotonic() - began) < limit_s:
-        nodes = discovery.discover().nodes
-        options = [
-            option
-            for option in placing.options(wanted, counts, nodes, avoid)
-            if option.workers == wanted.workers or waited_s >= shrink_after_s
-        ]
+        options = placing.options(wanted, counts, discovery.discover().nodes, avoid)
+        may_shrink = waited_s >= shrink_after_s
         taken = devices.take(options) if options else None
-        if isinstance(taken, Taken):
+        if isinstance(taken, Taken) and (may_shrink or taken.option.workers == wanted.workers):
             return taken.placement
+        if not options and may_shrink:
+            devices.give_back()
         time.sleep(LOOK_S)
     devices.give_back()
     raise ClusterError(

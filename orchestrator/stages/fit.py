@@ -4,8 +4,8 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.placement import Placement
@@ -124,7 +124,8 @@ def fit(
 
     `on_failure` gets each failure and the decision about it; `log` gets sentences for the user.
     After SIGTERM or Ctrl-C the workers save and end, and the signal's exception is raised.
-    `config.stop_after_s` holds for all attempts together, with the waits between them.
+    `config.stop_after_s` holds for all attempts together, with the pauses between them and without
+    the waits for devices.
 
     Raises:
         TrainingError: if a failure is permanent or has been retried often enough.
@@ -133,11 +134,11 @@ def fit(
     begin = time.monotonic()
     progress, failures = _Progress(), list[Failed]()
     wanted, avoid = placement, frozenset[str]()
-    placement = wait_for_devices(wanted, (), avoid, rules.wait, rules.devices)
+    placement = _devices(wanted, (), avoid, rules, progress)
     while True:
         growth = Growth(wanted, placement, avoid, rules.devices)
         try:
-            limited = with_less_time(config, time.monotonic() - begin)
+            limited = with_less_time(config, time.monotonic() - begin - progress.waited_s)
             _attempt(limited, placement, checkpoints, rules, progress, on_event, log, growth)
             if not (growth.is_due and progress.has_left):
                 spent_s = time.monotonic() - begin - progress.waited_s
@@ -157,9 +158,26 @@ def fit(
             avoid = decision.avoid
         counts = fewer_workers(config, wanted.workers, rules.min_workers)
         before = placement
-        placement = wait_for_devices(wanted, counts, avoid, rules.wait, rules.devices)
+        # a group that leaves to grow need not wait for lost devices
+        placement = _devices(wanted, counts, avoid, rules, progress, regains=not growth.is_due)
         if placement.workers != before.workers:
             log(f"continuing with {placement.workers} of {wanted.workers} workers")
+
+
+def _devices(
+    wanted: Placement,
+    counts: Sequence[int],
+    avoid: frozenset[str],
+    rules: Rules,
+    progress: _Progress,
+    *,
+    regains: bool = True,
+) -> Placement:
+    """Take devices, as `wait_for_devices` does, and count the wait."""
+    begin = time.monotonic()
+    found = wait_for_devices(wanted, counts, avoid, rules.wait, rules.devices, regains=regains)
+    progress.waited_s += time.monotonic() - begin
+    return found
 
 
 def _attempt(
@@ -182,7 +200,6 @@ def _attempt(
         storage=checkpoints.folder.parent,
         leave=leave,
         silence_s=rules.hang_after_s,
-        after_wait=_after_wait,
     )
     device_wait = DeviceWait(rules.wait.timeout.total_seconds(), log)
     events = stream(start, device_wait)
@@ -195,11 +212,6 @@ def _attempt(
                 on_event(event)
     finally:  # also of an attempt that fails before it has started
         progress.waited_s += device_wait.waited_s
-
-
-def _after_wait(payload: FitPayload, waited_s: float) -> FitPayload:
-    """Returns the payload that stops earlier by the wait, so that the deadline stays."""
-    return replace(payload, config=with_less_time(payload.config, waited_s))
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:

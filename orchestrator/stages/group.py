@@ -6,7 +6,7 @@ import queue as queues
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,6 @@ class Start:
     """Once it is set, the workers get the order to leave, and have GRACE_S to end."""
     silence_s: float = math.inf
     """Longest time without a report before the workers count as hung."""
-    after_wait: Callable[[Any, float], object] | None = None
-    """Returns the payload to use after seconds of waiting for devices; None to keep it."""
 
 
 @dataclass(slots=True)
@@ -102,10 +100,7 @@ def stream(start: Start, device_wait: DeviceWait | None = None) -> Generator[Eve
             return
         except failures.BusyError as busy:
             _wait(start, device_wait, began, busy)
-        waited_s = time.monotonic() - began
-        device_wait.waited_s += waited_s
-        if start.after_wait:
-            start = replace(start, payload=start.after_wait(start.payload, waited_s))
+        device_wait.waited_s += time.monotonic() - began
 
 
 def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.BusyError) -> None:

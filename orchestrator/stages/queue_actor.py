@@ -29,7 +29,8 @@ from orchestrator.decisions.leases import (
 )
 from orchestrator.stages.devices import ON_HEAD, worker_resources
 
-NAME, NAMESPACE = "queue", "winnow"
+NAME, NAMESPACE = "queue-2", "winnow"
+"""The number changes with the methods of the actor, which outlives the release that starts it."""
 ANSWER_S = 60.0
 """How long the queue may take to answer, also while it starts."""
 LEAVE_S = 2.0
@@ -40,7 +41,10 @@ JOB_ID_DIGITS = 8
 
 @ray.remote(num_cpus=0, resources=ON_HEAD, max_restarts=-1, max_task_retries=-1)
 class QueueActor:
-    """Keeps the queue. Started anew, it hears of each run again when the run asks."""
+    """Keeps the queue. Started anew, it hears of each run again when the run asks.
+
+    Devices of runs that do not ask are seen by their placement groups; what owners used is lost.
+    """
 
     def __init__(self) -> None:
         self._queue = DeviceQueue()
@@ -54,10 +58,12 @@ class QueueActor:
         self._queue.settle(world(), time.time())
         self._queue.leave(job)
 
-    def ask(self, job: str, ticket: Ticket, demands: Sequence[Demand]) -> Lease | Place:
-        """Lease devices to a run, or say its place."""
+    def ask(
+        self, job: str, ticket: Ticket, demands: Sequence[Demand], since: float
+    ) -> Lease | Place:
+        """Lease devices to a run that waits since then, or say its place."""
         self._queue.enter(job, ticket)
-        return self._queue.ask(job, demands, world(), time.time())
+        return self._queue.ask(job, demands, world(), time.time(), since)
 
     def has_room(self, job: str, demand: Demand) -> bool:
         """Returns whether devices are free that no waiting run could use."""
@@ -80,6 +86,7 @@ class LeasedDevices:
         self._ticket, self._actor = ticket, _handle()
         self._job = ray.get_runtime_context().get_job_id()
         self._actor.enter.remote(self._job, ticket)
+        self._waits_since: float | None = None
 
     def take(self, options: Sequence[Placement], groups: int = 1) -> Taken | Place:
         """Lease the devices of the first free placement, as `Devices` says.
@@ -88,9 +95,12 @@ class LeasedDevices:
             ClusterError: if the queue does not answer.
         """
         demands = tuple(_demand(option, groups) for option in options)
-        answer: Lease | Place = _get(self._actor.ask.remote(self._job, self._ticket, demands))
+        since = self._waits_since = self._waits_since or time.time()
+        asked = self._actor.ask.remote(self._job, self._ticket, demands, since)
+        answer: Lease | Place = _get(asked)
         if isinstance(answer, Place):
             return answer
+        self._waits_since, self._ticket = None, replace(self._ticket, has_begun=True)
         option = options[answer.option]
         leased = replace(option, node_ids=tuple(dict.fromkeys(answer.nodes)))
         if groups == 1:
@@ -103,6 +113,7 @@ class LeasedDevices:
 
     def give_back(self) -> None:
         """End the lease, or the wait for one."""
+        self._waits_since = None
         _get(self._actor.give_back.remote(self._job))
 
     def leave(self) -> None:

@@ -100,11 +100,6 @@ def report_payload(payload: int, report: "Report") -> None:
     report(Interrupted(payload))
 
 
-def one_more(payload: int, _: float) -> int:
-    """The payload of a group that waited."""
-    return payload + 1
-
-
 def test_devices_that_another_job_took_since_are_waited_for(
     ray_cluster: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +109,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
     monkeypatch.setitem(group.SETTINGS, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     _, plan, _ = prepared(tmp_path, any_of=LISTED)
     placement = plan.placements[1]
-    start = group.Start(report_payload, 1, placement, "fit", tmp_path, after_wait=one_more)
+    start = group.Start(report_payload, 1, placement, "fit", tmp_path)
     with contextlib.ExitStack() as other:
         other.enter_context(held(plan, placement.name))
         with pytest.raises(failures.BusyError, match="did not get their devices in time"):
@@ -127,7 +122,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
 
         device_wait = group.DeviceWait(60, let_go)
         events = list(group.stream(start, device_wait))
-    assert set(events) == {Interrupted(2)}
+    assert set(events) == {Interrupted(1)}
     assert told == [
         f"another job or endpoint took the devices of {placement.name}; waiting for them"
     ]

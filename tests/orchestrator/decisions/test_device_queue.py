@@ -165,6 +165,51 @@ def test_smaller_runs_pass_a_large_one_until_its_patience_ends() -> None:
     assert isinstance(runs.ask("b", [demand(2)], two, late + 2), Lease)
 
 
+@pytest.mark.parametrize(
+    "without",
+    [
+        World({slot("n"): Capacity(2, 2.0, 1.0)}, frozenset("bd")),  # an endpoint holds one
+        world(n=1),  # the other node is down
+    ],
+)
+def test_nothing_is_kept_for_a_run_that_cannot_have_what_it_wants(without: World) -> None:
+    runs = queue(("b", "bob", 0), ("d", "dan", 0))
+    assert isinstance(runs.ask("b", [demand(2)], without, NOW), Place)
+    late = NOW + device_queue.PATIENCE_S + 1
+    runs.ask("b", [demand(2)], without, late - 9)
+    runs.ask("b", [demand(2)], without, late)
+    assert isinstance(runs.ask("d", [demand(1)], without, late), Lease)
+
+
+def test_a_run_keeps_its_devices_while_ray_still_counts_its_last_group() -> None:
+    """What is still used after a moment is used by somebody else, and the lease ends."""
+    runs, held = queue(("a", "ann", 0), ("b", "bob", 0)), world(n=2)
+    stale = World({slot("n"): Capacity(2, 2.0, 2.0)}, frozenset("ab"))
+    assert isinstance(runs.ask("a", [demand(2)], held, NOW), Lease)
+    assert isinstance(runs.ask("a", [demand(2)], stale, NOW + 50), Place)
+    assert isinstance(runs.ask("b", [demand(1)], held, NOW + 51), Place)
+    again = runs.ask("a", [demand(2)], held, NOW + 51)
+    assert isinstance(again, Lease)
+    assert again.since == NOW
+    runs.ask("a", [demand(2)], stale, NOW + 60)
+    runs.ask("a", [demand(2)], stale, NOW + 60 + device_queue.COUNTED_S)
+    assert [each.state for each in runs.entries(stale, NOW + 64)] == ["waits", "plans"]
+
+
+def test_a_queue_that_was_started_anew_grants_nothing_twice() -> None:
+    """It sees the groups of runs that do not ask, and hears who has begun and waits since when."""
+    cores = World({("n", "CPU"): Capacity(2, 64.0, 2.0, {"a": 2.0})}, frozenset("abcd"))
+    runs, one = DeviceQueue(), Demand("cpu:1", ("n",), "CPU", 1, 1)
+    for number, job in enumerate("bcd"):
+        runs.enter(job, Ticket(job, job, job, 0, NOW + number, has_begun=job == "c"))
+    for job in "bcd":
+        assert isinstance(runs.ask(job, [one], cores, NOW, NOW - 500), Place)
+    free = replace(cores, slots={("n", "CPU"): Capacity(1, 64.0, 0.0)})
+    assert isinstance(runs.ask("b", [one], free, NOW + 1, NOW - 499), Place)
+    assert isinstance(runs.ask("c", [one], free, NOW + 1, NOW - 499), Lease)
+    assert [each.since for each in runs.entries(free, NOW + 2)] == [NOW + 1, NOW - 500, NOW - 500]
+
+
 def test_a_run_that_no_longer_asks_stands_in_nobody_s_way() -> None:
     runs = queue(("a", "ann", 0), ("b", "bob", 0))
     assert isinstance(runs.ask("a", [demand()], world(), NOW), Place)
