@@ -1,13 +1,12 @@
-"""The quality of a trained model as the report's page shows it: tables and curves in SVG units."""
+"""The quality of a trained model as the report's page shows it: tables and curves."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from jobs.spec.quantities import format_metric
 from jobs.training.quality import Cell, Curve, QualityReport, Table
+from orchestrator.records import plots
 
-LEFT, TOP, SIDE = 60, 10, 300
-"""Frame of a curve."""
 LEAST_RADIUS, RADIUS = 2.0, 7.0
 """Radius of a point without rows, and what all rows add to it."""
 OPEN_ROWS = 30
@@ -19,9 +18,10 @@ def tables(quality: QualityReport | None) -> list[dict[str, Any]]:
     return [_table(table) for table in quality.tables] if quality else []
 
 
-def curves(quality: QualityReport | None) -> list[dict[str, Any]]:
-    """Returns the curves with points, the diagonal and labels of the axes."""
-    return [_curve(curve) for curve in quality.curves if curve.points] if quality else []
+def curves(quality: QualityReport | None) -> list[plots.Plot]:
+    """Returns the curves as points beside the diagonal."""
+    found = [_curve(curve) for curve in quality.curves if curve.points] if quality else []
+    return [plot for plot in found if plot]
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -50,26 +50,15 @@ def _text(cell: Cell) -> str:
     return format_metric(cell) if isinstance(cell, float) else str(cell)
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
-    values = [value for point in curve.points for value in (point.x, point.y)]
-    low, high = min(values), max(values)
-    if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    scale = (high - low) or 1.0
+def _curve(curve: Curve) -> plots.Plot | None:
     most = max(point.count for point in curve.points)
-    return {
-        "title": curve.title,
-        "x_label": curve.x_label,
-        "y_label": curve.y_label,
-        "low": format_metric(low),
-        "high": format_metric(high),
-        "points": [
-            {
-                "x": round(LEFT + SIDE * (point.x - low) / scale, 1),
-                "y": round(TOP + SIDE * (high - point.y) / scale, 1),
-                "radius": round(LEAST_RADIUS + RADIUS * point.count / most, 1),
-                "title": f"{format_metric(point.x)}: {format_metric(point.y)}, {point.count} rows",
-            }
-            for point in curve.points
-        ],
-    }
+    points = [
+        plots.Point(
+            point.x,
+            point.y,
+            f"{format_metric(point.x)}: {format_metric(point.y)}, {point.count} rows",
+            radius=LEAST_RADIUS + RADIUS * point.count / most,
+        )
+        for point in curve.points
+    ]
+    return plots.scatter(curve.title, curve.x_label, curve.y_label, points, is_square=True)

@@ -1,29 +1,25 @@
 """Renders the report of a run as one self-contained HTML file, and as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import jinja2
 import pydantic_core
 
-from jobs.spec.quantities import format_metric
+from jobs.spec.quantities import format_metric, format_metrics
 from orchestrator.decisions.advice import advise
 from orchestrator.decisions.measurement import Measurement, Prediction
 from orchestrator.decisions.plan import Candidate, Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
-from orchestrator.records import charts, quality_view
+from orchestrator.records import charts, plots, quality_view
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.receipt_text import show_cost, show_interval, show_time
 
 PAGE, DATA = "report.html", "report.json"
 """Names of the report's files in a run, as HTML and as JSON."""
-LEFT, TOP, WIDTH, HEIGHT = 60, 10, 640, 300
-"""Frame of the Pareto plot, in SVG units."""
-CURVE_HEIGHT = 160
-MARGIN = 0.08
-"""Free space around the points, as a share of their range."""
+STEPS = "optimizer steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +51,7 @@ def render(data: ReportData) -> str:
         metric=data.metric,
         winner=data.winner,
         receipt=data.receipt,
+        lead=lead(data),
         cards=_cards(data),
         plot=_pareto_plot(data),
         advice=advice_of(data),
@@ -63,10 +60,10 @@ def render(data: ReportData) -> str:
         scaling=charts.scaling(data.plan, data.measurements),
         phases=_phases(data),
         saving=charts.saving_text(data.plan, data.predictions, data.measurements),
-        learning=_learning_curves(data.trials),
+        learning=_learning_curves(data),
         candidates=[_candidate_row(data, candidate) for candidate in data.plan.candidates],
         trials=[_trial_row(trial) for trial in data.trials],
-        curve=_loss_curve(data.fit),
+        curves=_fit_curves(data),
         tables=quality_view.tables(data.fit.quality if data.fit else None),
         quality_curves=quality_view.curves(data.fit.quality if data.fit else None),
         skipped=data.plan.skipped,
@@ -92,6 +89,39 @@ def advice_of(data: ReportData) -> tuple[str, ...]:
     return advise(data.plan, data.winner, measured)
 
 
+def lead(data: ReportData) -> str:
+    """Returns the run in a few sentences, for readers who know neither Winnow nor training."""
+    winner, receipt = data.winner, data.receipt
+    sentences = []
+    if data.measurements:
+        tried = f" and compared {len(data.trials)} short trainings" if data.trials else ""
+        sentences.append(
+            f"Winnow measured {len(data.measurements)} of {len(data.plan.candidates)} combinations"
+            f" of accelerator, precision and batch size{tried}."
+        )
+    sentences.append(f"{winner} was chosen ({winner.reason}).")
+    if receipt:
+        cost = receipt.actual_cost_usd
+        paid = "" if cost is None else f" and cost {show_cost(cost)}"
+        sentences.append(f"Training took {show_time(receipt.actual_time_s)}{paid}{_off(receipt)}.")
+        if receipt.sweep_time_s:
+            cost = receipt.sweep_cost_usd
+            paid = "" if cost is None else f" and cost {show_cost(cost)}"
+            took = show_time(receipt.sweep_time_s)
+            sentences.append(f"The comparison before it took {took}{paid}.")
+        found = format_metrics(receipt.metrics)
+        sentences.append(f"On the evaluation rows the model reaches {found}.")
+    return " ".join(sentences)
+
+
+def _off(receipt: Receipt) -> str:
+    error = receipt.time_error
+    if error is None:
+        return ""
+    word = "longer" if error > 0 else "shorter"
+    return f", {abs(error):.0%} {word} than predicted"
+
+
 def _cards(data: ReportData) -> list[dict[str, str]]:
     cards = []
     if data.receipt:
@@ -102,6 +132,8 @@ def _cards(data: ReportData) -> list[dict[str, str]]:
             {"label": "training cost", "value": show_cost(receipt.actual_cost_usd)},
             {"label": "sweep took", "value": show_time(receipt.sweep_time_s)},
         ]
+        if receipt.sweep_cost_usd is not None:
+            cards.append({"label": "sweep cost", "value": show_cost(receipt.sweep_cost_usd)})
         if receipt.actual_memory_gib is not None:
             value = f"{receipt.actual_memory_gib:.1f} GiB"
             cards.append({"label": "peak memory of a worker", "value": value})
@@ -145,34 +177,25 @@ def _trial_row(trial: TrialResult) -> dict[str, str]:
     }
 
 
-def _pareto_plot(data: ReportData) -> dict[str, Any] | None:
-    priced = all(option.cost_usd is not None for option in data.winner.options)
-    points = [
-        (option, (option.cost_usd if priced else option.time_s) or 0.0, option.quality)
-        for option in data.winner.options
-        if option.quality is not None
-    ]
-    if not points:
-        return None
-    x_low, x_high = _span([x for _, x, _ in points])
-    y_low, y_high = _span([y for _, _, y in points if y is not None])
+def _pareto_plot(data: ReportData) -> plots.Plot | None:
+    options = [option for option in data.winner.options if option.quality is not None]
+    priced = all(option.cost_usd is not None for option in options)
+    size, unit = plots.in_unit_of([option.time_s or 0.0 for option in options])
     show = show_cost if priced else show_time
-    return {
-        "x_label": "predicted cost of the full run" if priced else "predicted time of the full run",
-        "y_label": f"{data.metric} of the trial",
-        "points": [
-            {
-                "x": LEFT + WIDTH * (x - x_low) / (x_high - x_low),
-                "y": TOP + HEIGHT * (y_high - (y or 0.0)) / (y_high - y_low),
-                "kind": _kind(option, data.winner),
-                "title": f"{option.id}: {show(x)}, {data.metric} {format_metric(y)}",
-            }
-            for option, x, y in points
-        ],
-        "x_ticks": _ticks(x_low, x_high, LEFT, WIDTH, show),
-        "limits": _limits(data, y_low, y_high),
-        "y_ticks": _ticks(y_high, y_low, TOP, HEIGHT, format_metric),
-    }
+    points = []
+    for option in options:
+        value = (option.cost_usd if priced else option.time_s) or 0.0
+        kind, quality = _kind(option, data.winner), option.quality or 0.0
+        text = f"{option.id}: {show(value)}, {data.metric} {format_metric(quality)}"
+        points.append(plots.Point(value if priced else value / size, quality, text, kind))
+    name = "predicted cost of the full run" if priced else "predicted time of the full run"
+    return plots.scatter(
+        f"Quality against {name}",
+        f"{name} ({'USD' if priced else unit})",
+        f"{data.metric} of the trial",
+        points,
+        limit=data.limits.get(data.metric),
+    )
 
 
 def _phases(data: ReportData) -> tuple[charts.Bar, ...]:
@@ -182,65 +205,27 @@ def _phases(data: ReportData) -> tuple[charts.Bar, ...]:
     return charts.phase_bars(prediction.phases, show_time)
 
 
-def _learning_curves(trials: Sequence[TrialResult]) -> dict[str, Any] | None:
+def _learning_curves(data: ReportData) -> plots.Plot | None:
     """Returns a line of the compared metric over steps, for trials with several evaluations."""
-    drawn = [trial for trial in trials if len(trial.history) > 1]
-    if not drawn:
-        return None
-    scores = [score for trial in drawn for _, score in trial.history]
-    low, high = _span(scores)
-    last = max(step for trial in drawn for step, _ in trial.history)
-
-    def points(trial: TrialResult) -> str:
-        return " ".join(
-            f"{LEFT + WIDTH * step / last:.1f},"
-            f"{TOP + CURVE_HEIGHT * (high - score) / (high - low):.1f}"
-            for step, score in trial.history
-        )
-
-    lines = [{"points": points(t), "title": _trial_row(t)["params"]} for t in drawn]
-    return {"lines": lines, "low": format_metric(low), "high": format_metric(high), "steps": last}
+    series = [plots.Series(_trial_row(trial)["params"], trial.history) for trial in data.trials]
+    title = f"Trials as they learnt: {data.metric}"
+    return plots.curves(title, STEPS, data.metric, series, data.limits.get(data.metric))
 
 
-def _limits(data: ReportData, low: float, high: float) -> list[dict[str, float]]:
-    """Returns the position of the job's limit on the compared metric in the plot."""
-    bound = data.limits.get(data.metric)
-    if bound is None or not low <= bound <= high:
+def _fit_curves(data: ReportData) -> list[plots.Plot]:
+    """Returns the winner's loss and compared metric over steps."""
+    if data.fit is None:
         return []
-    return [{"y": TOP + HEIGHT * (high - bound) / (high - low)}]
+    loss = plots.Series("training loss", data.fit.losses)
+    learnt = plots.Series(data.metric, data.fit.evaluations)
+    title = f"The winner as it learnt: {data.metric}"
+    found = (
+        plots.curves("Training loss of the winner", STEPS, "loss", [loss]),
+        plots.curves(title, STEPS, data.metric, [learnt]),
+    )
+    return [plot for plot in found if plot]
 
 
-def _kind(option: Option, winner: Winner) -> str:
+def _kind(option: Option, winner: Winner) -> plots.Kind:
     is_winner = option.candidate == winner.candidate.id and option.params == winner.params
     return "winner" if is_winner else "pareto" if option.is_pareto else "other"
-
-
-def _span(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    room = (high - low) * MARGIN or abs(high) * MARGIN or 1.0
-    return low - room, high + room
-
-
-def _ticks(
-    first: float, last: float, start: float, length: float, show: Any
-) -> list[dict[str, Any]]:
-    shares = (0.05, 0.35, 0.65, 0.95)
-    return [{"at": start + length * s, "text": show(first + (last - first) * s)} for s in shares]
-
-
-def _loss_curve(fit: FitResult | None) -> dict[str, Any] | None:
-    if fit is None or len(fit.losses) < 2:
-        return None
-    losses = [loss for _, loss in fit.losses]
-    low, high = min(losses), max(losses) or 1.0
-    scale = (high - low) or 1.0
-    points = [
-        f"{LEFT + WIDTH * i / (len(losses) - 1):.1f},{TOP + CURVE_HEIGHT * (high - y) / scale:.1f}"
-        for i, y in enumerate(losses)
-    ]
-    return {
-        "points": " ".join(points),
-        "low": format_metric(low),
-        "high": format_metric(high),
-        "steps": fit.losses[-1][0],
-    }

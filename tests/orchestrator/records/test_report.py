@@ -112,7 +112,8 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
-        self.circles: list[str] = []
+        self.points: list[str] = []
+        """Classes of plotted points, and of those that explain them."""
         self.text = ""
         self.feed(text)
 
@@ -120,8 +121,8 @@ class Page(html.parser.HTMLParser):
         """Note links and plotted points."""
         values = dict(attrs)
         self.links += [v for k, v in values.items() if k in ("src", "href") and v]
-        if tag == "circle":
-            self.circles.append(values["class"] or "")
+        if tag in ("circle", "path"):
+            self.points.append(values["class"] or "")
 
     def handle_data(self, data: str) -> None:
         """Gather text."""
@@ -145,7 +146,7 @@ def test_the_report_stands_alone_and_shows_every_candidate() -> None:
     assert page.links == []
     assert all(candidate.id in page.text for candidate in PLAN.candidates)
     assert all(skipped.reason in page.text for skipped in PLAN.skipped)
-    assert sorted(page.circles) == ["other", "winner"]
+    assert sorted(page.points) == sorted(["other", "winner", "other", "pareto", "winner"])
     assert "200 ms" in page.text
 
 
@@ -159,7 +160,7 @@ def test_tables_curves_and_mistakes_of_the_model_are_shown_as_text() -> None:
     page = render(fit=judged)
     for shown in ("Confusion matrix", "Worst mistakes", "<script>alert(1)</script>", "4.25"):
         assert shown in page.text
-    assert page.circles.count("pareto") == 2
+    assert page.points.count("pareto") == 2 + 1  # one explains them
     data = report.ReportData("r", "accuracy", PLAN, WINNER, fit=judged)
     value = json.loads(report.to_json(data))
     assert value["fit"]["quality"]["thresholds"] == {"a": 0.25}
@@ -205,6 +206,24 @@ def test_receipt_and_report_show_values_of_any_size_in_few_characters() -> None:
     page = render(trials=trials, fit=huge, receipt=found)
     assert "1.000e+304" in page.text
     assert not re.search(r"\d{12}", page.text)
+
+
+def test_its_first_paragraph_tells_the_run_in_plain_sentences() -> None:
+    found = dataclasses.replace(
+        receipt.write_receipt("run", WINNER, fit(110.0), 30), sweep_cost_usd=0.25
+    )
+    data = report.ReportData(
+        "r", "accuracy", PLAN, WINNER, (measurement(ID, 0.2),), (), TRIALS, fit(110.0), found
+    )
+    cost = found.actual_cost_usd or 0.0
+    assert report.lead(data) == (
+        "Winnow measured 1 of 2 combinations of accelerator, precision and batch size and compared"
+        f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s and"
+        f" cost ${cost:.3g}, 10% longer than predicted. The comparison before it took 30.0 s and"
+        " cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
+    )
+    before = report.ReportData("r", "accuracy", PLAN, WINNER)
+    assert report.lead(before) == f"{WINNER} was chosen ({WINNER.reason})."
 
 
 def test_a_report_before_training_leaves_those_parts_out() -> None:
