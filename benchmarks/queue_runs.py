@@ -1,12 +1,13 @@
 """Many runs of several owners at once on a small simulated cluster, some of them killed.
 
-    python benchmarks/queue_runs.py [--runs 20] [--owners 4] [--kills 3] [--seed 1] [--out FILE]
+    python benchmarks/queue_runs.py [--runs 20] [--owners 4] [--sweeps 4] [--kills 3]
+        [--seed 1] [--out FILE]
 
 The cluster has one T4, one L40S and one A100. All runs begin within a minute; each trains a tiny
-model on one of the accelerators that it draws. Now and then a driver that holds devices gets
+model on one of the accelerators that it draws, some of them after a sweep. Now and then a driver that holds devices gets
 SIGKILL, and its run is resumed. Every second the queue is read. Written: how each run ended, in
 which order runs came and began, how long each owner waited, and the longest time for which a
-device was idle while a run that could use it waited. Takes half an hour on two cores.
+device was idle while a run that could use it waited.
 """
 
 import argparse
@@ -79,6 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--owners", type=int, default=4)
+    parser.add_argument("--sweeps", type=int, default=4, help="runs that probe and try first")
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -116,6 +118,8 @@ def made_up(folder: Path, arguments: argparse.Namespace) -> list[Job]:
             "wait": {"timeout": f"{LIMIT_S}s"},
         }
         del values["serve"]
+        if number >= arguments.sweeps:
+            del values["sweep"]
         own = folder / f"job-{number}.yaml"
         own.write_text(yaml.safe_dump(values), encoding="utf-8")
         jobs.append(Job(own, f"owner-{number % arguments.owners}", draw.uniform(0, 60)))
