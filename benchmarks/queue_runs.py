@@ -4,10 +4,10 @@
         [--seed 1] [--out FILE]
 
 The cluster has one T4, one L40S and one A100. All runs begin within a minute; each trains a tiny
-model on one of the accelerators that it draws, some of them after a sweep. Now and then a driver that holds devices gets
-SIGKILL, and its run is resumed. Every second the queue is read. Written: how each run ended, in
-which order runs came and began, how long each owner waited, and the longest time for which a
-device was idle while a run that could use it waited.
+model on one of the accelerators that it draws, some of them after a sweep. Now and then a driver
+that holds devices gets SIGKILL, and its run is resumed. Every second the queue is read. Written:
+how each run ended, in which order runs came and began, how long each owner waited, and the longest
+time for which a device was idle while a run that could use it waited.
 """
 
 import argparse
