@@ -13,6 +13,7 @@ from cluster.placement import Placement
 from jobs.errors import ClusterError
 from jobs.spec.quantities import format_duration
 from jobs.spec.resources import WaitSpec
+from orchestrator.decisions.device_queue import COUNTED_S
 from orchestrator.decisions.leases import Devices, Taken
 
 REGAIN_S = 10.0
@@ -36,13 +37,14 @@ def wait_for_devices(
     """Take devices of the placement or, after REGAIN_S, of one with `counts` workers.
 
     Returns the placement on the nodes that are up now: a replaced node has a new id. Nodes to avoid
-    are used only if the others do not suffice. Without `regains` fewer workers do at once.
+    are used only if the others do not suffice. Without `regains` no device is lost: fewer workers
+    do once Ray counts those of the last group as free.
 
     Raises:
         ClusterError: if the devices are not free within the job's timeout.
     """
     limit_s, began = wait.timeout.total_seconds(), time.monotonic()
-    shrink_after_s = min(REGAIN_S, limit_s / 2) if regains else 0.0
+    shrink_after_s = min(REGAIN_S if regains else COUNTED_S, limit_s / 2)
     while (waited_s := time.monotonic() - began) < limit_s:
         options = placing.options(wanted, counts, discovery.discover().nodes, avoid)
         may_shrink = waited_s >= shrink_after_s
