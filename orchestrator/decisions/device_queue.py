@@ -26,6 +26,9 @@ PATIENCE_S = 600.0
 """How long runs that need fewer devices may pass one that needs more."""
 ASKING_S = 10.0
 """A waiting run that has not asked for this long has given up."""
+UNFIT_S = 60.0
+"""How long devices are kept for a run that could not run even if all leases had ended: an ended
+group, or a rollout, may use them for a moment."""
 COUNTED_S = 3.0
 """How long Ray may take to count the devices of an ended group as free."""
 HALF_LIFE_S = 24 * 3600.0
@@ -52,6 +55,8 @@ class DeviceQueue:
         self._claims: dict[str, _Claim] = {}
         self._leases: dict[str, Lease] = {}
         self._begun: set[str] = set()
+        self._unfit_since: dict[tuple[str, Demand], float] = {}
+        """Since when a waiting run's demand does not fit into what endpoints leave to runs."""
         self._used_s: dict[str, float] = {}
         """Device seconds of each owner, faded."""
         self._settled = 0.0
@@ -77,25 +82,33 @@ class DeviceQueue:
         demands: Sequence[Demand],
         world: World,
         now: float,
-        since: float | None = None,
+        waited_s: float = 0.0,
+        *,
+        awaits_first: bool = False,
     ) -> Lease | Place:
         """Lease devices to a run that has entered for one of its demands, or say its place.
 
         The lease replaces an earlier one of the run; a run that has to wait gives its earlier lease
-        back. A waiting run has to ask again within ASKING_S; `since` is when it began to wait.
+        back. A waiting run has to ask again within ASKING_S; `waited_s` is how long it has waited.
+        With `awaits_first` it may get a lease for a later demand and still waits for the first one.
         """
         self.settle(world, now)
+        if job not in self._tickets:
+            return Place(1, 1, "its driver has ended")
         if self._tickets[job].has_begun:
             self._begun.add(job)
         before = self._claims.get(job)
-        since = before.since if before else now if since is None else since
+        since = before.since if before else now - waited_s
         self._claims[job] = _Claim(tuple(demands), since, now)
         lease = self._granted(job, world, now)
-        if lease is None:
-            if not self._waits_for_own(job, world, now):
-                self._leases.pop(job, None)
+        is_first = lease is not None and (lease.option == 0 or not awaits_first)
+        if not is_first and self._waits_for_own(job, lease, world, now):
             return self._place(job, world)
-        del self._claims[job]
+        if lease is None:
+            self._leases.pop(job, None)
+            return self._place(job, world)
+        if is_first:
+            del self._claims[job]
         held = self._leases.get(job)
         if held and held.slots == lease.slots:
             lease = replace(lease, since=held.since)
@@ -121,11 +134,16 @@ class DeviceQueue:
             self.leave(job)
         for job in [job for job, claim in self._claims.items() if now - claim.asked > ASKING_S]:
             del self._claims[job]
+        self._unfit_since = {
+            (job, demand): since
+            for (job, demand), since in self._unfit_since.items()
+            if job in self._claims
+        }
 
     def entries(self, world: World, now: float) -> tuple[Entry, ...]:
         """Returns the runs that hold devices, then those that wait in their order, then others."""
         self.settle(world, now)
-        waiting = self._order()
+        waiting = [job for job in self._order() if job not in self._leases]
         holding = sorted(self._leases, key=lambda job: self._leases[job].since)
         rest = [job for job in self._tickets if job not in self._leases and job not in waiting]
         return tuple(self._entry(job, world) for job in (*holding, *waiting, *rest))
@@ -167,29 +185,39 @@ class DeviceQueue:
         order = self._order()
         return self._met(job, self._left_by(order[: order.index(job)], world, now), now)
 
-    def _waits_for_own(self, job: str, world: World, now: float) -> bool:
-        """Returns whether a run would get a lease if nobody else used the devices that it holds.
+    def _waits_for_own(self, job: str, lease: Lease | None, world: World, now: float) -> bool:
+        """Returns whether a run would get a better lease if its own devices were all unused.
 
-        For a moment, Ray counts those of a group that has just ended as used, by whomever.
+        For a moment, Ray counts those of a group that has just ended as used by others.
         """
         if job not in self._leases or now - self._claims[job].since >= COUNTED_S:
             return False
         unused = {slot: max(0, count) for slot, count in self._free(world).items()}
-        return self._met(job, unused, now) is not None
+        hoped = self._met(job, unused, now)
+        return hoped is not None and (lease is None or hoped.option < lease.option)
 
     def _left_by(self, waiting: Sequence[str], world: World, now: float) -> dict[Slot, int]:
         """Returns the free devices that these waiting runs, the next one first, leave to others."""
         free = self._free(world)
         for other in waiting:
-            claim = self._claims[other]
+            claim, lease = self._claims[other], self._leases.get(other)
             if found := self._met(other, free, now):
-                _take(free, found.slots)  # it asks again in a moment
+                own = lease.slots if lease else {}
+                for slot, count in found.slots.items():  # it asks again in a moment
+                    free[slot] -= max(0, count - own.get(slot, 0))
             elif now - claim.since > PATIENCE_S:
-                possible = {slot: _for_runs(each, world) for slot, each in world.slots.items()}
                 for demand in claim.demands:
-                    if _allocate(demand, possible, {}):
+                    if self._is_kept(other, demand, world, now):
                         free.update(dict.fromkeys(demand.slots() & set(free), 0))
         return free
+
+    def _is_kept(self, job: str, demand: Demand, world: World, now: float) -> bool:
+        """Returns whether what becomes free is kept for a demand, which may be met one day."""
+        possible = {slot: _for_runs(each, world) for slot, each in world.slots.items()}
+        if _allocate(demand, possible, {}):
+            self._unfit_since.pop((job, demand), None)
+            return True
+        return now - self._unfit_since.setdefault((job, demand), now) < UNFIT_S
 
     def _met(self, job: str, free: dict[Slot, int], now: float) -> Lease | None:
         """Returns the lease that free devices and the run's own allow."""
@@ -208,7 +236,10 @@ class DeviceQueue:
         }
 
     def _held(self, slot: Slot, capacity: Capacity, world: World) -> int:
-        """Returns the devices that runs hold, by a lease or by a group that this queue forgot."""
+        """Returns the devices that runs hold, by a lease, or by a group without one.
+
+        A queue that was started anew does not know the leases of the runs that train.
+        """
         held = {job: float(lease.slots.get(slot, 0)) for job, lease in self._leases.items()}
         for job in world.jobs & set(capacity.used_by):
             held[job] = max(held.get(job, 0.0), capacity.used_by[job])
@@ -220,15 +251,19 @@ class DeviceQueue:
         holders = [
             f"{self._tickets[other].job} of {self._tickets[other].owner} holds {lease.name}"
             for other, lease in self._leases.items()
-            if wanted & set(lease.slots)
+            if other != job and wanted & set(lease.slots)
         ]
         up = [world.slots[slot] for slot in wanted & set(world.slots)]
+        known = {job, *self._leases}
+        if any(world.jobs & set(each.used_by) - known for each in up):
+            holders.append("a run that has not asked the queue holds devices")
         if any(_for_runs(each, world) < each.devices for each in up):
             holders.append("an endpoint or another program holds devices")
         if not up:
             holders = ["no node with these devices is up"]
-        why = ", ".join(holders) or "free devices are kept for the runs before it"
-        return Place(rivals.index(job) + 1, len(rivals), why)
+        number = rivals.index(job) + 1
+        kept = "free devices are kept for the runs before it" if number > 1 else "some are in use"
+        return Place(number, len(rivals), ", ".join(holders) or kept)
 
 
 def _for_runs(capacity: Capacity, world: World) -> int:
@@ -236,11 +271,6 @@ def _for_runs(capacity: Capacity, world: World) -> int:
     by_runs = sum(count for job, count in capacity.used_by.items() if job in world.jobs)
     by_others = max(0.0, capacity.used - by_runs)
     return min(capacity.devices, math.floor(capacity.total - by_others + 1e-6))
-
-
-def _take(free: dict[Slot, int], slots: Mapping[Slot, int]) -> None:
-    for slot, count in slots.items():
-        free[slot] -= count
 
 
 def _allocate(

@@ -135,14 +135,18 @@ class Taken:
 class Devices(Protocol):
     """Leases devices to a run; it holds those of one placement at a time."""
 
-    def take(self, options: Sequence[Placement], groups: int = 1) -> Taken | Place:
+    def take(
+        self, options: Sequence[Placement], groups: int = 1, *, awaits_first: bool = False
+    ) -> Taken | Place:
         """Lease the devices of the first placement that is free, in place of those held before.
 
         Args:
             options: Placements, the preferred one first.
             groups: Number of worker groups to have devices for, if there are so many.
+            awaits_first: Whether the run keeps its place for the first one while it holds another.
 
-        Returns the run's place in the queue if it has to wait; it then holds no devices.
+        Returns the run's place in the queue if it has to wait. It then holds no devices, but for
+        the moment in which Ray still counts its last group.
         """
 
     def has_room(self, placement: Placement) -> bool:
@@ -155,7 +159,9 @@ class Devices(Protocol):
 class Unqueued:
     """Takes devices without asking, such as where no other run can want them."""
 
-    def take(self, options: Sequence[Placement], groups: int = 1) -> Taken:
+    def take(
+        self, options: Sequence[Placement], groups: int = 1, *, awaits_first: bool = False
+    ) -> Taken:
         """Take the first placement."""
         return Taken(options[0], options[0], options[0].workers * groups)
 

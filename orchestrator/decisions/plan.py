@@ -293,7 +293,7 @@ def _memory(
             adapter=spec.model.adapter is not None,
             quantization=spec.model.adapter.quantization if spec.model.adapter else None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
-            compile=spec.train.compile,
+            compile=spec.train.compile and placement.device == "cuda",
             cpu_offload=spec.train.cpu_offload,
             optimizer=spec.train.optimizer,
         ),

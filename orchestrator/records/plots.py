@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jobs.spec.quantities import format_metric
@@ -19,6 +19,10 @@ MARGIN = 0.06
 TICKS = 6
 FAR = 10.0
 """From this ratio of the largest to the smallest value on, an axis is logarithmic."""
+EQUAL = 1e-9
+"""Values that differ by less than this share of the larger one are drawn as one."""
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Bounds of values that are drawn: beyond the first they are left out, below the second 0."""
 LARGEST_PLAIN, SMALLEST_PLAIN = 1e6, 1e-5
 """Ticks outside of these bounds are written with powers of ten."""
 
@@ -133,7 +137,7 @@ def curves(
 
     The y axis is logarithmic if the values are positive and lie far apart.
     """
-    finite = [Series(each.name, _thinned(each.points)) for each in series]
+    finite = [Series(each.name, _drawable(each.points)) for each in series]
     drawn = [each for each in finite if len(each.points) > 1]
     if not drawn:
         return None
@@ -145,7 +149,7 @@ def curves(
     lines = tuple(
         Line(
             f"{each.name}: {format_metric(each.points[-1][1])}",
-            " ".join(f"{x.at(a)},{y.at(b)}" for a, b in each.points),
+            " ".join(f"{x.at(a)},{y.at(b)}" for a, b in _thinned(each.points)),
             number % COLOURS,
             DASHES[number // COLOURS],
         )
@@ -175,7 +179,11 @@ def scatter(
     With `is_square` both axes have the same range, 0 to 1 if that holds all values, and the
     diagonal is drawn.
     """
-    points = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
+    points = [
+        replace(p, x=_or_zero(p.x), y=_or_zero(p.y))
+        for p in points
+        if abs(p.x) <= LARGEST and abs(p.y) <= LARGEST
+    ]
     if not points:
         return None
     xs, ys = [point.x for point in points], [point.y for point in points]
@@ -203,13 +211,20 @@ def in_unit_of(seconds: Sequence[float]) -> tuple[float, str]:
     return (1.0, "s") if longest < 120 else (60.0, "min") if longest < 7200 else (3600.0, "h")
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    finite = [point for point in points if math.isfinite(point[1])]
-    size = math.ceil(len(finite) / MOST_POINTS)
+def _drawable(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    return tuple((x, _or_zero(y)) for x, y in points if abs(y) <= LARGEST)
+
+
+def _or_zero(value: float) -> float:
+    return 0.0 if abs(value) < SMALLEST else value
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
-        return tuple(finite)
-    parts = [finite[start : start + size] for start in range(0, len(finite), size)]
-    return tuple((part[-1][0], sum(y / len(part) for _, y in part)) for part in parts)
+        return points
+    parts = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(part[-1][0], sum(y / len(part) for _, y in part)) for part in parts]
 
 
 def _scale(
@@ -225,7 +240,7 @@ def _scale(
         factor = (high / low) ** room
         if math.isfinite(high * factor):
             return _Scale(low / factor, high * factor, start, length, is_log=True)
-    if low == high:  # one value stands in the middle
+    if high - low <= EQUAL * max(abs(low), abs(high), SMALLEST):  # one value, in the middle
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
     more = (high - low) * room
     return _Scale(low - more, high + more, start, length)

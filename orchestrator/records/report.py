@@ -103,7 +103,7 @@ def lead(data: ReportData) -> str:
     if receipt:
         cost = receipt.actual_cost_usd
         paid = "" if cost is None else f" and cost {show_cost(cost)}"
-        sentences.append(f"Training took {show_time(receipt.actual_time_s)}{paid}{_off(receipt)}.")
+        sentences.append(f"Training took {show_time(receipt.actual_time_s)}{_off(receipt)}{paid}.")
         if receipt.sweep_time_s:
             cost = receipt.sweep_cost_usd
             paid = "" if cost is None else f" and cost {show_cost(cost)}"
@@ -118,8 +118,10 @@ def _off(receipt: Receipt) -> str:
     error = receipt.time_error
     if error is None:
         return ""
+    if round(abs(error), 2) == 0:
+        return ", as predicted,"
     word = "longer" if error > 0 else "shorter"
-    return f", {abs(error):.0%} {word} than predicted"
+    return f", {abs(error):.0%} {word} than predicted,"
 
 
 def _cards(data: ReportData) -> list[dict[str, str]]:
@@ -207,7 +209,8 @@ def _phases(data: ReportData) -> tuple[charts.Bar, ...]:
 
 def _learning_curves(data: ReportData) -> plots.Plot | None:
     """Returns a line of the compared metric over steps, for trials with several evaluations."""
-    series = [plots.Series(_trial_row(trial)["params"], trial.history) for trial in data.trials]
+    trials = sorted(data.trials, key=lambda trial: trial.params != data.winner.params)
+    series = [plots.Series(_trial_row(trial)["params"], trial.history) for trial in trials]
     title = f"Trials as they learnt: {data.metric}"
     return plots.curves(title, STEPS, data.metric, series, data.limits.get(data.metric))
 

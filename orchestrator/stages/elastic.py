@@ -48,7 +48,7 @@ def wait_for_devices(
     while (waited_s := time.monotonic() - began) < limit_s:
         options = placing.options(wanted, counts, discovery.discover().nodes, avoid)
         may_shrink = waited_s >= shrink_after_s
-        taken = devices.take(options) if options else None
+        taken = devices.take(options, awaits_first=not may_shrink) if options else None
         if isinstance(taken, Taken) and (may_shrink or taken.option.workers == wanted.workers):
             return taken.placement
         if not options and may_shrink:

@@ -80,7 +80,7 @@ class _Progress:
     best: BestKept | None = None
     proof: Proven | None = None
     waited_s: float = 0.0
-    """Time of waiting for busy devices, which is neither paid nor training time."""
+    """Time of waiting for devices, which is not training time."""
     has_left: bool = False
     """Whether the last attempt ended early on request."""
     losses: dict[int, float] = field(default_factory=dict)
@@ -158,7 +158,7 @@ def fit(
             avoid = decision.avoid
         counts = fewer_workers(config, wanted.workers, rules.min_workers)
         before = placement
-        # a group that leaves to grow need not wait for lost devices
+        # a group that left to grow has lost no device
         placement = _devices(wanted, counts, avoid, rules, progress, regains=not growth.is_due)
         if placement.workers != before.workers:
             log(f"continuing with {placement.workers} of {wanted.workers} workers")

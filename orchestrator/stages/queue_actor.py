@@ -59,11 +59,19 @@ class QueueActor:
         self._queue.leave(job)
 
     def ask(
-        self, job: str, ticket: Ticket, demands: Sequence[Demand], since: float
+        self,
+        job: str,
+        ticket: Ticket,
+        demands: Sequence[Demand],
+        waited_s: float,
+        *,
+        awaits_first: bool,
     ) -> Lease | Place:
-        """Lease devices to a run that waits since then, or say its place."""
+        """Lease devices to a run, or say its place."""
         self._queue.enter(job, ticket)
-        return self._queue.ask(job, demands, world(), time.time(), since)
+        return self._queue.ask(
+            job, demands, world(), time.time(), waited_s, awaits_first=awaits_first
+        )
 
     def has_room(self, job: str, demand: Demand) -> bool:
         """Returns whether devices are free that no waiting run could use."""
@@ -88,15 +96,20 @@ class LeasedDevices:
         self._actor.enter.remote(self._job, ticket)
         self._waits_since: float | None = None
 
-    def take(self, options: Sequence[Placement], groups: int = 1) -> Taken | Place:
+    def take(
+        self, options: Sequence[Placement], groups: int = 1, *, awaits_first: bool = False
+    ) -> Taken | Place:
         """Lease the devices of the first free placement, as `Devices` says.
 
         Raises:
             ClusterError: if the queue does not answer.
         """
         demands = tuple(_demand(option, groups) for option in options)
-        since = self._waits_since = self._waits_since or time.time()
-        asked = self._actor.ask.remote(self._job, self._ticket, demands, since)
+        self._waits_since = self._waits_since or time.monotonic()
+        waited_s = time.monotonic() - self._waits_since
+        asked = self._actor.ask.remote(
+            self._job, self._ticket, demands, waited_s, awaits_first=awaits_first
+        )
         answer: Lease | Place = _get(asked)
         if isinstance(answer, Place):
             return answer
@@ -186,8 +199,10 @@ def _used_by() -> dict[Slot, dict[str, float]]:
     for group, entry in ray.util.placement_group_table().items():
         job = group[-JOB_ID_DIGITS:]
         for number, node in entry["bundles_to_node_id"].items():
-            for kind, count in entry["bundles"][number].items():
-                if node and kind in ("GPU", "CPU") and entry["state"] != "REMOVED":
-                    used = found.setdefault((node, kind), {})
-                    used[job] = used.get(job, 0.0) + count
+            bundle = entry["bundles"][number]
+            # the cores beside a GPU are spare ones of its host
+            kind: Resource = "GPU" if "GPU" in bundle else "CPU"
+            if node and kind in bundle and entry["state"] != "REMOVED":
+                used = found.setdefault((node, kind), {})
+                used[job] = used.get(job, 0.0) + bundle[kind]
     return found

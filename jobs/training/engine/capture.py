@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch import config as functorch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from jobs.training import random_states
@@ -73,16 +74,14 @@ def compiled(forward: Callable[..., Any], *, recomputes: bool = False) -> Callab
     """Returns a compiled function that stays compiled during a capture.
 
     PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode. With `recomputes` the
-    backward pass computes again what takes little time, such as norms and activation functions.
+    backward pass computes again what takes little time, such as norms and activation functions;
+    that holds for all that this process compiles from now on.
     """
+    functorch.aggressive_recomputation = recomputes
     fast = torch.compile(forward)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # read when the first call compiles
-        with (
-            _disable_current_modes(),
-            torch._functorch.config.patch(aggressive_recomputation=recomputes),
-        ):
+        with _disable_current_modes():
             return fast(*args, **kwargs)
 
     return run

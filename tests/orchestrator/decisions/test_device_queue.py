@@ -174,11 +174,46 @@ def test_smaller_runs_pass_a_large_one_until_its_patience_ends() -> None:
 )
 def test_nothing_is_kept_for_a_run_that_cannot_have_what_it_wants(without: World) -> None:
     runs = queue(("b", "bob", 0), ("d", "dan", 0))
-    assert isinstance(runs.ask("b", [demand(2)], without, NOW), Place)
-    late = NOW + device_queue.PATIENCE_S + 1
-    runs.ask("b", [demand(2)], without, late - 9)
-    runs.ask("b", [demand(2)], without, late)
-    assert isinstance(runs.ask("d", [demand(1)], without, late), Lease)
+    late = int(device_queue.PATIENCE_S) + 5
+    for second in range(0, late, 5):
+        runs.ask("b", [demand(2)], without, NOW + second)
+    assert isinstance(runs.ask("d", [demand(1)], without, NOW + late), Place)
+    for second in range(late, late + int(device_queue.UNFIT_S), 5):
+        runs.ask("b", [demand(2)], without, NOW + second)
+    given_up = NOW + late + device_queue.UNFIT_S
+    assert isinstance(runs.ask("d", [demand(1)], without, given_up), Lease)
+
+
+def test_a_group_that_ends_does_not_end_what_is_kept() -> None:
+    """For a moment nobody owns the device that Ray still counts as used."""
+    runs = queue(("a", "ann", 0), ("b", "bob", 0), ("d", "dan", 0))
+    four, late = world(n=4), int(device_queue.PATIENCE_S) + 5
+    assert isinstance(runs.ask("a", [demand(1)], four, NOW), Lease)
+    for second in range(0, late, 5):
+        runs.ask("b", [demand(4)], four, NOW + second)
+    runs.leave("a")
+    stale = World({slot("n"): Capacity(4, 4.0, 1.0)}, frozenset("bd"))
+    assert isinstance(runs.ask("d", [demand(1)], stale, NOW + late), Place)
+    assert isinstance(runs.ask("b", [demand(4)], four, NOW + late + 1), Lease)
+
+
+def test_an_elastic_run_holds_what_is_left_and_waits_for_what_returns() -> None:
+    """Nobody who came later gets it, and Ray's late count takes nothing away."""
+    runs = queue(("a", "ann", 0), ("b", "bob", 0))
+    both, one = world(n=1, m=1), world(n=1)
+    wanted = [demand(2, "nm"), demand(1, "nm")]
+    assert isinstance(runs.ask("a", wanted[:1], both, NOW), Lease)
+    stale = World({slot("n"): Capacity(1, 1.0, 0.0), slot("m"): Capacity(1, 1.0, 1.0)}, both.jobs)
+    assert isinstance(runs.ask("a", wanted, stale, NOW + 20, awaits_first=True), Place)
+    assert isinstance(runs.ask("b", [demand(1, "nm")], both, NOW + 20), Place)
+    left = runs.ask("a", wanted, one, NOW + 30, awaits_first=True)
+    assert isinstance(left, Lease)
+    assert left.nodes == ("n",)
+    assert [each.state for each in runs.entries(one, NOW + 30)] == ["runs", "waits"]
+    assert isinstance(runs.ask("b", [demand(1, "nm")], both, NOW + 31), Place)
+    whole = runs.ask("a", wanted, both, NOW + 31, awaits_first=True)
+    assert isinstance(whole, Lease)
+    assert sorted(whole.nodes) == ["m", "n"]
 
 
 def test_a_run_keeps_its_devices_while_ray_still_counts_its_last_group() -> None:
@@ -203,10 +238,10 @@ def test_a_queue_that_was_started_anew_grants_nothing_twice() -> None:
     for number, job in enumerate("bcd"):
         runs.enter(job, Ticket(job, job, job, 0, NOW + number, has_begun=job == "c"))
     for job in "bcd":
-        assert isinstance(runs.ask(job, [one], cores, NOW, NOW - 500), Place)
+        assert isinstance(runs.ask(job, [one], cores, NOW, 500), Place)
     free = replace(cores, slots={("n", "CPU"): Capacity(1, 64.0, 0.0)})
-    assert isinstance(runs.ask("b", [one], free, NOW + 1, NOW - 499), Place)
-    assert isinstance(runs.ask("c", [one], free, NOW + 1, NOW - 499), Lease)
+    assert isinstance(runs.ask("b", [one], free, NOW + 1, 501), Place)
+    assert isinstance(runs.ask("c", [one], free, NOW + 1, 501), Lease)
     assert [each.since for each in runs.entries(free, NOW + 2)] == [NOW + 1, NOW - 500, NOW - 500]
 
 

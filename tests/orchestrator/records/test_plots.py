@@ -82,9 +82,28 @@ def test_a_long_line_is_drawn_by_means_and_what_is_not_finite_is_left_out() -> N
     assert plots.scatter("t", "x", "y", [Point(math.nan, 1.0, "a")]) is None
 
 
-def test_huge_values_are_drawn() -> None:
-    plot = curves([(1, 1e300), (2, 1e9), (3, 1e308)])
-    assert is_readable(plot.y)
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1e300, 1e9, 1e308),
+        (0.0, 1.79e308, 1.0),
+        (-1e308, 1e308, 0.0, 2.0),
+        (0.0, 1e-323),
+        (1e-310, 1e-10),
+        (5e-324, 5e-324),
+        (0.1, math.nextafter(0.1, 1.0)),
+        (-1.0, -math.nextafter(1.0, 2.0)),
+    ],
+)
+def test_values_of_any_size_are_drawn(values: tuple[float, ...]) -> None:
+    pairs = list(enumerate(values))
+    found = plots.curves("t", "steps", "loss", [Series("one", tuple(pairs))])
+    scattered = plots.scatter("t", "x", "y", [Point(v, v, "a") for v in values])
+    square = plots.scatter("t", "x", "y", [Point(v, -v, "a") for v in values], is_square=True)
+    for plot in filter(None, (found, scattered, square)):
+        assert is_readable(plot.x), plot.x
+        assert is_readable(plot.y), plot.y
+        assert max(len(tick.text) for tick in plot.y.ticks) <= 10
 
 
 def test_a_square_plot_has_the_same_range_on_both_axes_and_the_diagonal() -> None:

@@ -218,8 +218,8 @@ def test_its_first_paragraph_tells_the_run_in_plain_sentences() -> None:
     cost = found.actual_cost_usd or 0.0
     assert report.lead(data) == (
         "Winnow measured 1 of 2 combinations of accelerator, precision and batch size and compared"
-        f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s and"
-        f" cost ${cost:.3g}, 10% longer than predicted. The comparison before it took 30.0 s and"
+        f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s, 10%"
+        f" longer than predicted, and cost ${cost:.3g}. The comparison before it took 30.0 s and"
         " cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
     )
     before = report.ReportData("r", "accuracy", PLAN, WINNER)
