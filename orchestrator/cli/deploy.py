@@ -18,6 +18,10 @@ from orchestrator.cli.options import (
 )
 from orchestrator.console import Console
 from orchestrator.loading import load_served
+from serve.deploy.endpoint import Endpoint
+
+PRINTS = {"deploy": Endpoint}
+"""What each command prints with --json."""
 
 
 def deploy(
@@ -42,7 +46,7 @@ def deploy_job(
             spec, version, address=address, insecure_local=insecure_local, notify=console
         )
     if as_json:
-        print_json(endpoint)
+        print_json(endpoint, PRINTS["deploy"])
     else:
         from serve.tasks.registry import endpoint_of  # imports FastAPI, which takes time
 

@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +36,24 @@ app = typer.Typer(help="Published model versions.", no_args_is_help=True)
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 """Name of a model, which is that of its job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A version, and the engine that was chosen for it on this machine."""
+
+    version: ModelVersion
+    engine: str | None
+
+
+PRINTS = {
+    "models list": tuple[tuple[ModelVersion, datetime], ...],
+    "models show": Shown,
+    "models promote": deploying.PRINTS["deploy"],
+    "models rollback": deploying.PRINTS["deploy"],
+    "models push": hub.Uploaded,
+}
+"""What each command prints with --json."""
 JobOrName = Annotated[
     str,
     typer.Argument(
@@ -53,7 +73,7 @@ def list_versions(storage: StorageOption = DEFAULT_STORAGE, as_json: AsJson = Fa
     """List every published version with its scores, newest first."""
     found = registry.every(open_storage(storage))
     if as_json:
-        print_json(found)
+        print_json(found, PRINTS["models list"])
         return
     if not found:
         out().print(f"no model is published in {storage}; run a job first", markup=False)
@@ -76,7 +96,7 @@ def show(
     found = registry.read(open_storage(storage), name, version)
     choice = _choice(found)
     if as_json:
-        print_json({"version": found, "engine": choice})
+        print_json(Shown(found, choice), PRINTS["models show"])
         return
     console = out()
     console.print(f"{found.name} {found.id}", style="bold")
@@ -174,7 +194,7 @@ def push(
     hub.check_access(wanted)
     uploaded = hub.upload(place, name, found.id, wanted)
     if as_json:
-        print_json(uploaded)
+        print_json(uploaded, PRINTS["models push"])
     else:
         out().print(f"{name} {found.id} is on the Hub: {uploaded.url}", markup=False)
 

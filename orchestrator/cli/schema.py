@@ -20,7 +20,10 @@ Markdown = Annotated[
 Endpoint = Annotated[
     bool, typer.Option("--endpoint", help="Print the reference of endpoints as a page instead.")
 ]
-KNOWN = ("ls", "logs", "watch", "compare", "cancel", "rm", "queue", "endpoints", "undeploy")
+KNOWN = (
+    *("ls", "logs", "watch", "compare", "cancel", "rm", "queue", "endpoints", "undeploy", "deploy"),
+    *(f"models {name}" for name in ("list", "show", "promote", "rollback", "push")),
+)
 """Commands whose results have a schema."""
 Command = Annotated[
     str | None,
@@ -58,5 +61,5 @@ def printed_by(command: str) -> Any:
         raise RunError(
             f"there is no schema of what {command!r} prints; there are those of {', '.join(KNOWN)}"
         )
-    module, _, _ = COMMANDS[command][0].partition(":")
+    module, _, _ = COMMANDS[command.split()[0]][0].partition(":")
     return importlib.import_module(f"{__package__}.{module}").PRINTS[command]

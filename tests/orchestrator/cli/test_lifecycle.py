@@ -7,6 +7,7 @@ import sys
 import tarfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -84,8 +85,8 @@ def test_a_cancelled_run_ends_as_after_a_signal_and_can_go_on(tmp_path: Path) ->
     storage = open_storage(tmp_path / ".winnow")
     found = runs.find(storage, None)
     assert printed("ls", winnow(tmp_path, "ls", "--json").stdout)[0]["state"] == "running"
-    done = winnow(tmp_path, "cancel", found.id, "--json", environment={"WINNOW_USER": "bob"})
-    assert printed("cancel", done.stdout) == {"run": found.id, "state": "interrupted"}
+    said = in_own_process(tmp_path, "cancel", found.id, user="bob")
+    assert said == {"run": found.id, "state": "interrupted"}
     run.communicate(timeout=10)
     assert run.returncode == 0
     last = found.notes[-1]
@@ -94,6 +95,18 @@ def test_a_cancelled_run_ends_as_after_a_signal_and_can_go_on(tmp_path: Path) ->
     with owned(spec, Beginning(resume=True), lambda _: None) as again:
         assert again.id == found.id
         assert cancellation.requested(again) is None
+
+
+def in_own_process(folder: Path, command: str, *arguments: str, user: str = "ann") -> Any:
+    """What a command prints with --json, of the last line if there are several results."""
+    words = [sys.executable, "-m", "orchestrator", *command.split(), *arguments, "--json"]
+    environment = {**own_process(folder), "WINNOW_USER": user}
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines() if command == "watch" else [done.stdout]
+    return [printed(command, line) for line in lines][-1]
 
 
 def job_folder(folder: Path) -> None:
@@ -250,6 +263,28 @@ def test_the_shell_completes_run_ids(tmp_path: Path, typed: str, count: int) -> 
     words = {"COMP_WORDS": f"winnow watch {typed}"}
     done = winnow(tmp_path, environment={**asked, **words})
     assert done.stdout.split() == [run.id][:count]
+
+
+def test_each_command_runs_in_a_process_of_its_own(old: Path) -> None:
+    """Those that need a cluster are run in `test_pipeline` and `test_queue_actor`."""
+    folder = old / "winnow-storage-0.1.0"
+    storage = open_storage(folder / "storage")
+    failed = runs.create(storage, job(seed=9), NOW, "ann@laptop")
+    failed.note("failed", error="no room")
+
+    def run(command: str, *arguments: str) -> Any:
+        return in_own_process(folder, command, *arguments, "--storage", "storage")
+
+    states = {each["id"]: each["state"] for each in run("ls")}
+    (whole,) = (name for name, state in states.items() if state == "completed")
+    assert states[failed.id] == "failed"
+    assert run("logs", failed.id)[0]["text"] == "created by ann@laptop"
+    assert run("watch", whole)["text"] == "completed"
+    assert [each["id"] for each in run("compare", whole, failed.id)["runs"]] == [whole, failed.id]
+    newest, _ = run("models list")[0]
+    assert run("models show", newest["name"])["version"] == newest
+    run("rm", failed.id, "--yes")
+    assert {each["id"] for each in run("ls")} == set(states) - {failed.id}
 
 
 def test_what_is_printed_has_a_schema(tmp_path: Path) -> None:
