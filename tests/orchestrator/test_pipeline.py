@@ -161,7 +161,11 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    check_undeploy(outcome["model"]["id"])
+    version, storage = outcome["model"]["id"], str(tmp_path / "storage")
+    promote = winnow("models", "promote", "tiny-reviews", version, "--storage", storage, "--json")
+    promoted = printed("models promote", finish(promote)[1])
+    assert (promoted["version"], promoted["url"]) == (version, url)
+    check_undeploy(version)
 
 
 def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
