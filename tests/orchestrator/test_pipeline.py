@@ -95,6 +95,13 @@ def check_refusal(url: str) -> None:
     assert secret not in refused.text
 
 
+def check_promote(version: str, storage: Path, url: str) -> None:
+    """A version is deployed by the name of its model, with the settings that it had."""
+    words = ("models", "promote", "tiny-reviews", version, "--storage", str(storage), "--json")
+    promoted = printed("models promote", finish(winnow(*words))[1])
+    assert (promoted["version"], promoted["url"]) == (version, url)
+
+
 def check_undeploy(version: str) -> None:
     """The endpoint is listed with its version, and is taken down once."""
     listed = printed("endpoints", finish(winnow("endpoints", "--json"))[1])
@@ -161,11 +168,8 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    version, storage = outcome["model"]["id"], str(tmp_path / "storage")
-    promote = winnow("models", "promote", "tiny-reviews", version, "--storage", storage, "--json")
-    promoted = printed("models promote", finish(promote)[1])
-    assert (promoted["version"], promoted["url"]) == (version, url)
-    check_undeploy(version)
+    check_promote(outcome["model"]["id"], tmp_path / "storage", url)
+    check_undeploy(outcome["model"]["id"])
 
 
 def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
