@@ -124,14 +124,14 @@ def estimate(
     activations = micro_batch_size * per_row + _logits(shape, LOGITS, scored, PIECE_LOGITS)
     fixed = CONTEXT_GIB[device] + WORKSPACE_GIB[device]
     fixed += SYNC_GIB[device] if sharding.workers > 1 else 0.0
-    fixed += (
-        _state(shape, precision, sharding)
-        + _evaluation(shape, target_tokens or tokens, precision, eval_batch)
-    ) / GIB
+    evaluation = _evaluation(shape, target_tokens or tokens, precision, eval_batch)
+    fixed += (_state(shape, precision, sharding) + evaluation) / GIB
     if is_in_pieces and not sharding.adapter:  # a piece's gradient beside the sum of all
         fixed += shape.vocabulary * shape.hidden * 4 / GIB
+    # steps that are not captured leave the memory of their activations to an evaluation
+    shared = min(evaluation, activations) if shape.scores_vocabulary else 0.0
     return MemoryEstimate(
-        low_gib=SURE_SHARE * fixed + LOW_SHARE * activations / GIB,
+        low_gib=SURE_SHARE * (fixed - shared / GIB) + LOW_SHARE * activations / GIB,
         expected_gib=fixed + activations / GIB,
         high_gib=(fixed + HIGH_SHARE * activations / GIB) * FRAGMENTATION,
     )

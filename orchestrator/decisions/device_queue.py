@@ -208,7 +208,8 @@ class DeviceQueue:
             elif now - claim.since > PATIENCE_S:
                 for demand in claim.demands:
                     if self._is_kept(other, demand, world, now):
-                        free.update(dict.fromkeys(demand.slots() & set(free), 0))
+                        for slot in demand.slots() & set(free):
+                            free[slot] = min(free[slot], 0)
         return free
 
     def _is_kept(self, job: str, demand: Demand, world: World, now: float) -> bool:

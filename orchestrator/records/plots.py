@@ -19,7 +19,7 @@ MARGIN = 0.06
 TICKS = 6
 FAR = 10.0
 """From this ratio of the largest to the smallest value on, an axis is logarithmic."""
-EQUAL = 1e-9
+EQUAL = 1e-6
 """Values that differ by less than this share of the larger one are drawn as one."""
 LARGEST, SMALLEST = 1e300, 1e-300
 """Bounds of values that are drawn: beyond the first they are left out, below the second 0."""
@@ -116,6 +116,8 @@ class _Scale:
     start: float
     length: float
     is_log: bool = False
+    is_whole: bool = False
+    """Whether ticks are whole numbers."""
 
     def at(self, value: float) -> float:
         low, high = self._of(self.low), self._of(self.high)
@@ -125,7 +127,11 @@ class _Scale:
         return math.log10(value) if self.is_log else value
 
     def ticks(self) -> tuple[Tick, ...]:
-        values = _powers(self.low, self.high) if self.is_log else _round(self.low, self.high)
+        values = (
+            _powers(self.low, self.high)
+            if self.is_log
+            else _round(self.low, self.high, 1.0 if self.is_whole else 0.0)
+        )
         texts = [f"{value:g}" for value in values] if self.is_log else _texts(values)
         return tuple(Tick(self.at(v), text) for v, text in zip(values, texts, strict=True))
 
@@ -142,6 +148,7 @@ def curves(
     if not drawn:
         return None
     x = _scale([x for each in drawn for x, _ in each.points], LEFT, WIDTH, room=0.0)
+    x = replace(x, is_whole=x.high - x.low > 1)  # steps
     values = [y for each in drawn for _, y in each.points]
     y = _scale(values, TOP + HEIGHT, -HEIGHT, may_be_log=True)
     shown = drawn[:MOST_LINES]
@@ -246,11 +253,12 @@ def _scale(
     return _Scale(low - more, high + more, start, length)
 
 
-def _round(low: float, high: float) -> list[float]:
-    """Returns about TICKS round numbers between two bounds."""
+def _round(low: float, high: float, least: float = 0.0) -> list[float]:
+    """Returns about TICKS round numbers between two bounds, at least `least` apart."""
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * (1 - 1e-9))
+    step = max(step, least)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 

@@ -101,9 +101,7 @@ def lead(data: ReportData) -> str:
         )
     sentences.append(f"{winner} was chosen ({winner.reason}).")
     if receipt:
-        cost = receipt.actual_cost_usd
-        paid = "" if cost is None else f" and cost {show_cost(cost)}"
-        sentences.append(f"Training took {show_time(receipt.actual_time_s)}{_off(receipt)}{paid}.")
+        sentences.append(_training(receipt))
         if receipt.sweep_time_s:
             cost = receipt.sweep_cost_usd
             paid = "" if cost is None else f" and cost {show_cost(cost)}"
@@ -114,14 +112,18 @@ def lead(data: ReportData) -> str:
     return " ".join(sentences)
 
 
-def _off(receipt: Receipt) -> str:
-    error = receipt.time_error
-    if error is None:
-        return ""
-    if round(abs(error), 2) == 0:
-        return ", as predicted,"
-    word = "longer" if error > 0 else "shorter"
-    return f", {abs(error):.0%} {word} than predicted,"
+def _training(receipt: Receipt) -> str:
+    what = "The last part of training, after it was resumed," if receipt.resumed else "Training"
+    cost, error = receipt.actual_cost_usd, receipt.time_error
+    paid = "" if cost is None else f" and cost {show_cost(cost)}"
+    text = f"{what} took {show_time(receipt.actual_time_s)}{paid}."
+    if error is not None:
+        word = "longer" if error > 0 else "shorter"
+        off = "as predicted" if round(abs(error), 2) == 0 else f"{abs(error):.0%} {word}"
+        text += f" The time was {off}{'' if off == 'as predicted' else ' than predicted'}."
+    if receipt.stopped_at is not None:
+        text += f" It stopped at step {receipt.stopped_at}, when its budget was used up."
+    return text
 
 
 def _cards(data: ReportData) -> list[dict[str, str]]:

@@ -136,11 +136,12 @@ def fit(
     wanted, avoid = placement, frozenset[str]()
     placement = _devices(wanted, (), avoid, rules, progress)
     while True:
-        growth = Growth(wanted, placement, avoid, rules.devices)
+        growth, grows = Growth(wanted, placement, avoid, rules.devices), False
         try:
             limited = with_less_time(config, time.monotonic() - begin - progress.waited_s)
             _attempt(limited, placement, checkpoints, rules, progress, on_event, log, growth)
-            if not (growth.is_due and progress.has_left):
+            grows = growth.is_due and progress.has_left  # and has lost no device
+            if not grows:
                 spent_s = time.monotonic() - begin - progress.waited_s
                 return _result(progress, config, checkpoints, spent_s)
         except GroupError as error:
@@ -156,10 +157,8 @@ def fit(
                 config = smaller
                 continue
             avoid = decision.avoid
-        counts = fewer_workers(config, wanted.workers, rules.min_workers)
-        before = placement
-        # a group that left to grow has lost no device
-        placement = _devices(wanted, counts, avoid, rules, progress, regains=not growth.is_due)
+        counts, before = fewer_workers(config, wanted.workers, rules.min_workers), placement
+        placement = _devices(wanted, counts, avoid, rules, progress, regains=not grows)
         if placement.workers != before.workers:
             log(f"continuing with {placement.workers} of {wanted.workers} workers")
 

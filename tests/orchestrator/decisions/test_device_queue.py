@@ -197,6 +197,17 @@ def test_a_group_that_ends_does_not_end_what_is_kept() -> None:
     assert isinstance(runs.ask("b", [demand(4)], four, NOW + late + 1), Lease)
 
 
+def test_devices_that_are_kept_are_not_made_up() -> None:
+    """An endpoint took two of a run's four while others waited for long."""
+    runs = queue(("a", "ann", 0), ("b", "bob", 5))
+    four, late = world(n=4), int(device_queue.PATIENCE_S) + 5
+    assert isinstance(runs.ask("a", [demand(4)], four, NOW), Lease)
+    for second in range(0, late, 5):
+        runs.ask("b", [demand(2)], four, NOW + second)
+    served = World({slot("n"): Capacity(4, 4.0, 2.0)}, four.jobs)
+    assert isinstance(runs.ask("a", [demand(4)], served, NOW + late), Place)
+
+
 def test_an_elastic_run_holds_what_is_left_and_waits_for_what_returns() -> None:
     """Nobody who came later gets it, and Ray's late count takes nothing away."""
     runs = queue(("a", "ann", 0), ("b", "bob", 0))

@@ -39,6 +39,11 @@ def test_ticks_never_round_to_the_same_text(seed: int) -> None:
             assert is_readable(plot.y), plot.y
 
 
+def test_steps_are_whole_numbers() -> None:
+    plot = curves([(1, 0.5), (2, 0.6), (3, 0.7)])
+    assert [tick.text for tick in plot.x.ticks] == ["1", "2", "3"]
+
+
 def test_values_that_are_all_the_same_stand_in_the_middle() -> None:
     plot = curves([(0, 0.5), (10, 0.5)])
     assert plot.lines[0].points == "84.0,132.0 644.0,132.0"

@@ -218,10 +218,15 @@ def test_its_first_paragraph_tells_the_run_in_plain_sentences() -> None:
     cost = found.actual_cost_usd or 0.0
     assert report.lead(data) == (
         "Winnow measured 1 of 2 combinations of accelerator, precision and batch size and compared"
-        f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s, 10%"
-        f" longer than predicted, and cost ${cost:.3g}. The comparison before it took 30.0 s and"
-        " cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
+        f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s and"
+        f" cost ${cost:.3g}. The time was 10% longer than predicted. The comparison"
+        " before it took 30.0 s and cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
     )
+    unpriced = dataclasses.replace(found, actual_cost_usd=None, resumed=True, stopped_at=7)
+    assert (
+        "The last part of training, after it was resumed, took 110.0 s. It stopped at step 7, when"
+        " its budget was used up."
+    ) in report.lead(dataclasses.replace(data, receipt=unpriced))
     before = report.ReportData("r", "accuracy", PLAN, WINNER)
     assert report.lead(before) == f"{WINNER} was chosen ({WINNER.reason})."
 
