@@ -219,8 +219,8 @@ def test_its_first_paragraph_tells_the_run_in_plain_sentences() -> None:
     assert report.lead(data) == (
         "Winnow measured 1 of 2 combinations of accelerator, precision and batch size and compared"
         f" 2 short trainings. {WINNER} was chosen ({WINNER.reason}). Training took 110.0 s and"
-        f" cost ${cost:.3g}. The time was 10% longer than predicted. The comparison"
-        " before it took 30.0 s and cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
+        f" cost ${cost:.3g}. The time was 10% longer than predicted. The comparison before it"
+        " took 30.0 s and cost $0.25. On the evaluation rows the model reaches accuracy 0.9100."
     )
     unpriced = dataclasses.replace(found, actual_cost_usd=None, resumed=True, stopped_at=7)
     assert (
