@@ -44,7 +44,9 @@ def test_targets_and_not_sources_score_the_vocabulary() -> None:
         twice = expected(tokens, targets, 2 * T5.vocabulary, rows)
         return twice - expected(tokens, targets, rows=rows)
 
-    of_each = 8 * memory_estimate.LOGITS * 4 * T5.vocabulary / GIB
+    # of 8 rows in training and one in an evaluation, which needs memory of its own
+    copies = 8 * memory_estimate.LOGITS + memory_estimate.EVAL_LOGITS
+    of_each = copies * 4 * T5.vocabulary / GIB
     assert scored(128, 96, 8) - scored(128, 32, 8) == pytest.approx(64 * of_each)
     assert scored(512, 96, 8) == pytest.approx(scored(128, 96, 8))
     # tokens beyond a piece add none
