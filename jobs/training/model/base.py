@@ -134,7 +134,7 @@ def load_model(
     is_labelled = training.has_labels
     head = _label_dimensions(auto, config) if is_labelled and is_other else {}
     lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
-    remarks = [LAYER_DROP] if _drops_layers(own) else []
+    remarks = [LAYER_DROP] if _layer_drop_fields(own.get_text_config()) else []
     if is_classifier and is_labelled:
         kind = task_registry.find(spec.task).auto_class.removeprefix("AutoModel")
         is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
@@ -239,10 +239,6 @@ def dropout_fields(config: Any) -> list[str]:
 def _layer_drop_fields(config: Any) -> list[str]:
     """Returns the fields of a configuration by which whole layers are left out at random."""
     return [name for name, value in vars(config).items() if name.endswith("layerdrop") and value]
-
-
-def _drops_layers(config: Any) -> bool:
-    return any(map(_layer_drop_fields, (config, config.get_text_config())))
 
 
 def _set_dropout(model: Any, base: str, probability: float) -> None:
