@@ -96,7 +96,7 @@ class StateSharding:
 
     @property
     def recomputes(self) -> bool:
-        """Whether compiled layers compute norms and activation functions again."""
+        """Whether compiled layers compute norms and activation functions again going backward."""
         return self.compile and self.adapter and not self.gradient_checkpointing
 
 

@@ -40,7 +40,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A version, and the engine that was chosen for it on this machine."""
+    """What `winnow models show` prints: a version, and the engine chosen to serve it here."""
 
     version: ModelVersion
     engine: str | None

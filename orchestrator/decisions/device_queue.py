@@ -86,11 +86,12 @@ class DeviceQueue:
         *,
         awaits_first: bool = False,
     ) -> Lease | Place:
-        """Lease devices to a run that has entered for one of its demands, or say its place.
+        """Lease devices for one of a run's demands, or return the run's place in the queue.
 
-        The lease replaces an earlier one of the run; a run that has to wait gives its earlier lease
-        back. A waiting run has to ask again within ASKING_S; `waited_s` is how long it has waited.
-        With `awaits_first` it may get a lease for a later demand and still waits for the first one.
+        The run has to be entered before. The lease replaces an earlier one of the run; a run that
+        has to wait gives its earlier lease back. A waiting run has to ask again within ASKING_S;
+        `waited_s` is how long it has waited. With `awaits_first` it may get a lease for a later
+        demand and still waits for the first one.
         """
         self.settle(world, now)
         if job not in self._tickets:
@@ -134,11 +135,7 @@ class DeviceQueue:
             self.leave(job)
         for job in [job for job, claim in self._claims.items() if now - claim.asked > ASKING_S]:
             del self._claims[job]
-        self._unfit_since = {
-            (job, demand): since
-            for (job, demand), since in self._unfit_since.items()
-            if job in self._claims
-        }
+        self._unfit_since = {k: v for k, v in self._unfit_since.items() if k[0] in self._claims}
 
     def entries(self, world: World, now: float) -> tuple[Entry, ...]:
         """Returns the runs that hold devices, then those that wait in their order, then others."""
@@ -200,9 +197,8 @@ class DeviceQueue:
         """Returns the free devices that these waiting runs, the next one first, leave to others."""
         free = self._free(world)
         for other in waiting:
-            claim, lease = self._claims[other], self._leases.get(other)
+            claim, own = self._claims[other], self._own(other)
             if found := self._met(other, free, now):
-                own = lease.slots if lease else {}
                 for slot, count in found.slots.items():  # it asks again in a moment
                     free[slot] -= max(0, count - own.get(slot, 0))
             elif now - claim.since > PATIENCE_S:
@@ -222,29 +218,22 @@ class DeviceQueue:
 
     def _met(self, job: str, free: dict[Slot, int], now: float) -> Lease | None:
         """Returns the lease that free devices and the run's own allow."""
-        own = self._leases[job].slots if job in self._leases else {}
+        own = self._own(job)
         usable = {slot: count + own.get(slot, 0) for slot, count in free.items()}
         for number, demand in enumerate(self._claims[job].demands):
             if slots := _allocate(demand, usable, own):
                 return Lease(number, demand.name, slots, now)
         return None
 
+    def _own(self, job: str) -> Mapping[Slot, int]:
+        return self._leases[job].slots if job in self._leases else {}
+
     def _free(self, world: World) -> dict[Slot, int]:
         """Returns the devices that nobody holds, by slot."""
         return {
-            slot: _for_runs(each, world) - self._held(slot, each, world)
+            slot: _for_runs(each, world) - _held(slot, each, world, self._leases)
             for slot, each in world.slots.items()
         }
-
-    def _held(self, slot: Slot, capacity: Capacity, world: World) -> int:
-        """Returns the devices that runs hold, by a lease, or by a group without one.
-
-        A queue that was started anew does not know the leases of the runs that train.
-        """
-        held = {job: float(lease.slots.get(slot, 0)) for job, lease in self._leases.items()}
-        for job in world.jobs & set(capacity.used_by):
-            held[job] = max(held.get(job, 0.0), capacity.used_by[job])
-        return sum(math.ceil(count - 1e-6) for count in held.values())
 
     def _place(self, job: str, world: World) -> Place:
         wanted = self._claims[job].slots()
@@ -254,17 +243,34 @@ class DeviceQueue:
             for other, lease in self._leases.items()
             if other != job and wanted & set(lease.slots)
         ]
-        up = [world.slots[slot] for slot in wanted & set(world.slots)]
-        known = {job, *self._leases}
-        if any(world.jobs & set(each.used_by) - known for each in up):
-            holders.append("a run that has not asked the queue holds devices")
-        if any(_for_runs(each, world) < each.devices for each in up):
-            holders.append("an endpoint or another program holds devices")
-        if not up:
-            holders = ["no node with these devices is up"]
+        holders += _other_holders(wanted, {job, *self._leases}, world)
         number = rivals.index(job) + 1
         kept = "free devices are kept for the runs before it" if number > 1 else "some are in use"
         return Place(number, len(rivals), ", ".join(holders) or kept)
+
+
+def _other_holders(wanted: set[Slot], known: set[str], world: World) -> list[str]:
+    """Returns who holds wanted devices without a lease; `known` are the jobs with one."""
+    up = [world.slots[slot] for slot in wanted & set(world.slots)]
+    if not up:
+        return ["no node with these devices is up"]
+    found = []
+    if any(world.jobs & set(each.used_by) - known for each in up):
+        found.append("a run that has not asked the queue holds devices")
+    if any(_for_runs(each, world) < each.devices for each in up):
+        found.append("an endpoint or another program holds devices")
+    return found
+
+
+def _held(slot: Slot, capacity: Capacity, world: World, leases: Mapping[str, Lease]) -> int:
+    """Returns the devices that runs hold, by a lease, or by a group without one.
+
+    A queue that was started anew does not know the leases of the runs that train.
+    """
+    held = {job: float(lease.slots.get(slot, 0)) for job, lease in leases.items()}
+    for job in world.jobs & set(capacity.used_by):
+        held[job] = max(held.get(job, 0.0), capacity.used_by[job])
+    return sum(math.ceil(count - 1e-6) for count in held.values())
 
 
 def _for_runs(capacity: Capacity, world: World) -> int:

@@ -42,7 +42,7 @@ class Demand:
     """More than `least` devices are leased in multiples of it."""
 
     def slots(self) -> set[Slot]:
-        """Returns where the devices may be."""
+        """Returns the slots whose devices can meet the demand."""
         return {(node, self.resource) for node in self.nodes}
 
 

@@ -249,9 +249,7 @@ def _combine(
         )
     if batch == "auto":
         batch, reason = batch_size.choose(
-            spec,
-            placement,
-            lambda size: _memory(workload, placement, precision, size)[1],
+            spec, placement, lambda size: _memory(workload, placement, precision, size)[1]
         )
         reasons.append(f"micro batch {reason}")
     if refusal := batch_size.refusal(spec, placement.workers, batch):

@@ -15,7 +15,7 @@ MOST_LINES = COLOURS * len(DASHES)
 MOST_POINTS = 500
 """Most points of a line; a longer one is drawn by means of neighbours."""
 MARGIN = 0.06
-"""Free space around the values, as a share of their range."""
+"""Empty space between the outermost values and the frame, as a share of their range."""
 TICKS = 6
 FAR = 10.0
 """From this ratio of the largest to the smallest value on, an axis is logarithmic."""
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark of an axis."""
+    """A tick of an axis: its place in SVG units, and its text."""
 
     at: float
     text: str
@@ -102,7 +102,7 @@ class Plot:
 
     @property
     def summary(self) -> str:
-        """The content in words, for readers who do not see the plot."""
+        """The plot in words, for screen readers."""
         names = [line.name for line in self.lines] + [mark.title for mark in self.marks]
         return f"{self.y.label} over {self.x.label}: {'; '.join(names)}"
 
@@ -264,7 +264,7 @@ def _round(low: float, high: float, least: float = 0.0) -> list[float]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Returns round numbers between two positive bounds that are far apart."""
+    """Returns the ticks of a logarithmic axis: powers of ten, or 1, 2 and 5 times them."""
     powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     inside = [10.0**power for power in powers if 10.0**power >= low]
     if len(inside) < 3:

@@ -80,7 +80,7 @@ class _Progress:
     best: BestKept | None = None
     proof: Proven | None = None
     waited_s: float = 0.0
-    """Time of waiting for devices, which is not training time."""
+    """Seconds of waiting for devices, which count neither as duration nor for the time limit."""
     has_left: bool = False
     """Whether the last attempt ended early on request."""
     losses: dict[int, float] = field(default_factory=dict)

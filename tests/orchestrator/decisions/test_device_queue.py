@@ -185,7 +185,7 @@ def test_nothing_is_kept_for_a_run_that_cannot_have_what_it_wants(without: World
 
 
 def test_a_group_that_ends_does_not_end_what_is_kept() -> None:
-    """For a moment nobody owns the device that Ray still counts as used."""
+    """Ray counts the devices of an ended group as used for a moment, by no run."""
     runs = queue(("a", "ann", 0), ("b", "bob", 0), ("d", "dan", 0))
     four, late = world(n=4), int(device_queue.PATIENCE_S) + 5
     assert isinstance(runs.ask("a", [demand(1)], four, NOW), Lease)

@@ -19,7 +19,7 @@ def curves(*lines: list[tuple[float, float]]) -> Plot:
 
 
 def is_readable(axis: Axis) -> bool:
-    """Whether an axis has at least two ticks, all of them different and in order."""
+    """Whether an axis has two or more ticks whose texts differ and rise with their places."""
     places, texts = [tick.at for tick in axis.ticks], [tick.text for tick in axis.ticks]
     values = [float(text.replace(",", "")) for text in texts]
     is_in_order = sorted(places) == places or sorted(places, reverse=True) == places
