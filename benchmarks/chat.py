@@ -5,8 +5,11 @@
 
 Builds a Llama with random weights, and asks its generator, without HTTP, from so many users at
 once, each of whom asks again when the answer is complete: prompts of 64 tokens, answers of 128. By
-turns answers are written together, and one after the other by transformers' `generate`.
-Prints tokens per second, the 95th percentile of the time to the first piece, and the ratio.
+turns answers are written by the batch that a replica chooses, by the one of any device (`padded`),
+and one after the other by transformers' `generate` (`alone`). `continuous` is transformers'
+continuous batching, as it comes, of as many prompts as there are users, on a GPU.
+Prints tokens per second, the 95th percentile of the time to the first piece, and the ratio of the
+replica's choice to `alone`.
 """
 
 import argparse
@@ -30,13 +33,14 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import language_models  # noqa: E402 - runs from a clone, installed or not
 from jobs.spec.train import Precision  # noqa: E402
-from serve.tasks.causal_lm import decoding  # noqa: E402
+from serve.engines.generating import choice  # noqa: E402
+from serve.engines.generating.padded_batch import PaddedBatch  # noqa: E402
 from serve.tasks.causal_lm.answer import Settings  # noqa: E402
 from serve.tasks.causal_lm.generator import Generator  # noqa: E402
 
 PROMPT, ANSWER = 64, 128
 """Tokens of each prompt, and of each answer."""
-ROUNDS = 2
+MODES = ("together", "padded", "alone", "continuous")
 SHAPES: dict[str, dict[str, int]] = {
     "260k": {
         "hidden_size": 64,
@@ -64,7 +68,9 @@ def main() -> int:
     parser.add_argument("--users", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["together", "alone"])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     cuda = arguments.device == "cuda"
@@ -74,12 +80,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         build(Path(place), arguments)
         for users in arguments.users:
-            found: dict[str, list[dict[str, float]]] = {"together": [], "alone": []}
-            for _ in range(ROUNDS):
-                for how, rates in found.items():
-                    rates.append(measured(Path(place), users, how, arguments))
+            found: dict[str, Any] = {how: [] for how in arguments.modes}
+            for _ in range(arguments.rounds):
+                for how in arguments.modes:
+                    found[how].append(measured(Path(place), users, how, arguments))
             rate = {how: max(each["tokens_per_s"] for each in all_) for how, all_ in found.items()}
-            results[str(users)] = {**found, "ratio": rate["together"] / rate["alone"]}
+            if {"together", "alone"} <= set(rate):
+                found["ratio"] = rate["together"] / rate["alone"]
+            results[str(users)] = found
             print(users, json.dumps(results[str(users)]), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -97,20 +105,54 @@ def build(folder: Path, arguments: argparse.Namespace) -> None:
     words.save_pretrained(folder)
 
 
-def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) -> dict[str, float]:
+def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates of some users over the seconds, after a first answer."""
+    if how == "continuous":
+        return continuous(folder, users, arguments.seconds)
     precision: Precision = "bf16" if arguments.device == "cuda" else "fp32"
-    judge = decoding.reason_for_one_by_one if how == "together" else (lambda _: "measured")
-    with unittest.mock.patch.object(decoding, "reason_for_one_by_one", judge):
+    choices: dict[str, Any] = {
+        "together": choice.choose,
+        "padded": lambda model, **_: (PaddedBatch(model, choice.padded_room(model)), ""),
+        "alone": lambda *_, **__: (None, "measured"),
+    }
+    with unittest.mock.patch.object(choice, "choose", choices[how]):
         made = Generator(
-            folder, "AutoModelForCausalLM", arguments.device, precision, arguments.threads, 10**9
+            folder,
+            "AutoModelForCausalLM",
+            arguments.device,
+            precision,
+            arguments.threads,
+            10**9,
+            batch_rows=max(64, users),
         )
         found = asyncio.run(asked(made, users, arguments.seconds))
         made.close()
-    return found
+    return {**found, "engine": made.engine}
 
 
-async def asked(made: Generator, users: int, seconds: float) -> dict[str, float]:
+def continuous(folder: Path, users: int, seconds: float) -> dict[str, Any]:
+    """Rates of transformers' continuous batching: all prompts at once, again and again."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = model.to("cuda").eval()
+    draw = random.Random(0)
+    size = model.config.vocab_size
+    settings = transformers.GenerationConfig(
+        max_new_tokens=ANSWER, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    tokens, begin = 0, time.monotonic()
+    for number in range(1000):
+        asked = [[draw.randrange(1000, size) for _ in range(PROMPT)] for _ in range(users)]
+        found = model.generate_batch(asked, generation_config=settings, progress_bar=False)
+        if not number:  # the first one loads kernels
+            begin = time.monotonic()
+            continue
+        tokens += sum(len(each.generated_tokens) for each in found.values())
+        if time.monotonic() > begin + seconds:
+            break
+    return {"tokens_per_s": round(tokens / (time.monotonic() - begin), 1)}
+
+
+async def asked(made: Generator, users: int, seconds: float) -> dict[str, Any]:
     """Asks from all users until the time is over."""
     size, firsts, tokens = len(made.tokenizer), list[float](), [0]
     settings = Settings(ANSWER, temperature=0)

@@ -247,14 +247,14 @@ def _attends_by_samples(
 
 def _samples(tokens: TokenSet, model: Any, config: TrainingConfig) -> list[Tokens]:
     """Returns samples of training tokens; the first exceeds the model's window if a row can."""
-    window, capacity = _window(model.config), config.data.max_length
+    window, capacity = window_of(model.config), config.data.max_length
     longest = min(window + BEYOND_WINDOW, capacity) if 0 < window < capacity else LENGTHS[0]
     lengths = [longest, *LENGTHS[1:]]
     ids = np.resize(tokens.columns[INPUT_IDS], sum(lengths)).astype(np.int64)
     return np.split(ids, np.cumsum(lengths)[:-1])
 
 
-def _window(config: Any) -> int:
+def window_of(config: Any) -> int:
     """Returns the width of local attention in tokens; 0 without local attention."""
     text = config.get_text_config()
     found = [getattr(text, name, None) for name in WINDOW_FIELDS]

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from serve.config import ReplicaConfig
+from serve.engines.generating import choice
 from serve.http import app
-from serve.tasks.causal_lm import decoding, routes
+from serve.tasks.causal_lm import routes
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.vocabulary import MAX_GRAMMAR
 from serve.version import ModelVersion
@@ -30,7 +31,7 @@ def server(published: ModelVersion, request: pytest.FixtureRequest) -> Iterator[
     long = replace(published, max_length=4096)
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "one by one":
-            patch.setattr(decoding, "reason_for_one_by_one", lambda _: "as a test asks")
+            patch.setattr(choice, "reason_for_one_by_one", lambda _: "as a test asks")
         made = ChatHandler(ReplicaConfig(long, batch_rows=1, queue_tokens=QUEUE))
         made.generator._ends = frozenset([2])
         app.install(made)

@@ -2,8 +2,10 @@
 
 import asyncio
 import collections
+import copy
 import itertools
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,10 @@ import transformers
 
 from jobs.training.model import location
 from serve.batching.client import DeadlineError
-from serve.tasks.causal_lm import decoding, sampling
+from serve.engines.generating import choice, padded_batch
+from serve.engines.generating.cached_batch import CachedBatch
+from serve.engines.generating.padded_batch import PaddedBatch
+from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.generator import Generator
 from tests import tiny
@@ -51,11 +56,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(tiny.save(place, "llama", DECODER, initializer_range=0.2))
 
 
+def cached(model: Any, *, rows: int, longest: int) -> tuple[Any, str]:
+    """What a GPU chooses, without graphs."""
+    options: dict[str, Any] = {"captures": False, "room": 20_000}
+    return choice.cached_batch(model, rows=rows, longest=longest, **options), ""
+
+
+@pytest.fixture(params=[PaddedBatch, CachedBatch])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The batch that writes the answers."""
+    if request.param is CachedBatch:
+        monkeypatch.setattr(choice, "choose", cached)
+    return request.param
+
+
 @pytest.fixture
-def made(folder: Path) -> Iterator[Generator]:
+def made(folder: Path, kind: Any) -> Iterator[Generator]:
     found = Generator(folder, "AutoModelForCausalLM", "cpu", "fp32", 1, 10**9)
     yield found
     found.close()
+    assert found.engine == kind.name
+
+
+def usual(made: Generator) -> Any:
+    """The generator's model in transformers' own attention."""
+    model = copy.deepcopy(made._model)
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 def prompts_of(count: int, seed: int = 0) -> list[list[int]]:
@@ -89,39 +116,42 @@ async def tokens_of(made: Generator, ids: list[int], settings: Settings) -> Piec
 
 @pytest.mark.parametrize("kind", [*TOGETHER, *ALONE])
 def test_rows_share_a_batch_where_they_do_not_change_each_other(kind: str) -> None:
-    assert (not decoding.reason_for_one_by_one(model_of(kind))) is (kind in TOGETHER)
+    assert (not choice.reason_for_one_by_one(model_of(kind))) is (kind in TOGETHER)
 
 
 def test_positions_that_depend_on_the_longest_row_keep_rows_apart() -> None:
     long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4}
     long |= {"long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
     model = model_of("llama", rope_parameters=long, max_position_embeddings=128)
-    assert "longrope" in decoding.reason_for_one_by_one(model)
+    assert "longrope" in choice.reason_for_one_by_one(model)
 
 
 def test_a_cache_that_mixes_rows_up_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = decoding.Decoding.keep
+    keep = PaddedBatch.keep
 
     def reversed_rows(self: Any, places: list[int]) -> None:
         keep(self, places[::-1])
 
-    monkeypatch.setattr(decoding.Decoding, "keep", reversed_rows)
-    assert "change each other" in decoding.reason_for_one_by_one(model_of("llama"))
+    monkeypatch.setattr(PaddedBatch, "keep", reversed_rows)
+    assert "change each other" in choice.reason_for_one_by_one(model_of("llama"))
 
 
 def test_greedy_answers_are_those_of_generate_at_every_composition(
-    made: Generator, written: dict[Settings, list[int]], monkeypatch: pytest.MonkeyPatch
+    made: Generator,
+    kind: Any,
+    written: dict[Settings, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts arrive at random moments, and answers have random lengths."""
     widest: list[int] = []
-    step = decoding.Decoding.step
+    step = kind.step
 
-    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
+    def seen(self: Any, tokens: torch.Tensor) -> torch.Tensor:
         widest.append(len(tokens))
         return step(self, tokens)
 
-    monkeypatch.setattr(decoding.Decoding, "step", seen)
-    draw, model = random.Random(1), made._model
+    monkeypatch.setattr(kind, "step", seen)
+    draw, model = random.Random(1), usual(made)
     asked = [(ids, draw.randrange(1, 30)) for ids in prompts_of(PROMPTS)]
 
     settings = [Settings(most, temperature=0, seed=n) for n, (_, most) in enumerate(asked)]
@@ -156,7 +186,7 @@ def test_drawn_tokens_have_the_chances_of_the_model(
     """The first tokens of many answers that are written together."""
     ids, count = [5, 6, 7], 3000
     with torch.inference_mode():
-        logits = made._model(torch.tensor([ids])).logits[:, -1].float()
+        logits = usual(made)(torch.tensor([ids])).logits[:, -1].float()
     kept = transformers.TopPLogitsWarper(0.8)(None, logits / 0.7)
     chances = kept.softmax(dim=1)[0].tolist()
 
@@ -170,6 +200,43 @@ def test_drawn_tokens_have_the_chances_of_the_model(
     for token, chance in enumerate(chances):
         spread = (chance * (1 - chance) / count) ** 0.5
         assert abs(found[token] / count - chance) <= 4.5 * spread, token
+
+
+def test_tokens_that_rows_draw_together_have_the_chances_of_each(
+    made: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without seeds; two kinds of settings and greedy rows stand in one batch."""
+    ids, count, finish = [5, 6, 7], 2000, Writer.finish
+    with torch.inference_mode():
+        logits = usual(made)(torch.tensor([ids])).logits[:, -1].float()
+    kept = {
+        Settings(1, temperature=0.7, top_p=0.8): transformers.TopPLogitsWarper(0.8)(
+            None, logits / 0.7
+        ),
+        Settings(1, temperature=1.5, top_k=20): transformers.TopKLogitsWarper(20)(
+            None, logits / 1.5
+        ),
+        Settings(1, temperature=0): torch.full_like(logits, -torch.inf).index_fill_(
+            1, logits.argmax(dim=1), 0.0
+        ),
+    }
+    found = {settings: collections.Counter[int]() for settings in kept}
+
+    def seen(self: Any) -> None:
+        found[self._settings][self.ids[0]] += 1
+        finish(self)
+
+    monkeypatch.setattr(Writer, "finish", seen)
+
+    async def many() -> None:
+        await asyncio.gather(*(tokens_of(made, ids, each) for each in [*kept] * count))
+
+    asyncio.run(many())
+    for settings, scores in kept.items():
+        assert found[settings].total() == count
+        for token, chance in enumerate(scores.softmax(dim=1)[0].tolist()):
+            spread = (chance * (1 - chance) / count) ** 0.5
+            assert abs(found[settings][token] / count - chance) <= 4.5 * spread, token
 
 
 def test_a_seed_draws_the_same_alone_and_beside_others(made: Generator) -> None:
@@ -192,7 +259,7 @@ def test_a_penalty_of_the_model_holds(made: Generator, written: dict[Settings, l
         assert not sampling.unusual(config)
         asyncio.run(tokens_of(made, [5, 6, 7], Settings(20, temperature=0)))
         given = torch.tensor([[5, 6, 7]])
-        whole = made._model.generate(
+        whole = usual(made).generate(
             given, attention_mask=torch.ones_like(given), max_new_tokens=20, do_sample=False
         )
     finally:
@@ -211,8 +278,7 @@ def test_settings_that_are_not_obeyed_are_left_to_transformers(
     model.generation_config.num_beams = 1
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    monkeypatch.setattr(decoding, "reason_for_one_by_one", lambda _: "")  # not asked
-    monkeypatch.setattr(Generator, "_joining", None)
+    monkeypatch.setattr(choice, "choose", None)  # not asked
     found = Generator(tmp_path, "AutoModelForCausalLM", "cpu", "fp32", 1, 10**9)
     asyncio.run(tokens_of(found, [5, 6, 7], Settings(30, temperature=0)))
     found.close()
@@ -222,9 +288,9 @@ def test_settings_that_are_not_obeyed_are_left_to_transformers(
     assert sampling.unusual(model.generation_config).endswith("sets no_repeat_ngram_size")
 
 
-@pytest.mark.parametrize("name", ["keep", "join", "step"])
+@pytest.mark.parametrize("name", ["keep", "read", "step"])
 def test_any_error_of_the_batch_ends_its_answers_and_no_later_ones(
-    name: str, made: Generator, monkeypatch: pytest.MonkeyPatch
+    name: str, made: Generator, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0)))
 
@@ -236,7 +302,7 @@ def test_any_error_of_the_batch_ends_its_answers_and_no_later_ones(
         return await asyncio.gather(*asked, return_exceptions=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding.Decoding, name, failing)
+        patch.setattr(kind, name, failing)
         assert any(isinstance(each, RuntimeError) for each in asyncio.run(two()))
     assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(9, temperature=0))) == expected
     assert made.load.requests == 0
@@ -258,6 +324,9 @@ def test_answers_whose_time_ends_at_once_leave_once(made: Generator) -> None:
         found = asyncio.run(many())
         assert {type(each) for each in found} <= {Piece, DeadlineError}
     assert made._thread.is_alive()
+    patience = time.monotonic() + 20
+    while made.load.requests and time.monotonic() < patience:
+        time.sleep(0.01)  # who left before the turn is seen at the next step
     assert made.load.requests == 0
 
 
@@ -283,17 +352,17 @@ def test_an_answer_that_fails_ends_alone(made: Generator, monkeypatch: pytest.Mo
 
 
 def test_who_leaves_frees_its_row_within_a_step(
-    made: Generator, monkeypatch: pytest.MonkeyPatch
+    made: Generator, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made._ends = frozenset()
     widths: list[int] = []
-    step = decoding.Decoding.step
+    step = kind.step
 
-    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
+    def seen(self: Any, tokens: torch.Tensor) -> torch.Tensor:
         widths.append(len(tokens))
         return step(self, tokens)
 
-    monkeypatch.setattr(decoding.Decoding, "step", seen)
+    monkeypatch.setattr(kind, "step", seen)
 
     async def leave() -> None:
         others = [made.write(ids, Settings(4000, temperature=0), 60) for ids in prompts_of(3)]
@@ -312,37 +381,26 @@ def test_who_leaves_frees_its_row_within_a_step(
     asyncio.run(leave())
 
 
-def test_a_batch_holds_no_more_than_its_cache(
-    made: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows wait for room; a prompt that fills it alone is still answered."""
-    widest: list[int] = []
-    step = decoding.Decoding.step
-
-    def seen(self: Any, tokens: list[int]) -> torch.Tensor:
-        widest.append(len(tokens) * (self.width + 1))
-        return step(self, tokens)
-
-    monkeypatch.setattr(decoding.Decoding, "step", seen)
-    asyncio.run(tokens_of(made, [5], Settings(2, temperature=0)))
-    made._room = 2 * (90 + decoding.SLACK)
-    widest.clear()
-
-    async def many() -> list[Piece]:
-        asked = [tokens_of(made, [5] * 60, Settings(30, temperature=0)) for _ in range(6)]
-        return await asyncio.gather(*asked)
-
-    assert len({piece.text for piece in asyncio.run(many())}) == 1
-    assert 90 < max(widest) <= made._room
-    made._room = 10  # less than any prompt needs: it is written alone
-    assert len({piece.text for piece in asyncio.run(many())}) == 1
+def test_a_padded_batch_holds_no_more_than_its_cache() -> None:
+    """Rows wait for room; a prompt that fills it alone is still read."""
+    batch = PaddedBatch(model_of("llama"), 2 * (90 + padded_batch.SLACK))
+    first = [batch.begin([5] * 60, 90) for _ in range(3)]
+    assert [prompt is not None for prompt in first] == [True, True, False]
+    with torch.inference_mode():
+        batch.read([prompt for prompt in first if prompt])
+        assert batch.begin([5], 2) is None
+        batch.keep([1])
+        assert batch.begin([5], 91) is None
+        assert batch.begin([5], 90) is not None
+    assert PaddedBatch(model_of("llama"), 10).begin([5] * 60, 90) is not None
 
 
 def test_answers_that_end_make_the_cache_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "SLACK", 4)
-    batch = decoding.Decoding(model_of("llama"))
+    monkeypatch.setattr(padded_batch, "SLACK", 4)
+    batch = PaddedBatch(model_of("llama"), 1000)
     with torch.inference_mode():
-        batch.join([[5] * 30, [6] * 5])
+        begun = [batch.begin(ids, 40) for ids in ([5] * 30, [6] * 5)]
+        batch.read([prompt for prompt in begun if prompt])
         assert batch.width == 30
         batch.keep([1])
     assert batch.width == 5

@@ -40,12 +40,12 @@ PERSON = {
 @pytest.fixture(scope="module", params=["together", "one by one"])
 def server(published: ModelVersion, request: pytest.FixtureRequest) -> Iterator[ChatHandler]:
     """The handler of the tiny language model with long answers, in both ways of writing them."""
-    from serve.tasks.causal_lm import decoding
+    from serve.engines.generating import choice
 
     long = ReplicaConfig(replace(published, max_length=2000))
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "one by one":
-            patch.setattr(decoding, "reason_for_one_by_one", lambda _: "as a test asks")
+            patch.setattr(choice, "reason_for_one_by_one", lambda _: "as a test asks")
         made = endpoint_of("causal-lm").load(long)
         assert isinstance(made, ChatHandler)
         list(asyncio.run(first_pieces(made)))  # the thread has chosen its way

@@ -71,13 +71,16 @@ def _written(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def compiled(forward: Callable[..., Any], *, recomputes: bool = False) -> Callable[..., Any]:
+def compiled(
+    forward: Callable[..., Any], *, recomputes: bool = False, dynamic: bool | None = None
+) -> Callable[..., Any]:
     """Returns a compiled function that stays compiled during a capture.
 
     PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode. With `recomputes` the
     backward pass computes again what takes little time, such as norms and activation functions.
+    With `dynamic` shapes one compilation serves all of them, with None all but the first.
     """
-    fast = torch.compile(forward)
+    fast = torch.compile(forward, dynamic=dynamic)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as modes:

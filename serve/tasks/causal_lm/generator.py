@@ -7,25 +7,26 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import torch
 
 from jobs.errors import first_line
 from serve.batching.client import DeadlineError
-from serve.tasks.causal_lm import decoding, one_by_one, sampling
+from serve.engines.generating import choice
+from serve.tasks.causal_lm import one_by_one, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
-from serve.tasks.causal_lm.decoding import SLACK, Decoding
+from serve.tasks.causal_lm.batch_writer import BatchWriter
+from serve.tasks.causal_lm.post import Pieces, Post, together
 from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.causal_lm.vocabulary import Grammar, Vocabulary
-from serve.tasks.causal_lm.writing import Row, WritingJob, add_tokens
+from serve.tasks.causal_lm.writing import Row, WritingJob
 from serve.tasks.generating.thread import GenerationThread
 
 LOG = logging.getLogger(__name__)
 UNBOUNDED = 2**31
 """Positions of models that need none."""
-READ_AT_ONCE = 2048
-"""Tokens of prompts that are read between two tokens of the others, unless one prompt has more."""
 FADING = 0.99
 """Weight that a step's tokens and time keep in the speed after another step."""
 
@@ -37,10 +38,24 @@ class Generator(GenerationThread[WritingJob]):
     after the other by transformers.
     """
 
-    batch_rows: int = 64
-    """Most answers that are written together."""
+    engine: str = "torch"
+    """What computes the tokens."""
     cache_use: float = 0.0
     """Share of the cache that the answers which are being written may fill."""
+
+    def __init__(
+        self, *args: Any, batch_rows: int = 64, longest: int | None = None, **kwargs: Any
+    ) -> None:
+        """Args: those of `GenerationThread`; `batch_rows` answers are written together at most.
+
+        `longest` is the most tokens of a conversation with its answer, by default the positions.
+        """
+        self.batch_rows, self._asked, self._post = batch_rows, longest, Post()
+        super().__init__(*args, **kwargs)
+
+    @property
+    def _longest(self) -> int:
+        return min(self._asked or self.positions, self.positions)
 
     @property
     def positions(self) -> int:
@@ -111,17 +126,16 @@ class Generator(GenerationThread[WritingJob]):
             GrammarError: if the grammar becomes too complex.
         """
         sampler = self._sampler(settings)
-        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | Exception]()
+        loop, pieces = asyncio.get_running_loop(), Pieces()
 
         def on_piece(piece: Piece | Exception) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+            self._post.send(loop, pieces, piece)
 
         job = WritingJob(time.monotonic() + timeout_s, ids, settings, sampler, on_piece)
         self._enqueue(job)
         try:
             while True:
-                piece = await _next(pieces, job)
+                piece = together(await _next(pieces, job), pieces)
                 if isinstance(piece, Exception):
                     raise piece
                 yield piece
@@ -132,97 +146,46 @@ class Generator(GenerationThread[WritingJob]):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        reason = sampling.unusual(self._model.generation_config)
-        try:
-            reason = reason or decoding.reason_for_one_by_one(self._model)
-            self._room = 0 if reason else decoding.room(self._model)
-        except Exception as error:  # noqa: BLE001 - or no request would ever be answered
-            reason = first_line(error)
-        if reason:
+        batch, reason = None, sampling.unusual(self._model.generation_config)
+        if not reason:
+            try:
+                batch, reason = choice.choose(
+                    self._model, rows=self.batch_rows, longest=self._longest
+                )
+            except Exception as error:  # noqa: BLE001 - or no request would ever be answered
+                reason = first_line(error)
+        if batch is None:
             LOG.warning("answers are written one after the other: %s", reason)
             super()._run()
             return
-        waiting, rows = collections.deque[WritingJob | None](), list[Row]()
-        batch, self._tokens, self._seconds = Decoding(self._model), 0.0, 0.0
+        if reason:
+            LOG.warning("%s", reason)
+        self.engine = batch.name
+        self._write_together(BatchWriter(batch, self._row, self._end))
+
+    def _write_together(self, writer: BatchWriter) -> None:
+        waiting, self._tokens, self._seconds = collections.deque[WritingJob | None](), 0.0, 0.0
         while True:
-            self._take(waiting, waits=not rows)
+            self._take(waiting, waits=writer.is_idle)
             begin = time.monotonic()
-            joining = self._joining(waiting, rows)
-            if waiting and waiting[0] is None and not rows and not joining:
-                return
+            writer.take(waiting, self.batch_rows)
+            if writer.is_idle:
+                if waiting and waiting[0] is None:
+                    return
+                continue
             try:
-                tokens = self._step(batch, rows) + self._join(batch, rows, joining)
-                self._leave(batch, rows)
+                with self._post.held():
+                    tokens = writer.advance()
             except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
-                for job in (*(row.job for row in rows), *joining):
-                    self._end(job, error)
-                rows, batch = [], Decoding(self._model)
+                writer.fail(error)
                 continue
             self._observe(tokens, time.monotonic() - begin)
-            longest = max((row.job.most_tokens + SLACK for row in rows), default=0)
-            self.cache_use = len(rows) * longest / self._room
+            self.cache_use = writer.use
 
     def _take(self, waiting: "collections.deque[WritingJob | None]", *, waits: bool = True) -> None:
         """Moves all queued jobs into `waiting`; `waits` for one if there is none."""
-        if waits or waiting or not self._jobs.empty():
+        if (waits and not waiting) or not self._jobs.empty():
             super()._take(waiting)
-
-    def _joining(
-        self, waiting: "collections.deque[WritingJob | None]", rows: Sequence[Row]
-    ) -> list[WritingJob]:
-        """Takes the next jobs that fit out of `waiting`; ends those that are over."""
-        found: list[WritingJob] = []
-        longest = max((row.job.most_tokens for row in rows), default=0)
-        while waiting and (job := waiting[0]) is not None:
-            if job.is_over:
-                self._end(job, None if job.is_cancelled.is_set() else DeadlineError())
-                waiting.popleft()
-                continue
-            longest = max(longest, job.most_tokens)
-            count = len(rows) + len(found) + 1
-            read = max(len(each.ids) for each in (*found, job)) * (len(found) + 1)
-            fits = count <= self.batch_rows and count * (longest + SLACK) <= self._room
-            if (rows or found) and not (fits and (not found or read <= READ_AT_ONCE)):
-                break
-            job.has_begun = True
-            found.append(job)
-            waiting.popleft()
-        return found
-
-    def _join(self, batch: Decoding, rows: list[Row], jobs: Sequence[WritingJob]) -> int:
-        """Reads prompts and adds their rows with a first token; returns the tokens."""
-        if not jobs:
-            return 0
-        try:
-            logits = batch.join([job.ids for job in jobs])
-        except Exception as error:  # noqa: BLE001 - given to these clients; the others continue
-            for job in jobs:
-                self._end(job, error)
-            return 0
-        added = [Row(job, self._writer(job)) for job in jobs]
-        rows += added
-        add_tokens(added, logits)
-        return sum(len(job.ids) + 1 for job in jobs)
-
-    def _step(self, batch: Decoding, rows: Sequence[Row]) -> int:
-        """Adds a token to each row; returns the tokens."""
-        if rows:
-            add_tokens(rows, batch.step([row.writer.ids[-1] for row in rows]))
-        return len(rows)
-
-    def _leave(self, batch: Decoding, rows: list[Row]) -> None:
-        """Takes the answers that have ended out of the batch."""
-        have_ended = [row.has_ended for row in rows]  # asked once: time goes on
-        if not any(have_ended):
-            return
-        for row, has_ended in zip(rows, have_ended, strict=True):
-            if has_ended:
-                self._end(row.job, row.failure)
-                if row.failure is None:
-                    row.writer.finish()
-        places = [place for place, has_ended in enumerate(have_ended) if not has_ended]
-        rows[:] = [rows[place] for place in places]
-        batch.keep(places)
 
     def _sampler(self, settings: Settings) -> Sampler:
         matcher = None if settings.grammar is None else settings.grammar.begin()
@@ -230,6 +193,9 @@ class Generator(GenerationThread[WritingJob]):
         return Sampler(
             settings, model.generation_config, model.device, ends=self._ends, matcher=matcher
         )
+
+    def _row(self, job: WritingJob) -> Row:
+        return Row(job, self._writer(job))
 
     def _writer(self, job: WritingJob) -> Writer:
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
@@ -265,7 +231,7 @@ class Generator(GenerationThread[WritingJob]):
         return len(job.ids) + len(writer.ids)
 
 
-async def _next(pieces: asyncio.Queue[Piece | Exception], job: WritingJob) -> Piece | Exception:
+async def _next(pieces: Pieces, job: WritingJob) -> Piece | Exception:
     """Returns the next piece; an error at the deadline of a job that still waits then."""
     if job.has_begun:
         return await pieces.get()

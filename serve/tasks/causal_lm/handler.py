@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.errors import DeployError
 from serve.config import ReplicaConfig
+from serve.engines.generating.token_batch import CacheTooSmallError
 from serve.http.errors import HttpError
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.choices import merged
@@ -62,9 +63,9 @@ class ChatHandler(GenerationHandler[Generator]):
         """Returns the generator of the language model in a folder."""
         own = self.config
         settings = own.device, self.precision, own.threads, own.queue_tokens
-        made = Generator(folder, "AutoModelForCausalLM", *settings)
-        made.batch_rows = own.batch_rows
-        return made
+        longest = own.max_context or own.version.max_length
+        more: dict[str, Any] = {"batch_rows": own.batch_rows, "longest": longest}
+        return Generator(folder, "AutoModelForCausalLM", *settings, **more)
 
     @property
     def info(self) -> ChatInfo:
@@ -75,7 +76,7 @@ class ChatHandler(GenerationHandler[Generator]):
             name=version.name,
             version=version.id,
             metrics=version.metrics,
-            engine=f"torch-{self.precision}",
+            engine=f"{self.generator.engine}-{self.precision}",
             max_length=self.longest,
         )
 
@@ -112,7 +113,8 @@ class ChatHandler(GenerationHandler[Generator]):
 
         Raises:
             HttpError: 503 if the queue is full, 504 if the generation does not start in time, 422
-                if the grammar is wrong or too complex, or the model lacks a token.
+                if the grammar is wrong or too complex, the model lacks a token, or the cache of
+                this replica could not hold the text alone.
         """
         begin, timeout_s = time.perf_counter(), min(timeout_s, self.config.timeout_s)
         self.prompts.check_known(request.logit_bias, "logit_bias")
@@ -139,6 +141,8 @@ class ChatHandler(GenerationHandler[Generator]):
                         written[index] = piece.tokens
                         counted.written = sum(written.values())
                         yield index, piece
+        except CacheTooSmallError as error:
+            raise HttpError(422, "too_long", f"{error}; ask for fewer tokens") from None
         except (GrammarError, UnusableVocabularyError) as error:
             message = f"the answer cannot be held to the schema: {error}"
             raise HttpError(422, "invalid_request", message, param=param) from None

@@ -1,5 +1,7 @@
 """Selects the next token of an answer from a model's logits, as a request asks for."""
 
+import collections
+import functools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -65,13 +67,26 @@ class Sampler:
             self._draw = torch.Generator(device).manual_seed(settings.seed)
         self._logprobs: torch.Tensor | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the model's most likely token is always selected, and nothing else is asked."""
+    @functools.cached_property
+    def is_shared(self) -> bool:
+        """Whether tokens depend on nothing but the logits, so that rows select theirs together."""
         own = self._settings
         changes = (own.frequency_penalty, own.presence_penalty, own.logit_bias, own.min_tokens)
         is_constrained = self._penalty is not None or self._matcher is not None
-        return not (self.is_drawn or is_constrained or any(changes) or own.logprobs is not None)
+        is_own = self._draw is not None or own.logprobs is not None
+        return not (is_own or is_constrained or any(changes))
+
+    @property
+    def chances(self) -> tuple[float, ...]:
+        """What the chances of tokens depend on beside the logits; empty if none is drawn."""
+        own = self._settings
+        return (own.temperature, own.top_k, own.top_p, own.min_p) if self.is_drawn else ()
+
+    def changed(self, scores: torch.Tensor) -> torch.Tensor:
+        """Returns logits (rows, vocabulary) with the chances of the settings."""
+        for step in self._steps:  # they do not look at the tokens before
+            scores = step(None, scores)
+        return scores
 
     @property
     def is_complete(self) -> bool:
@@ -104,9 +119,7 @@ class Sampler:
             scores = scores.index_fill(1, _tensor(self._ends, scores), OUTSIDE)
         if self._matcher is not None:
             scores = self._matcher.constrain(scores)
-        for step in self._steps:  # they do not look at the tokens before
-            scores = step(None, scores)
-        return scores
+        return self.changed(scores)
 
     def accept(self, token: int) -> TokenLogprob | None:
         """Takes the token that was selected; returns its log-probability if these are asked for.
@@ -136,6 +149,32 @@ class Sampler:
             has_occurred = (counts > 0).to(scores.dtype)
             scores = scores - own.frequency_penalty * counts - own.presence_penalty * has_occurred
         return scores
+
+
+def shared(samplers: Sequence[Sampler], logits: torch.Tensor) -> torch.Tensor:
+    """Selects a token of each row from logits (rows, vocabulary), on their device.
+
+    Rows whose tokens depend on more than the logits get the likeliest one.
+    """
+    tokens = logits.argmax(dim=1)
+    alike = collections.defaultdict[tuple[float, ...], list[int]](list)
+    for place, sampler in enumerate(samplers):
+        if sampler.is_drawn and sampler.is_shared:
+            alike[sampler.chances].append(place)
+    for places in alike.values():
+        index = on_device(places, logits.device)
+        scores = logits if len(places) == len(samplers) else logits[index]
+        chances = samplers[places[0]].changed(scores).softmax(dim=1)
+        tokens = tokens.index_copy(0, index, torch.multinomial(chances, 1)[:, 0])
+    return tokens
+
+
+def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Returns numbers on a device, without waiting for what it still does."""
+    host = torch.tensor(values, dtype=torch.int64)
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 def _steps(settings: Settings) -> list[Any]:

@@ -1,6 +1,6 @@
 """Answers that wait to be written, and those that are being written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -44,21 +44,18 @@ class Row:
         """Whether no further token is asked for."""
         return self.failure is not None or self.writer.has_ended or self.job.is_over
 
-    def add(self, logits: torch.Tensor, likeliest: int) -> None:
+    def select(self, logits: torch.Tensor, likeliest: int) -> int:
+        """Returns the next token, from logits (vocabulary,); an error ends this answer alone."""
+        try:
+            return self.job.sampler.select(logits, (self.job.ids, self.writer.ids))
+        except Exception as error:  # noqa: BLE001 - given to this client; the others continue
+            self.failure = error
+            return likeliest
+
+    def add(self, token: int) -> None:
         """Adds the next token; an error ends this answer alone."""
         sampler = self.job.sampler
         try:
-            token = likeliest
-            if not sampler.is_plain:
-                token = sampler.select(logits, (self.job.ids, self.writer.ids))
             self.writer.put(token, sampler.accept(token), is_complete=sampler.is_complete)
         except Exception as error:  # noqa: BLE001 - given to this client; the others continue
             self.failure = error
-
-
-def add_tokens(rows: Sequence[Row], logits: torch.Tensor) -> None:
-    """Adds the next token to each row, from logits (rows, vocabulary)."""
-    likeliest: list[int] = logits.argmax(dim=1).tolist()
-    for row, own, token in zip(rows, logits, likeliest, strict=True):
-        if not row.has_ended:
-            row.add(own, token)
