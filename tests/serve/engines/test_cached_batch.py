@@ -53,7 +53,9 @@ def begun(batch: CachedBatch, ids: list[int], most: int) -> Prompt:
 def alone(model: Any, ids: list[int]) -> torch.Tensor:
     """The logits behind a text, in the model's own attention."""
     with torch.inference_mode(), cache_attention.attending(model, cache_attention.USUAL):
-        logits: torch.Tensor = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+        logits: torch.Tensor = model(
+            torch.tensor([ids], device=model.device), use_cache=False
+        ).logits[0, -1]
     return logits
 
 
@@ -167,6 +169,40 @@ def test_a_full_cache_makes_prompts_wait_and_refuses_what_never_fits() -> None:
     assert batch.begin([5], 60) is not None
     with pytest.raises(CacheTooSmallError, match="101 tokens: the cache of this replica holds 100"):
         batch.begin([5], 101)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "qwen3"])
+def test_captured_steps_are_those_of_the_model(kind: str) -> None:
+    """Rows join, grow, end and make room at several widths, beyond a window and a capture."""
+    sizes = {"hidden_size": 256, "head_dim": 64, "num_attention_heads": 4, "n_embd": 256}
+    fields = tiny.config_of(kind).to_dict()
+    known = {name: size for name, size in sizes.items() if name in fields}
+    model = model_of(kind, initializer_range=0.05, **known).to("cuda", torch.bfloat16)
+    batch, reason = choice.choose(model, rows=16, longest=128)
+    assert reason == ""
+    assert isinstance(batch, CachedBatch)
+    draw, rows, logits = random.Random(0), list[list[int]](), torch.empty(0, 300, device="cuda")
+    with torch.inference_mode():
+        for turn in range(60):
+            if rows:
+                tokens = [draw.randrange(3, 300) for _ in rows]
+                rows = [[*ids, token] for ids, token in zip(rows, tokens, strict=True)]
+                logits = batch.step(torch.tensor(tokens, device="cuda")).clone()
+            if turn % 3 == 0 and len(rows) < 14:
+                prompts = [[draw.randrange(3, 300) for _ in range(draw.randrange(1, 40))]] * 2
+                complete, further = batch.read([begun(batch, ids, 120) for ids in prompts])
+                assert len(complete) == 2
+                rows, logits = [*rows, *prompts], torch.cat([logits, further])
+            for ids, found in zip(rows, logits, strict=True):
+                expected = alone(model, ids).float()
+                assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
+            kept = [
+                place for place, ids in enumerate(rows) if len(ids) < 70 and draw.random() < 0.97
+            ]
+            batch.keep(kept)
+            rows, logits = [rows[place] for place in kept], logits[kept]
 
 
 def test_places_are_taken_once_and_all_given_back() -> None:
