@@ -5,8 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Interval, Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.sweep import Sweep
 

@@ -9,9 +9,10 @@ from jobs.training.probing.timing import GiveUp
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, predict, search
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken
 from orchestrator.decisions.measurement import Launch, Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner

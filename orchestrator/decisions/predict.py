@@ -10,8 +10,8 @@ from jobs.spec.quantities import Cadence
 from jobs.training.data import batches
 from jobs.training.events import Overheads
 from jobs.training.probing.timing import GiveUp, Limit
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Phases, Prediction
-from orchestrator.decisions.plan import Candidate
 
 STEP_SHARE = 0.04
 """Relative half-width added for steps: processes on the same machine differ by as much in speed,

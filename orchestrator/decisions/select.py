@@ -9,8 +9,9 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import format_metric
 from jobs.spec.task import Goal
 from orchestrator.decisions import predict, search
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Measurement, Phases, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 
 IDEAL_SPEEDUP = {2: 1.8, 4: 3.2}
 """Typical speedup of data-parallel fine-tuning, by the number of GPUs of one machine."""

@@ -9,8 +9,9 @@ import pydantic_core
 
 from jobs.spec.quantities import format_metric, format_metrics
 from orchestrator.decisions.advice import advise
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts, plots, quality_view

@@ -22,9 +22,9 @@ from jobs.training.events import OutOfMemory, Probed, WorkersReady
 from jobs.training.probing import environment
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken, Unqueued
 from orchestrator.decisions.measurement import Launch, Measurement, summarise
-from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import failures, tuning
