@@ -75,6 +75,7 @@ def _planned(candidate: Candidate) -> dict[str, Any]:
         "workers": placement.workers,
         "micro_batch_size": candidate.micro_batch_size,
         "precision": candidate.precision,
+        "compiled": candidate.compiled,
         "accumulation": candidate.accumulation,
         "usd_per_hour": placement.price_usd_per_hour,
         "memory_gib": memory.expected_gib if memory else None,

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster import catalogue, memory_estimate
 from cluster.memory_estimate import MemoryEstimate, Verdict
@@ -29,17 +29,21 @@ class Candidate:
     verdict: Verdict
     reason: str = ""
     """Reasons for the values of `auto` fields."""
+    compiled: bool = False
+    """Whether its steps are compiled because of `train.compile: auto`."""
 
     @property
     def id(self) -> str:
-        """Readable and unique within a plan, such as `L40S:2/16/bf16`."""
-        return f"{self.placement.name}/{self.micro_batch_size}/{self.precision}"
+        """Readable and unique within a plan, such as `L40S:2/16/bf16` or `L4:1/8/bf16/compiled`."""
+        suffix = "/compiled" if self.compiled else ""
+        return f"{self.placement.name}/{self.micro_batch_size}/{self.precision}{suffix}"
 
     @property
     def execution(self) -> Execution:
         """The settings with which training runs it."""
+        device = self.placement.device
         peak = catalogue.peak_tflops(self.placement.sku, self.precision)
-        return Execution(self.micro_batch_size, self.precision, self.placement.device, peak)
+        return Execution(self.micro_batch_size, self.precision, device, peak, self.compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,27 @@ def _combine(
     )
 
 
+def compiled_candidate(workload: Workload, candidate: Candidate) -> Candidate | None:
+    """Returns a candidate with compiled steps; None if it certainly does not fit."""
+    needed, verdict = _memory(
+        workload,
+        candidate.placement,
+        candidate.precision,
+        candidate.micro_batch_size,
+        is_compiled=True,
+    )
+    if verdict == "too big":
+        return None
+    return replace(candidate, memory=needed, verdict=verdict, compiled=True)
+
+
 def _memory(
-    workload: Workload, placement: Placement, precision: Precision, batch: int
+    workload: Workload,
+    placement: Placement,
+    precision: Precision,
+    batch: int,
+    *,
+    is_compiled: bool = False,
 ) -> tuple[MemoryEstimate | None, Verdict]:
     spec, shape = workload.spec, workload.shape
     if shape is None:
@@ -137,7 +160,7 @@ def _memory(
             adapter=spec.model.adapter is not None,
             quantization=spec.model.adapter.quantization if spec.model.adapter else None,
             gradient_checkpointing=spec.train.gradient_checkpointing,
-            compile=spec.train.compile and placement.device == "cuda",
+            compile=placement.device == "cuda" and (is_compiled or spec.train.compile is True),
             cpu_offload=spec.train.cpu_offload,
             optimizer=spec.train.optimizer,
         ),

@@ -12,7 +12,14 @@ from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.training.model.shape import ModelShape
-from orchestrator.decisions.candidate import Candidate, Skipped, Workload, on_placement
+from orchestrator.decisions import compiling
+from orchestrator.decisions.candidate import (
+    Candidate,
+    Skipped,
+    Workload,
+    compiled_candidate,
+    on_placement,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,9 @@ class Plan:
     remarks: tuple[str, ...] = ()
     """Sentences on the plan's assumptions: ambiguous names, unused nodes, truncated rows, moved
     routes."""
+    compiled: tuple[Candidate, ...] = ()
+    """Candidates with compiled steps, which are tried only where that may pay; empty in a plan of
+    an older release."""
 
     def candidate(self, identity: str) -> Candidate:
         """Returns the candidate with an id.
@@ -31,7 +41,7 @@ class Plan:
         Raises:
             InfeasibleError: if the plan has no such candidate.
         """
-        for candidate in self.candidates:
+        for candidate in (*self.candidates, *self.compiled):
             if candidate.id == identity:
                 return candidate
         known = ", ".join(candidate.id for candidate in self.candidates)
@@ -52,16 +62,22 @@ class Plan:
         """The distinct placements, in the job's order."""
         return tuple(dict.fromkeys(candidate.placement for candidate in self.candidates))
 
+    def trying(self, ids: Collection[str]) -> "Plan":
+        """Returns the plan that tries the compiled candidates with these ids too."""
+        tried = tuple(c for c in self.compiled if c.id in ids)
+        left = tuple(c for c in self.compiled if c.id not in ids)
+        return replace(self, candidates=(*self.candidates, *tried), compiled=left)
+
     def only(self, placement: Placement, reason: str) -> "Plan":
         """Returns the plan on one placement, with all others skipped for a reason."""
         return self._where(lambda candidate: candidate.placement == placement, reason)
 
     def among(self, wanted: "Plan") -> "Plan":
         """Returns what another plan tries of this one; InfeasibleError if nothing is left."""
-        ids = {candidate.id for candidate in wanted.candidates}
+        ids = {candidate.id for candidate in (*wanted.candidates, *wanted.compiled)}
         found = self._where(lambda c: c.id in ids, "the given plan leaves it out")
         if not found.candidates:
-            names = ", ".join(sorted(ids)) or "nothing"
+            names = ", ".join(sorted(c.id for c in wanted.candidates)) or "nothing"
             raise InfeasibleError(
                 f"the plan tries {names}, of which this cluster can run nothing; plan anew on it"
             )
@@ -78,7 +94,8 @@ class Plan:
         """Returns the plan with some candidates, and the others skipped for a reason."""
         kept = tuple(filter(is_kept, self.candidates))
         skipped = (Skipped(c.id, reason) for c in self.candidates if c not in kept)
-        return replace(self, candidates=kept, skipped=(*self.skipped, *skipped))
+        compiled = tuple(filter(is_kept, self.compiled))
+        return replace(self, candidates=kept, skipped=(*self.skipped, *skipped), compiled=compiled)
 
 
 def _expected_rank(candidate: Candidate) -> tuple[float, str, bool, bool, bool, int]:
@@ -132,9 +149,12 @@ def make_plan(
     if not candidates:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in skipped))
         raise InfeasibleError(f"nothing in this job can run here: {reasons}")
-    cut = _cut_rows(longest, length)
-    remarks = dict.fromkeys((*catalogue.choices(spec), *inventory.remarks, *cut))
-    return Plan(tuple(candidates), tuple(skipped), tuple(remarks))
+    placements = dict.fromkeys(candidate.placement for candidate in candidates)
+    notes = (*_cut_rows(longest, length), *compiling.remarks(spec, placements))
+    remarks = dict.fromkeys((*catalogue.choices(spec), *inventory.remarks, *notes))
+    undecided = (c for c in candidates if compiling.is_open(spec, c.placement))
+    maybe = filter(None, (compiled_candidate(workload, c) for c in undecided))
+    return Plan(tuple(candidates), tuple(skipped), tuple(remarks), tuple(maybe))
 
 
 def _requests(

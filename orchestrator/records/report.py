@@ -101,6 +101,8 @@ def lead(data: ReportData) -> str:
             f" of accelerator, precision and batch size{tried}."
         )
     sentences.append(f"{winner} was chosen ({winner.reason}).")
+    if winner.compiling:
+        sentences.append(f"Its steps are {winner.compiling}.")
     if receipt:
         sentences.append(_training(receipt))
         if receipt.sweep_time_s:
@@ -154,7 +156,7 @@ def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
     return {
         "id": candidate.id,
         "is_winner": candidate.id == data.winner.candidate.id,
-        "step": "out of memory"
+        "step": measured.fault
         if measured and not step
         else f"{step * 1000:.0f} ms"
         if step

@@ -89,6 +89,11 @@ def compiled(forward: Callable[..., Any], *, recomputes: bool = False) -> Callab
     return run
 
 
+def is_compiled(config: TrainingConfig, world: World) -> bool:
+    """Returns whether layers are compiled: on GPUs alone."""
+    return config.compile and world.device.type == "cuda"
+
+
 class CapturedSteps:
     """Captured graphs of a step for every padded width."""
 
