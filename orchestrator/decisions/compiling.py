@@ -91,8 +91,8 @@ def gain(slow: "Measurement", fast: "Measurement") -> str:
     if slow.step_s is None or fast.step_s is None:
         return fast.fault
     text = f"{slow.step_s.mean / fast.step_s.mean:.2f} times the speed"
-    if slow.overheads and fast.overheads:
-        compile_s = max(0.0, fast.overheads.capture_s - slow.overheads.capture_s)
+    if slow.speed and fast.speed:
+        compile_s = max(0.0, fast.speed.capture_s - slow.speed.capture_s)
         text += f", {compile_s:.0f} s to compile"
     return text
 

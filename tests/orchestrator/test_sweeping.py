@@ -18,7 +18,7 @@ from orchestrator.notices import Notice, Remark
 from orchestrator.records.receipt import FitResult, write_receipt
 from orchestrator.records.receipt_text import receipt_text
 from orchestrator.records.runs import Run
-from tests.builders import any_of, inventory, job, measurement, overheads, plan_of, sweep, trial
+from tests.builders import any_of, inventory, job, measurement, plan_of, speed, sweep, trial
 
 ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
 
@@ -97,7 +97,7 @@ def test_a_compiled_winner_is_in_plan_log_job_file_and_receipt(tmp_path: Path) -
 
     steps = {"steps": 100_000}
     slow = measurement(ID, 0.15, **steps)
-    fast = measurement(COMPILED, 0.1, overheads=overheads(capture_s=49.0), **steps)
+    fast = measurement(COMPILED, 0.1, speed=speed(capture_s=49.0), **steps)
     context, told = context_of(tmp_path, slow, fast)
     plan = plan_of(context.spec, inventory(T4=1))
     found = stage.run_sweep(context, plan)

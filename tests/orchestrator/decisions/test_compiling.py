@@ -12,7 +12,7 @@ from orchestrator.decisions.measurement import NOT_COMPILABLE, Launch, Measureme
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.select import Winner
-from tests.builders import any_of, inventory, job, measurement, overheads, plan_of, sweep
+from tests.builders import any_of, inventory, job, measurement, overheads, plan_of, speed, sweep
 
 PLAIN, COMPILED = "A100-80GB:1/16/bf16", "A100-80GB:1/16/bf16/compiled"
 CHEAP, TWO = "T4:1/16/fp16", "A100-80GB:2/16/bf16"
@@ -36,8 +36,8 @@ def plan_for(spec: JobSpec) -> Plan:
 
 
 def timed(candidate: str, step_s: float, steps: int = LONG, capture_s: float = 2.0) -> Measurement:
-    own = overheads(capture_s=capture_s)
-    return measurement(candidate, step_s, steps=steps, overheads=own)
+    own, found = overheads(capture_s=capture_s), speed(capture_s=capture_s)
+    return measurement(candidate, step_s, steps=steps, overheads=own, speed=found)
 
 
 def predicted(spec: JobSpec, plan: Plan, *measured: Measurement) -> tuple[Prediction, ...]:
@@ -148,13 +148,21 @@ def test_a_gain_is_taken_and_said() -> None:
     assert select.winning_job(spec, winner).train.compile is True
 
 
+def test_a_second_timing_finds_what_was_compiled_and_the_run_is_predicted_so() -> None:
+    first = timed(COMPILED, 0.1, capture_s=50.0)
+    again = replace(timed(COMPILED, 0.1, capture_s=6.0), overheads=None)
+    settled = predict.settle([first, again])
+    assert settled.overheads == overheads(capture_s=6.0)
+    assert compiling.gain(timed(PLAIN, 0.15), settled) == "1.50 times the speed, 48 s to compile"
+
+
 @pytest.mark.parametrize(
     ("compiled", "why"),
     [
         (timed(COMPILED, 0.0999, capture_s=50.0), "1.00 times the speed, 48 s to compile"),
         (
-            measurement(COMPILED, 0.2, steps=LONG, overheads=None, is_given_up=True),
-            "0.50 times the speed",
+            replace(timed(COMPILED, 0.2, capture_s=40.0), overheads=None, is_given_up=True),
+            "0.50 times the speed, 38 s to compile",
         ),
         (Measurement(COMPILED, None, failure="no gcc", fault=NOT_COMPILABLE), "compiling failed"),
         (Measurement(COMPILED, None, failure="tried to allocate"), "out of memory"),
