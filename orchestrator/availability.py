@@ -13,9 +13,10 @@ from jobs.spec.quantities import format_duration
 from jobs.spec.resources import PlacementSpec
 from orchestrator.context import Context
 from orchestrator.decisions import demand
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Place, Taken
 from orchestrator.decisions.measurement import Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import StageStarted, Waiting
 from orchestrator.stages import nodes

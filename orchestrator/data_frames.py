@@ -5,8 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Interval, Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.sweep import Sweep
 
@@ -74,6 +75,7 @@ def _planned(candidate: Candidate) -> dict[str, Any]:
         "workers": placement.workers,
         "micro_batch_size": candidate.micro_batch_size,
         "precision": candidate.precision,
+        "compiled": candidate.compiled,
         "accumulation": candidate.accumulation,
         "usd_per_hour": placement.price_usd_per_hour,
         "memory_gib": memory.expected_gib if memory else None,

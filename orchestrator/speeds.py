@@ -8,10 +8,11 @@ from jobs.errors import ClusterError, TrainingError
 from jobs.training.probing.timing import GiveUp
 from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import budget, predict, search
+from orchestrator.decisions import budget, compiling, predict, search
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken
-from orchestrator.decisions.measurement import Launch, Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.measurement import NOT_COMPILABLE, Launch, Measurement, Prediction
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
@@ -33,7 +34,7 @@ def probe(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
     )
     if not is_thorough:
-        _take_over(context, plan, speeds, store)
+        _take_over(context, plan.candidates, speeds, store)
     todo = [c for c in plan.probing_order if c.id not in speeds.measured]
     if todo:
         give_up = None if is_thorough else speeds.give_up
@@ -57,10 +58,51 @@ def probe(
     return speeds
 
 
-def _take_over(context: Context, plan: Plan, speeds: "Speeds", store: Store) -> None:
+def probe_compiled(context: Context, speeds: "Speeds", devices: Availability) -> None:
+    """Time candidates compiled too, where their runs are long enough.
+
+    A failure is recorded, and leaves the candidates that are not compiled as they are.
+    """
+    store = Store(context.storage)
+    worthy = compiling.to_probe(speeds.plan.compiled, devices.available(speeds.predictions))
+    for candidate in worthy:
+        if speeds.must_end(f"probe of {candidate.id}"):
+            return
+        plain = replace(candidate, compiled=False).id
+        context.notify(StageStarted("compile", f"{plain}, whose run is long enough to pay for it"))
+        speeds.add(candidate)
+        _take_over(context, [candidate], speeds, store)
+        if candidate.id not in speeds.measured:
+            _time_compiled(context, speeds, candidate, devices)
+        text = "not measured"
+        for measured in speeds.measured.get(candidate.id, ()):
+            _keep(context, candidate, measured, speeds.launches, store)
+            text = compiling.gain(predict.settle(speeds.measured[plain]), measured)
+        context.notify(StageFinished("compile", f"{candidate.id}: {text}"))
+
+
+def _time_compiled(
+    context: Context, speeds: "Speeds", candidate: Candidate, devices: Availability
+) -> None:
+    """Time a compiled candidate in a worker group of its own."""
+    callbacks = speed.ProbeCallbacks(
+        speeds.take, speeds.take_launch, speeds.give_up, context.remark, devices.first_free
+    )
+    try:
+        speed.measure(context.spec, [candidate], context.run.folder, callbacks, rounds=1)
+    except TrainingError as error:
+        speeds.take(Measurement(candidate.id, None, failure=str(error), fault=NOT_COMPILABLE))
+        context.remark(f"{candidate.id} is left out: {error}")
+    except ClusterError as error:
+        context.remark(f"{candidate.id} was not measured: {error}")
+
+
+def _take_over(
+    context: Context, candidates: Sequence[Candidate], speeds: "Speeds", store: Store
+) -> None:
     """Measurements of earlier runs, where hardware, software, code and data are still the same."""
     environments: dict[str, dict[str, str]] = {}
-    for candidate in plan.candidates:
+    for candidate in candidates:
         if candidate.id in speeds.measured:
             continue
         found = store.find(candidate, training_config(context.spec, candidate.execution, {}))
@@ -134,17 +176,19 @@ class Speeds:
     """What probes have found so far, recorded as it comes."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
-        self._context, self._plan = context, plan
+        self._context = context
         self.launches = list(context.run.read_all("launches", Launch))
         self.measured: dict[str, list[Measurement]] = {}
         """By candidate; more than one where a probe was repeated."""
         for found in context.run.read_all("measurements", Measurement):
             self.measured.setdefault(found.candidate, []).append(found)
+        self.plan = plan.trying(self.measured)
+        """The plan, with the compiled candidates that were tried."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """One for each candidate, in the order of the plan."""
-        found = (self.measured.get(candidate.id) for candidate in self._plan.candidates)
+        found = (self.measured.get(candidate.id) for candidate in self.plan.candidates)
         return tuple(predict.settle(several) for several in found if several)
 
     @property
@@ -160,16 +204,20 @@ class Speeds:
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Of each candidate that was measured to the end."""
-        plan = self._plan
         return predict.predict_all(
-            self._context.spec, plan.candidates, self.measurements, self.launches
+            self._context.spec, self.plan.candidates, self.measurements, self.launches
         )
+
+    def add(self, candidate: Candidate) -> None:
+        """Record that a compiled candidate is tried."""
+        self.plan = self.plan.trying({candidate.id})
+        self._context.run.write("plan", self.plan)
 
     def take(self, measured: Measurement) -> None:
         """Record a measurement and tell it."""
         self.measured.setdefault(measured.candidate, []).append(measured)
         self._context.run.append("measurements", measured)
-        total = len(self._plan.candidates)
+        total = len(self.plan.candidates)
         text = f"{measured.candidate}: {_speed_text(measured)}"
         self._context.notify(Progress("probe", len(self.measured), total, text, is_result=True))
         for disturbance in measured.disturbances:
@@ -183,7 +231,7 @@ class Speeds:
     def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
         """Whether the budget leaves too little for `what` next; told when it does."""
         context = self._context
-        cost = budget.sweep_cost_usd(self._plan, self.every, self.launches, trials)
+        cost = budget.sweep_cost_usd(self.plan, self.every, self.launches, trials)
         spent = budget.Spent(context.clock() - context.began, cost)
         is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
         if is_over:
@@ -192,7 +240,7 @@ class Speeds:
 
     def give_up(self, candidate: Candidate) -> GiveUp:
         """What the probe of a candidate compares it with, to stop early."""
-        spec, known = self._context.spec, self._plan.candidates
+        spec, known = self._context.spec, self.plan.candidates
         has_trials = bool(search.quality_space(spec))
         return predict.give_up(
             candidate, known, self.measurements, self.predictions, has_trials=has_trials
@@ -201,7 +249,7 @@ class Speeds:
 
 def _speed_text(measured: Measurement) -> str:
     if measured.step_s is None:
-        return "out of memory"
+        return measured.fault
     text = f"{measured.step_s.mean:.3g} s a step"
     if not measured.is_given_up:
         return text

@@ -6,14 +6,14 @@ from jobs.errors import RunError
 from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import budget, search, select
+from orchestrator.decisions import budget, compiling, search, select
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, StageFinished, StageStarted
 from orchestrator.records import receipt_text, runs
-from orchestrator.speeds import Speeds, confirm, probe
+from orchestrator.speeds import Speeds, confirm, probe, probe_compiled
 from orchestrator.stages import hyperparameter_search
 
 
@@ -36,6 +36,8 @@ def _swept(context: Context, plan: Plan) -> Sweep:
         _keep_winner(context, winner)
         return Sweep(run.id, plan, (), (), (), winner, 0.0)
     speeds = probe(context, plan, devices)
+    probe_compiled(context, speeds, devices)
+    plan = speeds.plan
     trials = _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
     if confirm(context, plan, speeds, winner, trials, devices):
@@ -49,6 +51,8 @@ def _swept(context: Context, plan: Plan) -> Sweep:
         else ""
     )
     context.notify(StageFinished("select", f"{winner}, full run {shown}"))
+    if winner.compiling:
+        context.remark(winner.compiling)
     cost = budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials)
     measured, predicted = speeds.measurements, speeds.predictions
     return Sweep(run.id, plan, measured, predicted, trials, winner, duration, cost)
@@ -91,13 +95,13 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
         recorded = _placed(context, plan, recorded, speeds, trials)
     return Sweep(
         run=context.run.id,
-        plan=plan,
+        plan=speeds.plan,
         measurements=speeds.measurements,
         predictions=speeds.predictions,
         trials=trials,
         winner=recorded,
         duration_s=context.run.read("sweep_duration", float) or 0.0,
-        cost_usd=budget.sweep_cost_usd(plan, speeds.every, speeds.launches, trials),
+        cost_usd=budget.sweep_cost_usd(speeds.plan, speeds.every, speeds.launches, trials),
     )
 
 
@@ -135,7 +139,9 @@ def _choose(
         if devices.await_free(winner.candidate):
             busy = ", ".join(sorted(devices.busy))
             told = f"{winner.reason}; {busy} stayed busy" if busy else winner.reason
-            return replace(winner, reason=told)
+            measured, found = (speeds.measurements, speeds.predictions) if speeds else ((), ())
+            why = compiling.verdict(context.spec, winner.candidate, measured, found)
+            return replace(winner, reason=told, compiling=why)
 
 
 def _try(

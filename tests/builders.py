@@ -122,7 +122,7 @@ def speed(**fields: Any) -> Metered:
         "step_s_p50": 0.5,
         "step_s_p95": 0.5,
         "step_s_p99": 0.5,
-        "capture_s": 0.0,
+        "capture_s": 1.0,
         "data_wait_share": 0.0,
         "communication_share": 0.0,
         "peak_memory_gib": 2.0,

@@ -124,7 +124,7 @@ OPTIONS: Sequence[tuple[str, Sequence[Any]]] = (
     ("train.strategy", ("ddp", "zero2", "zero3", "fsdp")),
     ("train.cpu_offload", (True, False)),
     ("train.gradient_checkpointing", (True, False)),
-    ("train.compile", (True, False)),
+    ("train.compile", (True, False, "auto", "never")),
     ("train.optimizer.name", ("adamw", "sgd")),
     ("train.optimizer.lr", (0.0, 1e-300, 1e-5, 10.0, 11.0, -1.0, math.nan, math.inf, 1e30)),
     ("train.optimizer.weight_decay", (0.0, 1.0, 2.0)),

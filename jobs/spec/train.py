@@ -158,9 +158,12 @@ class TrainSpec(SpecModel):
     """Keep optimizer state in host memory (zero2 and zero3 only)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     """Compile the model's repeated layers with torch.compile: steps are faster after up to a minute
-    of compiling. GPUs only."""
+    of compiling, and with an adapter they need less memory. GPUs only. With `auto`, a sweep also
+    probes the fastest candidate on a single GPU with compiled steps if all its steps take more than
+    10 minutes, and the better one wins; steps on several GPUs, and those of a job without a sweep,
+    are not compiled."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """How weights are updated."""
     lr_schedule: LrScheduleSpec = LrScheduleSpec()

@@ -16,7 +16,7 @@ from jobs.training.corpus import Corpus
 from jobs.training.data.encoding import Progress
 from jobs.training.data.tokens import TokenSet, TokenStore
 from jobs.training.engine.batch_plan import BatchPlan
-from jobs.training.engine.capture import compiled
+from jobs.training.engine.capture import compiled, is_compiled
 from jobs.training.engine.device_loader import DeviceLoader
 from jobs.training.engine.engine import Engine
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
@@ -222,7 +222,7 @@ def _compile(layers: Sequence[Any], config: TrainingConfig, world: World) -> Non
     """Compiles repeated layers on a GPU, if the job asks for it."""
     # with an adapter most memory is that of activations
     recomputes = config.model.adapter is not None and not config.gradient_checkpointing
-    if config.compile and world.device.type == "cuda":
+    if is_compiled(config, world):
         for layer in layers:  # `forward` and not the call, because hooks differ between layers
             layer.forward = compiled(layer.forward, recomputes=recomputes)
 

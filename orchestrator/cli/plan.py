@@ -11,7 +11,8 @@ from orchestrator.cli.options import (
     print_json,
     table,
 )
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.candidate import Candidate
+from orchestrator.decisions.plan import Plan
 from orchestrator.loading import load_job
 from orchestrator.planning import planned
 

@@ -11,6 +11,8 @@ THROTTLED_SHARE = 0.05
 BUSY_SHARE = 0.15
 """Share of a node's CPUs used by other processes above which a measurement counts as disturbed."""
 
+OUT_OF_MEMORY, NOT_COMPILABLE = "out of memory", "compiling failed"
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -32,15 +34,15 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The result of a probe, also if the candidate ran out of memory."""
+    """The result of a probe, also if the candidate ran out of memory or could not be compiled."""
 
     candidate: str
     step_s: Interval | None
-    """Mean time of an optimizer step over the full run; None after running out of memory."""
+    """Mean time of an optimizer step over the full run; None after a failure."""
     steps: int = 0
     """Optimizer steps of the full run."""
     overheads: Overheads | None = None
-    """None if it ran out of memory or stopped early, or if only steps were measured."""
+    """None if it failed or stopped early, or if only steps were measured."""
     is_given_up: bool = False
     """Whether the probe stopped early, because the candidate could not be fastest or cheapest."""
     speed: Metered | None = None
@@ -51,7 +53,9 @@ class Measurement:
     is_steady: bool = True
     """Whether warm-up ended because step times agreed, and not by its time limit."""
     failure: str = ""
-    """The allocator's message after running out of memory."""
+    """The allocator's message after running out of memory, or why compiling failed."""
+    fault: str = OUT_OF_MEMORY
+    """What `failure` is, in a few words."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware of the measurement."""
     better: str = ""
@@ -72,7 +76,7 @@ class Measurement:
 
     @property
     def peak_memory_gib(self) -> float | None:
-        """Largest peak memory of the workers; None after running out of memory."""
+        """Largest peak memory of the workers; None after a failure."""
         return self.speed.peak_memory_gib if self.speed else None
 
     @property

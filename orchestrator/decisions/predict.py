@@ -10,8 +10,8 @@ from jobs.spec.quantities import Cadence
 from jobs.training.data import batches
 from jobs.training.events import Overheads
 from jobs.training.probing.timing import GiveUp, Limit
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Phases, Prediction
-from orchestrator.decisions.plan import Candidate
 
 STEP_SHARE = 0.04
 """Relative half-width added for steps: processes on the same machine differ by as much in speed,
@@ -86,7 +86,8 @@ def _predict(
 def settle(measured: Sequence[Measurement]) -> Measurement:
     """Combine several measurements of a candidate.
 
-    Returns the first with the median step time, and an interval that contains all means.
+    Returns the first with the median step time, and an interval that contains all means. Capturing
+    takes as long as in the last, which finds in caches what the first has compiled.
     """
     steps = [m.step_s for m in measured if m.step_s]
     if len(steps) < 2:
@@ -97,7 +98,10 @@ def settle(measured: Sequence[Measurement]) -> Measurement:
         *(abs(step.mean - median) for step in steps),
     )
     step_s = Interval(max(0.0, median - half_s), median, median + half_s)
-    return dataclasses.replace(measured[0], step_s=step_s)
+    own, last = measured[0].overheads, measured[-1].speed
+    if own and last:
+        own = dataclasses.replace(own, capture_s=min(own.capture_s, last.capture_s))
+    return dataclasses.replace(measured[0], step_s=step_s, overheads=own)
 
 
 def are_apart(measured: Sequence[Measurement]) -> bool:

@@ -1,5 +1,6 @@
 """Applies decisions to a job: changed fields, absolute paths, and the training configuration."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ class Execution:
     device: Device
     peak_tflops: float | None = None
     """Dense peak of one device in this precision, in TFLOP/s; None if unknown."""
+    compile: bool = False
+    """Whether steps are compiled where the job says `auto`."""
 
 
 def with_params(spec: JobSpec, params: Params) -> JobSpec:
@@ -88,10 +91,10 @@ def fewer_workers(config: TrainingConfig, workers: int, least: int | None) -> li
     return [n for n in counts if batch % (n * micro) == 0]
 
 
-def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
+def probe_timing(spec: JobSpec, execution: Execution) -> ProbeTiming:
     """Returns the timing of a probe: as the job says, else a default by device."""
     timing = spec.sweep.probe if spec.sweep else ProbeSpec()
-    on_gpu = device == "cuda"
+    on_gpu = execution.device == "cuda"
     warmup_s = timing.warmup.total_seconds() if timing.warmup else (5.0 if on_gpu else 2.0)
     duration_s = timing.duration.total_seconds() if timing.duration else (10.0 if on_gpu else 8.0)
     device_wait = GPU_PATIENCE if on_gpu else CPU_PATIENCE
@@ -104,6 +107,7 @@ def probe_timing(spec: JobSpec, device: Device) -> ProbeTiming:
         steps=30 if on_gpu else 6,
         window_s=min(2.0, duration_s / LEAST_WINDOWS),
         half_width=0.015 if on_gpu else 0.03,
+        silence_s=spec.train.hang_after.total_seconds() if execution.compile else math.inf,
     )
 
 
@@ -129,5 +133,5 @@ def training_config(spec: JobSpec, execution: Execution, params: Params) -> Trai
         strategy=chosen.train.strategy,
         cpu_offload=chosen.train.cpu_offload,
         gradient_checkpointing=chosen.train.gradient_checkpointing,
-        compile=chosen.train.compile,
+        compile=execution.compile if chosen.train.compile == "auto" else chosen.train.compile,
     )

@@ -9,8 +9,9 @@ from jobs.spec import JobSpec
 from jobs.spec.quantities import format_metric
 from jobs.spec.task import Goal
 from orchestrator.decisions import predict, search
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.resolve import Scalar, with_params
 from orchestrator.decisions.search import TrialResult
 
@@ -61,6 +62,9 @@ class Winner:
     """All options, including those that break limits."""
     finalists: tuple[str, ...] = ()
     """Ids of the best candidates, in order, which are measured again."""
+    compiling: str = ""
+    """Whether `train.compile: auto` compiles its steps, and why; empty without a GPU or `auto`, and
+    in a run of an older release."""
 
     def __str__(self) -> str:
         """Candidate and searched fields."""
@@ -157,6 +161,8 @@ def winning_job(spec: JobSpec, winner: Winner) -> JobSpec:
         "train.micro_batch_size": candidate.micro_batch_size,
         "train.precision": candidate.precision,
     }
+    if spec.train.compile == "auto":
+        params["train.compile"] = candidate.compiled
     values = with_params(spec, params).model_dump(mode="json", exclude_unset=True)
     values.pop("sweep", None)
     placement = candidate.placement

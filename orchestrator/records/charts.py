@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Measurement, Phases, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 
 IDEAL_SPEEDUP = {2: 1.8, 4: 3.2}
 """Typical speedup of data-parallel fine-tuning, by the number of GPUs of one machine."""
@@ -22,7 +23,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A table with a row for each placement and precision, and a column for each micro batch."""
+    """A table with a row for each placement and precision, and a column for each micro batch.
+
+    Compiled steps have rows of their own.
+    """
 
     title: str
     columns: tuple[int, ...]
@@ -40,7 +44,7 @@ class Bar:
 
 
 def samples_per_s(candidate: Candidate, measured: Measurement) -> float | None:
-    """Returns the rows per second of all workers; None after running out of memory."""
+    """Returns the rows per second of all workers; None after a failure."""
     if measured.step_s is None:
         return None
     batch = candidate.micro_batch_size * candidate.accumulation * candidate.placement.workers
@@ -78,25 +82,30 @@ def _heat_map(
     values = {candidate.id: value(candidate) for candidate in plan.candidates}
     best = max((v for v in values.values() if v), default=1.0)
     columns = tuple(sorted({candidate.micro_batch_size for candidate in plan.candidates}))
-    names = dict.fromkeys((c.placement.name, c.precision) for c in plan.candidates)
-    by_place = {(c.placement.name, c.precision, c.micro_batch_size): c for c in plan.candidates}
+    names = dict.fromkeys(_row_name(candidate) for candidate in plan.candidates)
+    by_place = {(_row_name(c), c.micro_batch_size): c for c in plan.candidates}
 
     def cell(candidate: Candidate | None) -> Cell:
         if candidate is None:
             return Cell("", None)
         number, measured = values[candidate.id], found.get(candidate.id)
         if number is None:
-            return Cell("out of memory" if measured else "–", None)
+            return Cell(measured.fault if measured else "–", None)
         return Cell(show(number), number / best, measured.why_given_up if measured else "")
 
     return HeatMap(
         title,
         columns,
         tuple(
-            (" ".join(name), tuple(cell(by_place.get((*name, column))) for column in columns))
+            (name, tuple(cell(by_place.get((name, column))) for column in columns))
             for name in names
         ),
     )
+
+
+def _row_name(candidate: Candidate) -> str:
+    words = (candidate.placement.name, candidate.precision)
+    return " ".join((*words, "compiled") if candidate.compiled else words)
 
 
 def ranking(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
@@ -125,7 +134,7 @@ def scaling(plan: Plan, measurements: Sequence[Measurement]) -> tuple[Bar, ...]:
     for candidate in plan.candidates:
         measured = found.get(candidate.id)
         fast = samples_per_s(candidate, measured) if measured else None
-        if fast:
+        if fast and not candidate.compiled:
             key = (candidate.placement.sku, candidate.micro_batch_size, candidate.precision)
             rates.setdefault(key, {})[candidate.placement.workers] = fast
     bars = []

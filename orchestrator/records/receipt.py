@@ -95,6 +95,8 @@ class Receipt:
     """Proof that the published model scores as in training, and its duration."""
     disturbances: tuple[str, ...] = ()
     """Reasons why the actual time may differ from that on a quiet machine."""
+    compiling: str = ""
+    """Whether `train.compile: auto` compiles its steps, and why; empty without a GPU or `auto`."""
 
     @property
     def is_comparable(self) -> bool:
@@ -156,6 +158,7 @@ def write_receipt(
         sweep_cost_usd=sweep_cost_usd,
         proof=fit.proof,
         disturbances=disturbances(fit.speed),
+        compiling=winner.compiling,
     )
 
 

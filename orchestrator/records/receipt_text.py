@@ -39,8 +39,7 @@ def receipt_text(receipt: Receipt) -> str:
         cost = receipt.sweep_cost_usd
         paid = "" if cost is None else f", {show_cost(cost)}"
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}{paid}")
-    if receipt.speed is not None:
-        lines.append(f"speed     {speed_text(receipt.speed)}")
+    lines += _speed_lines(receipt)
     return "\n".join([*lines, f"quality   {format_metrics(receipt.metrics)}"])
 
 
@@ -53,6 +52,11 @@ def _memory_lines(receipt: Receipt) -> list[str]:
     probed = receipt.probed_memory_gib
     text = planned if probed is None else f"{planned}, {probed:.1f} probed"
     return [f"memory    {text:32}{actual:.1f} GiB"]
+
+
+def _speed_lines(receipt: Receipt) -> list[str]:
+    found = [] if receipt.speed is None else [f"speed     {speed_text(receipt.speed)}"]
+    return [*found, f"{'':10}{receipt.compiling}"] if receipt.compiling else found
 
 
 def speed_text(speed: Metered) -> str:

@@ -9,8 +9,9 @@ import pydantic_core
 
 from jobs.spec.quantities import format_metric, format_metrics
 from orchestrator.decisions.advice import advise
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts, plots, quality_view
@@ -100,6 +101,8 @@ def lead(data: ReportData) -> str:
             f" of accelerator, precision and batch size{tried}."
         )
     sentences.append(f"{winner} was chosen ({winner.reason}).")
+    if winner.compiling:
+        sentences.append(f"Its steps are {winner.compiling}.")
     if receipt:
         sentences.append(_training(receipt))
         if receipt.sweep_time_s:
@@ -153,7 +156,7 @@ def _candidate_row(data: ReportData, candidate: Candidate) -> dict[str, Any]:
     return {
         "id": candidate.id,
         "is_winner": candidate.id == data.winner.candidate.id,
-        "step": "out of memory"
+        "step": measured.fault
         if measured and not step
         else f"{step * 1000:.0f} ms"
         if step

@@ -10,8 +10,8 @@ from jobs.spec.data import SourceSpec
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Launch, Measurement
-from orchestrator.decisions.plan import Candidate
 
 
 @dataclass(frozen=True, slots=True)

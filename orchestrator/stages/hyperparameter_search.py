@@ -19,7 +19,7 @@ from jobs.spec.task import Metric
 from jobs.training.events import Evaluated, Event
 from jobs.training.loop import train
 from orchestrator.decisions import search
-from orchestrator.decisions.plan import Candidate
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.recovery import Cause, may_pass
 from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult

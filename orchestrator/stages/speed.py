@@ -22,9 +22,9 @@ from jobs.training.events import OutOfMemory, Probed, WorkersReady
 from jobs.training.probing import environment
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken, Unqueued
 from orchestrator.decisions.measurement import Launch, Measurement, summarise
-from orchestrator.decisions.plan import Candidate
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
 from orchestrator.stages import failures, tuning
@@ -32,7 +32,7 @@ from orchestrator.stages.group import DeviceWait, Start, Work, stream
 from orchestrator.stages.secrets import secrets_of
 
 ROUNDS_WITHOUT_RESULT = 3
-"""Consecutive rounds of probes without any result after which the stage fails."""
+"""Consecutive rounds of probes without any result after which the stage fails, by default."""
 ENVIRONMENT_TIMEOUT_S = 60.0
 """How long a node may take to import torch and describe itself."""
 
@@ -66,6 +66,7 @@ def measure(
     callbacks: ProbeCallbacks,
     *,
     is_brief: bool = False,
+    rounds: int = ROUNDS_WITHOUT_RESULT,
 ) -> None:
     """Probe candidates with one Tune trial, and thus one worker group, for each placement.
 
@@ -75,7 +76,7 @@ def measure(
 
     Raises:
         TrainingError: if a round without results has a permanent failure, or after
-            ROUNDS_WITHOUT_RESULT.
+            `rounds` of them.
     """
     left, empty_rounds = {candidate.id: candidate for candidate in candidates}, 0
     while left:
@@ -84,7 +85,7 @@ def measure(
         )
         empty_rounds = 0 if done or busy else empty_rounds + 1
         lasting = [problem for problem in problems if not may_pass(problem.cause)]
-        if empty_rounds and (lasting or empty_rounds == ROUNDS_WITHOUT_RESULT):
+        if empty_rounds and (lasting or empty_rounds == rounds):
             text = f"the probes of {', '.join(left)} have no result"
             raise TrainingError((lasting or problems)[0].message if problems else text)
         left = {
@@ -202,7 +203,7 @@ def _request(spec: JobSpec, candidate: Candidate, storage: Path, *, is_brief: bo
     return ProbeRequest(
         candidate=candidate.id,
         config=training_config(spec, candidate.execution, {}),
-        timing=probe_timing(spec, candidate.execution.device),
+        timing=probe_timing(spec, candidate.execution),
         scratch=storage / "probe" / "checkpoints",
         is_brief=is_brief,
     )
@@ -249,7 +250,9 @@ def _stream(
     """
     launched = last = time.monotonic()
     start_s: float | None = None
-    events = stream(Start(work, requests, placement, "probe", storage), device_wait)
+    silence_s = max(request.timing.silence_s for request in requests)
+    start = Start(work, requests, placement, "probe", storage, silence_s=silence_s)
+    events = stream(start, device_wait)
     with contextlib.closing(events):
         for event in events:
             last = time.monotonic()

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.decisions import budget
+from orchestrator.decisions.candidate import Candidate, Skipped
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Phases
-from orchestrator.decisions.plan import Candidate, Plan, Skipped
+from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts, inputs, runs, summary

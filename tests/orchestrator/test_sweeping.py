@@ -1,18 +1,26 @@
-"""What a sweep keeps when the budget ends it, and what nodes a run requests."""
+"""What a sweep keeps when the budget ends it, what it compiles, and what nodes a run requests."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter
+
+from jobs.spec import JobSpec
 from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef
 from orchestrator.context import Context
 from orchestrator.decisions import select
+from orchestrator.decisions.measurement import Measurement
+from orchestrator.decisions.plan import Plan
 from orchestrator.notices import Notice, Remark
-from orchestrator.records.receipt import FitResult
+from orchestrator.records.receipt import FitResult, write_receipt
+from orchestrator.records.receipt_text import receipt_text
 from orchestrator.records.runs import Run
-from tests.builders import any_of, inventory, job, measurement, plan_of, sweep, trial
+from tests.builders import any_of, inventory, job, measurement, plan_of, speed, sweep, trial
 
-ID = "T4:1/16/fp16"
+ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
 
 
 def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
@@ -66,3 +74,70 @@ def test_a_run_requests_the_nodes_of_its_winner_and_once_trained_those_of_its_en
     trained = FitResult(CheckpointRef("/x", 1, {}), ("a", "b"), 1, 1.0, 0, (), ())
     context.run.write("fit", trained)
     assert names() == [["L40S:1"]]
+
+
+def compile_job() -> JobSpec:
+    """A job of one candidate, which is probed once."""
+    space = sweep({"train.micro_batch_size": [16]}, probe={"confirm": 0})
+    return job(train__precision="fp16", resources__any_of=any_of("T4:1"), sweep=space)
+
+
+def context_of(folder: Path, *measured: Measurement) -> tuple[Context, list[Notice]]:
+    """A run whose probes have been made before it was interrupted."""
+    told: list[Notice] = []
+    storage = open_storage(folder)
+    context = Context(compile_job(), Run("r", storage), storage, told.append, 0)
+    for each in measured:
+        context.run.append("measurements", each)
+    return context, told
+
+
+def test_a_compiled_winner_is_in_plan_log_job_file_and_receipt(tmp_path: Path) -> None:
+    from orchestrator import sweeping as stage
+
+    steps = {"steps": 100_000}
+    slow = measurement(ID, 0.15, **steps)
+    fast = measurement(COMPILED, 0.1, speed=speed(capture_s=49.0), **steps)
+    context, told = context_of(tmp_path, slow, fast)
+    plan = plan_of(context.spec, inventory(T4=1))
+    found = stage.run_sweep(context, plan)
+    why = "compiled: 1.50 times the speed, 48 s to compile"
+    assert found.winner.candidate.id == COMPILED
+    assert [m.candidate for m in found.measurements] == [ID, COMPILED]
+    assert [c.id for c in found.plan.candidates] == [ID, COMPILED]
+    assert Remark(why) in told
+    assert b"compile: true" in (context.run.kept("winner.yaml") or b"")
+    trained = FitResult(CheckpointRef("/x", 1, {}), ("a", "b"), 1, 1.0, 0, (), ())
+    assert why in receipt_text(write_receipt("r", found.winner, trained, 1.0))
+    assert stage.run_sweep(context, plan).winner == found.winner  # read back
+
+
+def test_records_of_a_release_that_could_not_compile_are_read(tmp_path: Path) -> None:
+    from orchestrator import sweeping as stage
+
+    context, _ = context_of(tmp_path, measurement(ID))
+    plan = plan_of(context.spec, inventory(T4=1))
+    new = stage.run_sweep(context, plan)
+    too_short = "not compiled: all steps take 0.17 min, and it may pay from 10 min"
+    assert new.winner.compiling == too_short
+    context.run.write("plan", new.plan)
+    for name in ("winner.json", "plan.json"):
+        values = json.loads(context.run.kept(name) or b"")
+        older = without(values, "compiled", "compiling")
+        assert older != values
+        context.run.keep(name, json.dumps(older).encode())
+    assert context.run.value("plan", Plan).candidates == new.plan.candidates
+    old = stage.run_sweep(context, plan)
+    assert old.winner == replace(new.winner, compiling="")
+    (measured,) = old.measurements
+    kind = TypeAdapter(Measurement)
+    assert kind.validate_python(without(kind.dump_python(measured), "fault")) == measured
+
+
+def without(value: Any, *names: str) -> Any:
+    """JSON without keys of these names."""
+    if isinstance(value, list):
+        return [without(each, *names) for each in value]
+    if isinstance(value, dict):
+        return {key: without(each, *names) for key, each in value.items() if key not in names}
+    return value

@@ -92,6 +92,11 @@ def compiled(
     return run
 
 
+def is_compiled(config: TrainingConfig, world: World) -> bool:
+    """Returns whether layers are compiled: on GPUs alone."""
+    return config.compile and world.device.type == "cuda"
+
+
 class CapturedSteps:
     """Captured graphs of a step for every padded width."""
 

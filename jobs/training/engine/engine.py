@@ -12,7 +12,7 @@ import torch
 
 from jobs.errors import TrainingError
 from jobs.training import random_states
-from jobs.training.engine.capture import CapturedSteps, Run, reason_for_eager
+from jobs.training.engine.capture import CapturedSteps, Run, is_compiled, reason_for_eager
 from jobs.training.engine.step import LOSSES_KEPT, TrainStep
 from jobs.training.events import Stepped
 
@@ -63,6 +63,8 @@ class Engine:
         step.batch_plan.seek(0)
         begin = time.monotonic()
         self._run: Run = self._capture() if not self.eager_reason else step.run
+        if self.eager_reason and is_compiled(step.config, step.world):
+            self._without_effect(self._compile)
         self.capture_s = time.monotonic() - begin
         self._unsettled = SETTLING_STEPS if self.eager_reason and step.world.size > 1 else 0
         if settles:
@@ -136,6 +138,11 @@ class Engine:
             return max(0.0, 1 - without / whole)
 
         return self._without_effect(measure)
+
+    def _compile(self) -> None:
+        """Runs steps of the widest and the narrowest rows, which compile layers for every width."""
+        for width in (self.step.batch_plan.widths[-1], self.step.batch_plan.widths[0]):
+            self.step.run(width)
 
     def _settle_buckets(self, steps: int) -> None:
         for _ in range(steps):

@@ -1,5 +1,6 @@
 """The durations and limits of a candidate's probe."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,8 @@ class ProbeTiming:
     """Duration of a window."""
     half_width: float
     """Timing ends when the 95 % half-width is at most this share of the mean."""
+    silence_s: float = math.inf
+    """Longest time without a report before the workers count as hung."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,8 @@ def test_only_unknown_accelerators_are_an_error_that_names_them() -> None:
 
 
 def test_a_plan_remarks_on_names_that_fit_several_accelerators() -> None:
-    plan = plan_of(job(resources__any_of=any_of("A100:1")), inventory(A100_40GB=1))
+    spec = job(resources__any_of=any_of("A100:1"), train__compile=False)
+    plan = plan_of(spec, inventory(A100_40GB=1))
     assert plan.remarks == ("A100 selects A100-40GB; write A100-80GB if you mean another model",)
     assert plan.only(plan.placements[0], "is preferred").remarks == plan.remarks
 
@@ -175,7 +176,7 @@ def test_a_device_of_one_s_own_costs_its_purchase_and_its_power() -> None:
 
 
 def test_rows_that_are_cut_are_told() -> None:
-    spec = job(data__max_length=64, resources__any_of=any_of("RTX4090:2"))
+    spec = job(data__max_length=64, resources__any_of=any_of("RTX4090:2"), train__compile=False)
     whole, cut = (make_plan(spec, inventory(RTX4090=2), BERT_BASE, n) for n in (64, 1200))
     assert whole.remarks == ()
     assert cut.remarks == (

@@ -14,8 +14,9 @@ from jobs.spec import JobSpec
 from jobs.spec.train import Precision
 from jobs.training.probing.timing import Limit
 from orchestrator.decisions import predict, search, select
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Interval, Launch, Measurement, Prediction
-from orchestrator.decisions.plan import Candidate, Plan
+from orchestrator.decisions.plan import Plan
 from tests.builders import inventory, job, overheads, plan_of, sweep, trial
 
 SKUS = ("T4", "V100-16GB", "L4", "L40S", "A100-40GB", "H100-SXM")

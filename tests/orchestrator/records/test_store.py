@@ -7,8 +7,8 @@ import pytest
 
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
+from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Launch
-from orchestrator.decisions.plan import Candidate
 from orchestrator.records.store import Store, is_same_environment
 from tests.builders import any_of, inventory, job, measurement, plan_of, speed, training_config
 

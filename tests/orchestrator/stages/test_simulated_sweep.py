@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from jobs.training.model.counting import shape_of
 from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.measurement import Launch, Measurement
-from orchestrator.decisions.plan import make_plan
+from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
 from orchestrator.notices import Notice, Remark
@@ -330,6 +331,37 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     assert waited == "cpu:1: starting workers; candidates to probe: 1"
     assert said.startswith(f"{best.id} could not be timed again, so the first timing counts: ")
     assert "gone.csv" in said
+
+
+def test_a_long_run_is_probed_compiled_too_and_a_failure_leaves_it_as_it_is(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """The first is on a CPU, which leaves nothing to compile; the second has no rows left."""
+    from cluster.discovery import discover
+    from orchestrator.availability import Availability
+    from orchestrator.speeds import Speeds, probe_compiled
+
+    spec = sweep_job(reviews, tiny_model, "cpu:1")
+    plain = make_plan(spec, discover(), None).candidates[0]
+    compiled = replace(plain, compiled=True)
+    plan = Plan((plain,), (), compiled=(compiled,))
+    gone = spec.data.train.model_copy(update={"path": str(tmp_path / "gone.csv")})
+    broken = spec.model_copy(update={"data": spec.data.model_copy(update={"train": gone})})
+    storage, found = open_storage(tmp_path), dict[str, Speeds]()
+    for name, job_of_run in (("works", spec), ("fails", broken)):
+        told: list[Notice] = []
+        context = Context(job_of_run, Run(name, storage), storage, told.append, 0)
+        context.run.append("measurements", measurement(plain.id, 0.5, steps=10_000))
+        speeds = found[name] = Speeds(context, plan)
+        probe_compiled(context, speeds, Availability(context, plan))
+        assert context.run.value("plan", Plan).candidates == (plain, compiled)
+        assert {m.candidate for m in Speeds(context, plan).measurements} == {plain.id, compiled.id}
+    (timed,), (failed,) = (speeds.measured[compiled.id] for speeds in found.values())
+    assert timed.overheads
+    assert {p.candidate for p in found["works"].predictions} == {plain.id, compiled.id}
+    assert (failed.step_s, failed.fault) == (None, "compiling failed")
+    assert [p.candidate for p in found["fails"].predictions] == [plain.id]
+    assert any(isinstance(n, Remark) and "gone.csv" in n.text for n in told)
 
 
 def test_bad_data_reaches_the_user_in_words(
