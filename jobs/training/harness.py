@@ -3,7 +3,6 @@
 Imports no torch.
 """
 
-import collections
 import importlib.util
 import io
 import json
@@ -33,8 +32,6 @@ PROGRESS = re.compile(rb"Running (\w+) requests:[^\r\n]*?(\d+)/(\d+) \[")
 """Matches the progress bar of lm_eval."""
 OF_A_GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables of a worker group, by which lm_eval would wait for the other workers."""
-LINES_KEPT = 20
-"""Last lines of the process's errors, which tell why it ended without a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ def _run(
 ) -> dict[str, Any]:
     """Returns what the script writes; raises TrainingError if it fails."""
     if importlib.util.find_spec(PACKAGE) is None:
-        raise TrainingError(f"{PACKAGE} is not installed; pip install 'raywinnow[eval]'")
+        raise TrainingError(f"{PACKAGE} is missing; pip install 'raywinnow[eval]' on every node")
     with tempfile.TemporaryDirectory() as place:
         inputs, output = Path(place) / "settings.json", Path(place) / "found.json"
         inputs.write_text(json.dumps(settings), encoding="utf-8")
@@ -171,7 +168,7 @@ def _communicate(
     limit_s: float | None,
     report: Callable[[HarnessProgress], None],
 ) -> str:
-    """Waits for the process, and returns the last line of its errors.
+    """Waits for the process, and returns how it ended.
 
     Raises:
         TrainingError: if it takes longer than `limit_s` seconds.
@@ -196,7 +193,9 @@ def _communicate(
         finally:
             process.kill()
             reader.join(timeout=PROGRESS_EVERY_S)
-    return reader.last or f"its process ended with {process.returncode}"
+    return (
+        f"its process ended with {process.returncode}, and wrote last: {reader.last or 'nothing'}"
+    )
 
 
 class _Reader(threading.Thread):
@@ -204,14 +203,8 @@ class _Reader(threading.Thread):
 
     def __init__(self, stream: io.BufferedReader) -> None:
         super().__init__(daemon=True)
-        self._stream, self.progress = stream, HarnessProgress()
-        self._lines: collections.deque[str] = collections.deque(maxlen=LINES_KEPT)
+        self._stream, self.progress, self.last = stream, HarnessProgress(), ""
         self.start()
-
-    @property
-    def last(self) -> str:
-        """The last line; empty if there is none."""
-        return self._lines[-1] if self._lines else ""
 
     def run(self) -> None:
         """Read until the process ends."""
@@ -221,7 +214,8 @@ class _Reader(threading.Thread):
             for part in (*parts, rest):  # a bar is rewritten in its line, which has no end yet
                 if match := PROGRESS.search(part):
                     self.progress = HarnessProgress(int(match[2]), int(match[3]), match[1].decode())
-            self._lines += [part.decode(errors="replace").strip() for part in parts if part.strip()]
+            lines = [part.decode(errors="replace").strip() for part in parts if part.strip()]
+            self.last = lines[-1] if lines else self.last
 
 
 def _ignore(_: HarnessProgress) -> None:

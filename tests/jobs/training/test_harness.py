@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -146,6 +147,19 @@ def test_a_model_that_cannot_be_loaded_and_a_limit_of_time_are_failures(
     late = evaluated(spec_of(tasks), model, limit_s=0.05)
     assert late.failure == "it took longer than the 0 s that it may take"
     assert late.seconds < harness.PROGRESS_EVERY_S
+
+
+def test_a_process_that_is_killed_is_a_failure(model: Path, tasks: Path) -> None:
+    """As the kernel kills it where memory is short."""
+
+    def kill(_: HarnessProgress) -> None:
+        for child in psutil.Process().children():
+            if str(harness.SCRIPT) in child.cmdline():
+                child.kill()
+
+    found = harness.evaluate(spec_of(tasks), model, "cpu", None, kill)
+    assert found.values == {}
+    assert found.failure.startswith("lm_eval failed: its process ended with -9, and wrote last: ")
 
 
 def test_an_adapter_is_judged_on_its_base(model: Path, tasks: Path, tmp_path: Path) -> None:
