@@ -1,11 +1,12 @@
 """The fit: trains the winner, and records how it went."""
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from cluster.telemetry import GaugePublisher, Sample
-from jobs.errors import PublishError
+from jobs.errors import InfeasibleError, PublishError
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TRAINING_CONFIG
 from jobs.training.events import Event
@@ -50,8 +51,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         _tell, GaugePublisher(), {"job": context.spec.name, "run": context.run.id}
     )
     watch = FitWatch(context.notify, price, winner.prediction, context.clock, tell)
-    place = folder / "tensorboard"
-    with context.tracking.with_tensorboard(place):
+    with with_tensorboard(context):
 
         def take(event: Event) -> None:
             watch.show(event)
@@ -70,7 +70,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             secrets_of(context.spec),
             context.devices,
         )
-        shelf = _shelf(context.run)
+        shelf = checkpoints_of(context.run)
         result = fitting.fit(
             config, winner.candidate.placement, shelf, rules, take, failed, context.remark
         )
@@ -79,11 +79,19 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             f"the model is not published, because {result.proof.refusal}; the checkpoint stays in"
             f" {result.checkpoint.path}, and --resume tries again"
         )
+    context.notify(StageFinished("fit", f"{result.last_step} steps in {result.duration_s:.1f} s"))
+    return replace(result, run=context.run.id, projections=tuple(watch.projections))
+
+
+@contextlib.contextmanager
+def with_tensorboard(context: Context) -> Iterator[None]:
+    """Writes the run's TensorBoard files too while the block lasts, and stores them at its end."""
+    place = context.run.folder / "fit" / "tensorboard"
+    with context.tracking.with_tensorboard(place):
+        yield
     if context.storage.is_bucket:
         for path in place.glob("*"):
             context.run.keep(f"fit/{place.name}/{path.name}", path.read_bytes())
-    context.notify(StageFinished("fit", f"{result.last_step} steps in {result.duration_s:.1f} s"))
-    return replace(result, run=context.run.id, projections=tuple(watch.projections))
 
 
 def _tell(teller: GaugePublisher, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
@@ -100,7 +108,7 @@ def _shown(failure: Failed, decision: Retry | GiveUp) -> str:
     return f"going on from the newest checkpoint{away}"
 
 
-def _shelf(run: Run) -> CheckpointStore:
+def checkpoints_of(run: Run) -> CheckpointStore:
     """Where a run's checkpoints are: its folder, and the bucket where there is one."""
     place = "fit/checkpoints"
     return CheckpointStore(
@@ -112,7 +120,15 @@ def _stop_after_s(context: Context, winner: Winner, spent_usd: float) -> float |
     """What the budget leaves for training; told when that is less than the whole run needs."""
     spent = Spent(context.clock() - context.began, spent_usd)
     price = winner.candidate.placement.price_usd_per_hour
+    kept_s = context.spec.train.eval.harness_s
     left_s = budget.seconds_left(context.spec.budget, spent, price)
+    if left_s is not None and left_s <= kept_s:
+        raise InfeasibleError(
+            f"the budget leaves {receipt_text.show_time(left_s)}, of which"
+            f" train.eval.harness.max_duration keeps {receipt_text.show_time(kept_s)}; raise the"
+            " budget or keep less"
+        )
+    left_s = None if left_s is None else left_s - kept_s
     if left_s is not None and winner.prediction and winner.prediction.time_s.mean > left_s:
         needed = receipt_text.show_time(winner.prediction.time_s.mean)
         left = receipt_text.show_time(left_s)

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from jobs.errors import HubError, first_line, hide_text
+from jobs.spec.harness import MARK
 from jobs.spec.publish import PART, PublishSpec
 from jobs.storage import manifest
 from jobs.storage.storage import Storage
@@ -25,6 +26,8 @@ PUBLIC = "{} is public on the Hub; say publish.private: false, or name another"
 MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 """Endings of files that another version may lack, and that would break loading it."""
 ADAPTER_FILE = "adapter_config.json"
+ROWS, HARNESS = "evaluation rows of the job", "lm-evaluation-harness"
+"""What the Hub shows as the data that a metric is of."""
 IN_FOLDER = '"this/folder"'
 """How a version's own card writes where the model is."""
 SECTIONS = """
@@ -145,8 +148,8 @@ def card_of(
         data.eval_results = [
             huggingface_hub.EvalResult(
                 task_type=data.pipeline_tag or version.task,
-                dataset_type=version.name,
-                dataset_name="evaluation rows of the job",
+                dataset_type=metric.partition(MARK)[0] if MARK in metric else version.name,
+                dataset_name=HARNESS if MARK in metric else ROWS,
                 metric_type=metric,
                 metric_value=value,
             )
@@ -155,6 +158,9 @@ def card_of(
     content = card.text
     if data.base_model is None:
         content = content.replace(f"`{details.get('base')}`", "a base model that is not on the Hub")
+    harness = job.get("train", {}).get("eval", {}).get("harness")
+    if isinstance(harness, dict):
+        harness.pop("include_path", None)  # a path of the machine that trained
     train = yaml.safe_dump(job.get("train", {}), sort_keys=False, allow_unicode=True)
     sections = SECTIONS.format(train=train, data=_digests(storage, details))
     return f"---\n{data.to_yaml()}\n---\n{content.rstrip()}\n{sections}"

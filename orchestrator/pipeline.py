@@ -17,6 +17,7 @@ from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.fitting import fit_stage
+from orchestrator.harness import check_measured, harness_stage
 from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
 from orchestrator.publishing import deploy_stage, publish_stage, upload_stage
@@ -40,6 +41,7 @@ def run(context: Context) -> Outcome:
             fit, receipt = train_stage(context, found)
             model = publish_stage(context.run, context.spec, fit, context.notify)
             context.tracking.log_files(context.spec, "model", [Path(model.path)])
+            check_measured(context.spec, fit)
             check_limits(context.spec, found.winner, receipt)
             endpoint = deploy_stage(context, model) if context.spec.serve else None
             upload_stage(context, model)
@@ -135,8 +137,9 @@ def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> P
 
 
 def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
-    """Train the winner, compare it with what was predicted, and write the report."""
+    """Train and judge the winner, compare it with what was predicted, and write the report."""
     fit = fit_stage(context, found.winner, found.cost_usd)
+    fit = harness_stage(context, found.winner, fit, found.cost_usd)
     _give_back(context, found.winner)
     is_priced = found.winner.candidate.placement.price_usd_per_hour
     receipt = context.run.stage(

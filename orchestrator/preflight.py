@@ -11,15 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cluster import catalogue
-from jobs.errors import DataError, JobFileError, ModelError, Problem, StorageError
+from jobs.errors import (
+    DataError,
+    JobFileError,
+    ModelError,
+    Problem,
+    StorageError,
+    TrainingError,
+    listed,
+    shown,
+)
 from jobs.loader import rows
-from jobs.spec import JobSpec
+from jobs.spec import JobSpec, metric_rules
 from jobs.spec.data import SourceSpec
+from jobs.spec.harness import MARK, valid_name
 from jobs.spec.rules import Violation
 from jobs.spec.serve import EngineName
 from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
+from jobs.training import harness
 from jobs.training.model import abilities, location
 from serve.engines import optional_packages
 
@@ -39,6 +50,7 @@ def _names(engine: EngineName, spec: JobSpec) -> bool:
 PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     ("tracking.mlflow", "mlflow", "mlflow", lambda s: bool(s.tracking and s.tracking.mlflow)),
     ("tracking.wandb", "wandb", "wandb", lambda s: bool(s.tracking and s.tracking.wandb)),
+    ("train.eval.harness", harness.PACKAGE, "eval", lambda s: s.train.eval.harness is not None),
     ("serve.grpc", "tritonclient", "grpc", lambda s: bool(s.serve and s.serve.grpc)),
     *(
         ("serve.engine", package, optional_packages.EXTRA, functools.partial(_names, engine))
@@ -58,7 +70,8 @@ def check(spec: JobSpec, *, is_trained: bool = False) -> None:
         JobFileError: with everything that is missing.
         StorageError: if S3 does not answer but may later.
     """
-    rules = (_packages, _storage) if is_trained else (_packages, _storage, _tracking, _base, _rows)
+    always, before = (_packages, _storage), (_tracking, _base, _rows, _harness)
+    rules = always if is_trained else (*always, *before)
     problems = [
         Problem(f"job {spec.name}", 0, 0, ".".join(map(str, violation.path)), violation.message)
         for rule in rules
@@ -224,6 +237,32 @@ def _read(source: SourceSpec) -> "Table | None":
         if error.is_passing:
             raise
         raise DataError(str(error)) from None
+
+
+def _harness(spec: JobSpec) -> Iterator[Violation]:
+    """Check that lm_eval knows the tasks, and that they have the metrics that the job names."""
+    wanted, path = spec.train.eval.harness, ("train", "eval", "harness")
+    if wanted is None or importlib.util.find_spec(harness.PACKAGE) is None:
+        return
+    try:
+        found = harness.describe(wanted)
+    except TrainingError as error:
+        yield Violation(path, f"its tasks cannot be looked up: {error}")
+        return
+    for name, task in found.items():
+        if not task.is_known:
+            meant = f"; did you mean {' or '.join(task.meant)}?" if task.meant else ""
+            where = "; `lm_eval ls tasks` lists its own, and include_path names a folder of others"
+            yield Violation(path, f"lm_eval has no task {shown(name)}{meant or where}")
+        elif task.is_unsafe:
+            message = f"{name} executes code that the model writes, which is not allowed; remove it"
+            yield Violation(path, message)
+    known = {valid_name(name): task.metrics for name, task in found.items()}
+    for place, name in metric_rules.harness_metrics(spec):
+        metrics = known[name.partition(MARK)[0]]
+        if metrics is not None and name not in metrics:
+            those = f"it measures {listed(metrics)}" if metrics else "name its members instead"
+            yield Violation(place, f"the harness measures no {name}; {those}")
 
 
 def _size(path: str) -> int:

@@ -232,7 +232,8 @@ class Speeds:
         """Whether the budget leaves too little for `what` next; told when it does."""
         context = self._context
         cost = budget.sweep_cost_usd(self.plan, self.every, self.launches, trials)
-        spent = budget.Spent(context.clock() - context.began, cost)
+        kept_s = context.spec.train.eval.harness_s
+        spent = budget.Spent(context.clock() - context.began + kept_s, cost)
         is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
         if is_over:
             context.remark(f"no {what}: the budget is kept for the full run")

@@ -28,6 +28,7 @@ OF_TASK: tuple[Path, ...] = (
     ("serve", "rollout", "gate"),
     ("sweep", "objective"),
     ("train", "early_stopping", "metric"),
+    ("train", "eval", "harness"),
     ("train", "eval", "metrics"),
 )
 """Fields whose rules differ from task to task."""

@@ -16,7 +16,7 @@ from jobs.training.model import location as model_location
 
 
 def files_exist(folder: Path) -> Rule:
-    """Returns a rule that checks data files and the base model.
+    """Returns a rule that checks data files, tasks of the harness, and the base.
 
     Paths are relative to `folder`, the folder of the job file.
     """
@@ -26,6 +26,11 @@ def files_exist(folder: Path) -> Rule:
             for where, path in source.placed_paths:
                 if not has_variable(path) and (message := _why_not_data(path, source, folder)):
                     yield Violation(("data", split, *where), f"{path} {message}")
+        harness = spec.train.eval.harness
+        place = harness.include_path if harness else None
+        if place and not has_variable(place) and not (folder / files.expanded(place)).is_dir():
+            message = f"{place} is no folder; paths are relative to {folder.resolve()}"
+            yield Violation(("train", "eval", "harness", "include_path"), message)
         yield from _base_suits(spec, folder)
 
     return check

@@ -51,6 +51,7 @@ OTHER_TRAINERS = {
     **dict.fromkeys(("num_beams", "generation_num_beams"), "data.generate.num_beams"),
     "generation_max_length": "data.generate.max_new_tokens",
     "predict_with_generate": "train.eval.metrics, such as [rougeL]",
+    **dict.fromkeys(("lm_eval", "lm_eval_tasks"), "train.eval.harness, such as [gsm8k]"),
     **dict.fromkeys(("deepspeed", "fsdp"), "train.strategy: zero2 or zero3"),
     "report_to": "tracking.mlflow.uri",
     "seed": "seed at the top of the file",

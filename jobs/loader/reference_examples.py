@@ -77,6 +77,22 @@ train:
   eval: {every: 0.25epoch, metrics: [f1, accuracy]}
 """,
     ),
+    "train.eval.harness": (
+        """\
+model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: causal-lm}
+data: {train: {path: train.jsonl}, eval: {path: eval.jsonl}, messages: messages}
+train:
+  eval:
+    harness: [gsm8k, hellaswag]
+""",
+        """\
+model: {base: HuggingFaceTB/SmolLM2-360M-Instruct, task: causal-lm}
+data: {train: {path: train.jsonl}, eval: {path: eval.jsonl}, messages: messages}
+train:
+  eval:
+    harness: {tasks: [gsm8k, house_rules], include_path: ./eval-tasks, limit: 200, num_fewshot: 5}
+""",
+    ),
     "train.early_stopping": (
         """\
 train:

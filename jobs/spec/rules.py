@@ -7,6 +7,7 @@ from datetime import timedelta
 from jobs.errors import PASSWORD, shown
 from jobs.spec import paths
 from jobs.spec.data import FORMATS
+from jobs.spec.harness import MARK
 from jobs.spec.job import JobSpec
 from jobs.spec.quantities import format_duration
 from jobs.spec.serve import RULES_OF_ALL
@@ -124,6 +125,9 @@ def _paths(spec: JobSpec) -> Iterator[tuple[Path, str]]:
         for where, path in source.placed_paths:
             yield ("data", split, *where), path
     yield ("storage",), spec.storage
+    harness = spec.train.eval.harness
+    if harness and harness.include_path:
+        yield ("train", "eval", "harness", "include_path"), harness.include_path
     if spec.tracking and spec.tracking.mlflow:
         yield ("tracking", "mlflow", "uri"), spec.tracking.mlflow.uri
     if spec.serve and spec.serve.auth and spec.serve.auth.tokens_file:
@@ -173,7 +177,12 @@ def gate_suits_the_task(spec: JobSpec) -> Iterator[Violation]:
         return
     for number, rule in enumerate(rollout.gate):
         known = (*RULES_OF_ALL, *spec.task.gate_rules)
-        if rule.name not in known:
+        harness = spec.train.eval.harness
+        if MARK in rule.name and not (harness and harness.has_metric(rule.name)):
+            task = shown(rule.name.partition(MARK)[0])
+            message = f"{rule.name} needs the task {task} in train.eval.harness; add it there"
+            yield Violation(("serve", "rollout", "gate", number), message)
+        elif MARK not in rule.name and rule.name not in known:
             message = f"{rule.name} is not judged for {spec.task.name}; it has {', '.join(known)}"
             yield Violation(("serve", "rollout", "gate", number), message)
 

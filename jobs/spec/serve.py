@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, mo
 from jobs.errors import shown
 from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
+from jobs.spec.harness import MARK
 from jobs.spec.quantities import (
     AcceleratorRequest,
     Accelerators,
@@ -90,7 +91,7 @@ class SloSpec(SpecModel):
     """Bound on the share of failed requests."""
 
 
-_GATE_RULE = re.compile(r"([a-z][A-Za-z0-9_]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)")
+_GATE_RULE = re.compile(r"(\w[\w.:/-]*)\s*(>=|<=)\s*(-?\d+(?:\.\d+)?)", re.ASCII)
 RULES_OF_ALL = ("slo", "latency")
 """Rules of a gate that suit every task."""
 GATE_RULE = (
@@ -120,7 +121,9 @@ def parse_gate_rule(value: Any) -> GateRule:
         return GateRule("slo")
     match = _GATE_RULE.fullmatch(value.strip()) if isinstance(value, str) else None
     names = [name for task in task_registry.kinds() for name in task.gate_rules]
-    if match is None or match[1] not in (*RULES_OF_ALL[1:], *names) or math.isinf(float(match[3])):
+    known = (*RULES_OF_ALL[1:], *names)
+    is_known = match is not None and (match[1] in known or MARK in match[1])
+    if match is None or not is_known or math.isinf(float(match[3])):
         raise ValueError(f"{shown(value)} is no rule of a gate; {GATE_RULE}")
     return GateRule(match[1], Bound(match[2], float(match[3])))  # type: ignore[arg-type]
 
@@ -156,8 +159,9 @@ class RolloutSpec(SpecModel):
     old version's evaluation rows, and rmse as a multiple of the old one's; mrr, spearman and
     agreement (mean cosine of old and new vectors) compare embeddings there; agreement of seq2seq is
     the share of equal texts. rougeL, bleu, chrf and exact_match (change) and perplexity (multiple)
-    are compared by the values from training. Rules of the default that are for other tasks are
-    passed over; in a gate that a job writes, they are refused."""
+    are compared by the values from training, and so are metrics of `train.eval.harness` (change),
+    such as 'hellaswag/acc>=-0.01'. Rules of the default that are for other tasks are passed over;
+    in a gate that a job writes, they are refused."""
 
 
 class AuthSpec(SpecModel):

@@ -9,6 +9,7 @@ from pydantic_core import CoreSchema
 
 from jobs.spec import task_registry
 from jobs.spec.base import Items, SpecModel
+from jobs.spec.harness import Harness
 from jobs.spec.quantities import Cadence, Duration, Every
 from jobs.spec.task import LOSS
 
@@ -104,6 +105,16 @@ class EvalSpec(SpecModel):
     reward_accuracy, reward_margin and perplexity (of chosen answers) for preference.
     distinct_1, distinct_2 and repetition are of sampled answers; rouge1, rouge2, rougeL, bleu, chrf
     and exact_match are of text that a seq2seq model or a causal-lm writes for every row."""
+    harness: Harness | None = None
+    """Tasks of lm-evaluation-harness, such as [gsm8k, hellaswag], that judge the published model
+    once; for causal-lm and preference. Their numbers are metrics of the model, which limits and the
+    gate of a rollout may name."""
+
+    @property
+    def harness_s(self) -> float:
+        """Seconds of a budget that are kept for the harness."""
+        most = self.harness.max_duration if self.harness else None
+        return most.total_seconds() if most else 0.0
 
 
 class EarlyStoppingSpec(SpecModel):

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from jobs.errors import listed, shown
 from jobs.spec import task_registry
 from jobs.spec.job import JobSpec
+from jobs.spec.metric_rules import no_metric
 from jobs.spec.rules import Rule, Violation
 from jobs.spec.task import LOSS
 from jobs.spec.train import DEFAULT_MOMENTUM
@@ -70,7 +71,7 @@ def early_stopping_has_its_metric(spec: JobSpec) -> Iterator[Violation]:
             " train.eval.metrics"
         )
         if spec.task.metric(stopping.metric) is None:
-            message = spec.task.no_metric(stopping.metric)
+            message = no_metric(spec, stopping.metric)
         yield Violation(("train", "early_stopping", "metric"), message)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jobs.spec.train import Precision
+from jobs.training.harness import HarnessProgress, HarnessResult
 from jobs.training.step_times import StepTimes
 
 
@@ -276,25 +277,9 @@ class CheckpointRef:
     """Evaluated with exactly these weights; empty if they were not evaluated."""
 
 
-Event = (
-    Tokenised
-    | BaseScored
-    | Started
-    | Stepped
-    | Evaluated
-    | Stopped
-    | BestKept
-    | Saved
-    | Proving
-    | Proven
-    | Metered
-    | WorkersReady
-    | Probed
-    | HardwareMeasured
-    | OutOfMemory
-    | CheckpointSkipped
-    | Interrupted
-)
+_OfSteps = Tokenised | BaseScored | Started | Stepped | Evaluated | Stopped | BestKept | Interrupted
+_OfModels = Saved | CheckpointSkipped | Proving | Proven | HarnessProgress | HarnessResult
+Event = _OfSteps | _OfModels | Metered | WorkersReady | Probed | HardwareMeasured | OutOfMemory
 
 Report = Callable[[Event], None]
 """Takes the events of a training run."""

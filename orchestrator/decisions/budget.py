@@ -73,6 +73,23 @@ def seconds_left(
     Raises:
         InfeasibleError: if nothing is left, or the budget limits cost and the price is unknown.
     """
+    left = remaining_s(budget, spent, price_usd_per_hour)
+    if left is not None and left <= 0:
+        raise InfeasibleError(
+            f"the sweep used up the budget: it took {spent.seconds:.0f} s and {spent.usd:.4g} USD;"
+            " raise the budget or search less"
+        )
+    return left
+
+
+def remaining_s(
+    budget: BudgetSpec | None, spent: Spent, price_usd_per_hour: float | None
+) -> float | None:
+    """Returns for how long the budget suffices at a price; None if it limits nothing.
+
+    Raises:
+        InfeasibleError: if the budget limits cost and the price is unknown.
+    """
     if budget is None:
         return None
     limits = []
@@ -86,13 +103,7 @@ def seconds_left(
             )
         if price_usd_per_hour > 0:
             limits.append((budget.max_cost - spent.usd) / price_usd_per_hour * 3600)
-    left = min(limits, default=None)
-    if left is not None and left <= 0:
-        raise InfeasibleError(
-            f"the sweep used up the budget: it took {spent.seconds:.0f} s and {spent.usd:.4g} USD;"
-            " raise the budget or search less"
-        )
-    return left
+    return min(limits, default=None)
 
 
 def stop_after_s(left_s: float | None, prediction: Prediction | None) -> float | None:

@@ -55,6 +55,9 @@ def with_absolute_paths(spec: JobSpec, folder: Path) -> JobSpec:
             values["data"][split]["path"] = found[0] if isinstance(source.path, str) else found
     if files.is_here(spec.model.base, folder):
         values["model"]["base"] = absolute(spec.model.base)
+    harness = spec.train.eval.harness
+    if harness and harness.include_path:
+        values["train"]["eval"]["harness"]["include_path"] = absolute(harness.include_path)
     return JobSpec.model_validate(values)
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from cluster.memory_estimate import MemoryEstimate
-from cluster.placement import Placement
+from cluster.placement import Placement, resized
 from jobs.training.events import BestKept, CheckpointRef, Metered, Proven
+from jobs.training.harness import HarnessResult
 from jobs.training.quality import QualityReport
 from orchestrator.decisions.measurement import Interval, Phases, disturbances
 from orchestrator.decisions.select import Winner
@@ -49,6 +50,8 @@ class FitResult:
     """Id of the run that trained it."""
     quality: QualityReport | None = None
     """What the last evaluation found; None for tasks without such a report, and older releases."""
+    harness: HarnessResult | None = None
+    """What tasks of lm-evaluation-harness measured; None for jobs without."""
 
     @property
     def last_step(self) -> int:
@@ -93,6 +96,10 @@ class Receipt:
     """Cost of probes, starts and trials; None where no price is known."""
     proof: Proven | None = None
     """Proof that the published model scores as in training, and its duration."""
+    harness: HarnessResult | None = None
+    """What tasks of lm-evaluation-harness measured, and its duration; None for jobs without."""
+    harness_cost_usd: float | None = None
+    """Cost of its one device; None where no price is known."""
     disturbances: tuple[str, ...] = ()
     """Reasons why the actual time may differ from that on a quiet machine."""
     compiling: str = ""
@@ -118,6 +125,12 @@ class Receipt:
         if self.predicted_time_s is None or not self.is_comparable:
             return None
         return self.predicted_time_s.low <= self.actual_time_s <= self.predicted_time_s.high
+
+    @property
+    def own_metrics(self) -> dict[str, float]:
+        """The metrics on the job's evaluation rows, without those of the harness."""
+        others = self.harness.values if self.harness else {}
+        return {name: value for name, value in self.metrics.items() if name not in others}
 
     @property
     def actual_memory_gib(self) -> float | None:
@@ -157,6 +170,8 @@ def write_receipt(
         best=fit.best,
         sweep_cost_usd=sweep_cost_usd,
         proof=fit.proof,
+        harness=fit.harness,
+        harness_cost_usd=_cost(resized(placement, 1), fit.harness.seconds) if fit.harness else None,
         disturbances=disturbances(fit.speed),
         compiling=winner.compiling,
     )

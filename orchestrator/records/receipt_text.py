@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
-from jobs.spec.quantities import format_metrics
+from jobs.spec.quantities import format_metric, format_metrics
 from jobs.training.events import Metered
+from jobs.training.harness import HarnessResult
 from orchestrator.decisions.measurement import Interval
 from orchestrator.records.receipt import Receipt
 
@@ -40,7 +41,27 @@ def receipt_text(receipt: Receipt) -> str:
         paid = "" if cost is None else f", {show_cost(cost)}"
         lines.append(f"sweep     {show_time(receipt.sweep_time_s)}{paid}")
     lines += _speed_lines(receipt)
-    return "\n".join([*lines, f"quality   {format_metrics(receipt.metrics)}"])
+    lines.append(f"quality   {format_metrics(receipt.own_metrics)}")
+    return "\n".join([*lines, *_harness_lines(receipt)])
+
+
+def _harness_lines(receipt: Receipt) -> list[str]:
+    found, cost = receipt.harness, receipt.harness_cost_usd
+    if found is None:
+        return []
+    paid = "" if cost is None else f", {show_cost(cost)}"
+    lines = [f"harness   {show_time(found.seconds)}{paid}: {harness_text(found)}"]
+    for name, value in found.values.items():
+        error = f" \N{PLUS-MINUS SIGN} {found.errors[name]:.4f}" if name in found.errors else ""
+        lines.append(f"{'':10}{name} {format_metric(value)}{error}")
+    return lines
+
+
+def harness_text(found: HarnessResult) -> str:
+    """Returns the tasks of a harness with their rows, or why there are no numbers."""
+    if found.failure:
+        return f"no numbers, because {found.failure}"
+    return ", ".join(f"{task} on {rows} rows" for task, rows in found.rows.items())
 
 
 def _memory_lines(receipt: Receipt) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
 from jobs.spec.data import SourceSpec
+from jobs.spec.harness import MARK
 from jobs.spec.model import REGISTRY_SCHEME
 from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
@@ -40,13 +41,17 @@ Fine-tuned from `{base}` by Winnow, run `{run}`.
 | metric | evaluation rows |
 | --- | --- |
 {metrics}
-
+{harness}
 {labels}Inputs are cut at {max_length} tokens. Trained on `{train}`, judged on `{eval}`.
 
 ```python
 {usage}
 ```
 """
+
+
+HARNESS = ("", "| task of lm-evaluation-harness | value |", "| --- | --- |")
+"""Head of the card's table of the harness."""
 
 
 def publish(
@@ -210,7 +215,10 @@ def _card(
     *,
     has_thresholds: bool = False,
 ) -> str:
-    rows = [f"| {name} | {format_metric(value)} |" for name, value in checkpoint.metrics.items()]
+    metrics = checkpoint.metrics.items()
+    rows = {name: f"| {name} | {format_metric(value)} |" for name, value in metrics}
+    judged = [row for name, row in rows.items() if MARK in name]
+    own = [row for name, row in rows.items() if MARK not in name]
     task, lora = spec.task, spec.model.adapter
     thresholds = (
         f"`{quality.FILE}` has the score from which on each label is given. "
@@ -240,7 +248,8 @@ def _card(
         usage=usage,
         name=spec.name,
         run=run_id,
-        metrics="\n".join(rows),
+        metrics="\n".join(own),
+        harness="\n".join([*HARNESS, *judged, ""]) if judged else "",
         labels=f"Labels: {', '.join(labels)}. {thresholds}" if labels else "",
         max_length=spec.data.max_length,
         train=_names(spec.data.train),

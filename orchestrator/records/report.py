@@ -16,7 +16,7 @@ from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts, plots, quality_view
 from orchestrator.records.receipt import FitResult, Receipt
-from orchestrator.records.receipt_text import show_cost, show_interval, show_time
+from orchestrator.records.receipt_text import harness_text, show_cost, show_interval, show_time
 
 PAGE, DATA = "report.html", "report.json"
 """Names of the report's files in a run, as HTML and as JSON."""
@@ -110,8 +110,9 @@ def lead(data: ReportData) -> str:
             paid = "" if cost is None else f" and cost {show_cost(cost)}"
             took = show_time(receipt.sweep_time_s)
             sentences.append(f"The comparison before it took {took}{paid}.")
-        found = format_metrics(receipt.metrics)
+        found = format_metrics(receipt.own_metrics)
         sentences.append(f"On the evaluation rows the model reaches {found}.")
+        sentences += _harness(receipt)
     return " ".join(sentences)
 
 
@@ -127,6 +128,18 @@ def _training(receipt: Receipt) -> str:
     if receipt.stopped_at is not None:
         text += f" It stopped at step {receipt.stopped_at}, when its budget was used up."
     return text
+
+
+def _harness(receipt: Receipt) -> list[str]:
+    found, cost = receipt.harness, receipt.harness_cost_usd
+    if found is None:
+        return []
+    paid = "" if cost is None else f" and cost {show_cost(cost)}"
+    took = f"lm-evaluation-harness took {show_time(found.seconds)}{paid}"
+    if found.failure:
+        return [f"{took}, and measured nothing, because {found.failure}."]
+    reached = format_metrics(found.values)
+    return [f"{took}: {harness_text(found)}. There the model reaches {reached}."]
 
 
 def _cards(data: ReportData) -> list[dict[str, str]]:

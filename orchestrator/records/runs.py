@@ -29,7 +29,10 @@ SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
 WINNER = "winner.yaml"
 """The job that its sweep chose, as a file that can be run as it is."""
-STAGES = ("inventory", "plan", "winner", "fit", "receipt", "model", "endpoint", "upload")
+STAGES = (
+    *("inventory", "plan", "winner", "fit", "harness"),
+    *("receipt", "model", "endpoint", "upload"),
+)
 """Stages with one result, in order."""
 ENDS = ("completed", "failed", "interrupted")
 """Events that end a run's journal until the run goes on."""

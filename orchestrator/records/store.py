@@ -63,7 +63,10 @@ class Store:
         rows = [self._identity(source) for source in (config.data.train, config.data.eval)]
         if None in rows:
             return None
-        of_speed = replace(config, stop_after_s=None, accepts_changes=False, early_stopping=None)
+        evaluation = config.eval.model_copy(update={"harness": None})
+        of_speed = replace(
+            config, stop_after_s=None, accepts_changes=False, early_stopping=None, eval=evaluation
+        )
         work = TRAINING_CONFIG.dump_json(of_speed)
         parts = (work, candidate.placement.name.encode(), *(str(row).encode() for row in rows))
         return f"measurements/{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.json"

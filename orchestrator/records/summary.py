@@ -48,9 +48,9 @@ class Summary:
     value: float | None
     """Value of the judged metric after training."""
     time_s: float | None
-    """Duration of the sweep and the training."""
+    """Duration of the sweep, the training and the harness."""
     cost_usd: float | None
-    """Cost of the sweep and the training; None where no price is known."""
+    """Cost of the sweep, the training and the harness; None where no price is known."""
 
 
 def summarize(run: Run) -> Summary:
@@ -70,7 +70,7 @@ def summarize(run: Run) -> Summary:
         winner=winner,
         metric=metric,
         value=receipt.metrics.get(metric) if receipt and metric else None,
-        time_s=receipt.sweep_time_s + receipt.actual_time_s if receipt else None,
+        time_s=_time_s(receipt) if receipt else None,
         cost_usd=_cost_usd(receipt) if receipt else None,
     )
 
@@ -115,7 +115,13 @@ def _metric_of(run: Run) -> str | None:
     return None
 
 
+def _time_s(receipt: Receipt) -> float:
+    judging_s = receipt.harness.seconds if receipt.harness else 0.0
+    return receipt.sweep_time_s + receipt.actual_time_s + judging_s
+
+
 def _cost_usd(receipt: Receipt) -> float | None:
     if receipt.actual_cost_usd is None:
         return None
-    return receipt.actual_cost_usd + (receipt.sweep_cost_usd or 0.0)
+    others = (receipt.sweep_cost_usd or 0.0) + (receipt.harness_cost_usd or 0.0)
+    return receipt.actual_cost_usd + others

@@ -1,8 +1,10 @@
 """The comparison of a new model version with the old one, which a rollout's gate evaluates."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jobs.spec.harness import MARK
 from jobs.spec.quantities import format_metric
 
 
@@ -25,6 +27,26 @@ class Comparison:
     summary: str
     metrics: Mapping[str, ComparedMetric]
     """By the name of the gate's rule that evaluates the metric."""
+
+
+def compare_harness(
+    old: Mapping[str, float], new: Mapping[str, float]
+) -> dict[str, ComparedMetric]:
+    """Compares the metrics of the harness that an old version has with those of a new one.
+
+    The value is the change; it is not a number, which keeps no bound, if the new version has none.
+    """
+    found = {}
+    for name, before in old.items():
+        if MARK not in name:
+            continue
+        after = new.get(name, math.nan)
+        shown = format_metric(before)
+        sentence = f"its {name} is {format_metric(after)}, and the old one's {shown}"
+        if name not in new:
+            sentence = f"it has no {name}, and the old one's is {shown}"
+        found[name] = ComparedMetric(after - before, sentence)
+    return found
 
 
 def compare_perplexities(old: float, new: float) -> Comparison:

@@ -10,7 +10,7 @@ from serve.config import ReplicaConfig
 from serve.http.handler import Handler
 from serve.tasks.answers import Answer, Prediction
 from serve.tasks.causal_lm.schemas import PATH
-from serve.tasks.comparison import Comparison, compare_perplexities
+from serve.tasks.comparison import Comparison, compare_harness, compare_perplexities
 from serve.tasks.endpoint import SendRequest, TaskEndpoint
 from serve.version import ModelVersion
 
@@ -59,9 +59,17 @@ class ChatEndpoint(TaskEndpoint):
     def compare(
         self, old: ModelVersion, new: ModelVersion, send: SendRequest
     ) -> tuple[Comparison | None, Sequence[str]]:
-        """Compares the perplexities that both versions had on their own evaluation rows."""
+        """Compares the perplexities that both versions had on their own evaluation rows.
+
+        Metrics of the harness are compared too.
+        """
         known = [version.metrics.get("perplexity") for version in (old, new)]
-        return (compare_perplexities(known[0], known[1]) if known[0] and known[1] else None), ()
+        found = compare_perplexities(known[0], known[1]) if known[0] and known[1] else None
+        judged = compare_harness(old.metrics, new.metrics)
+        if not judged:
+            return found, ()
+        summary = found.summary if found else "tasks of the harness"
+        return Comparison(summary, {**(found.metrics if found else {}), **judged}), ()
 
 
 ENDPOINT = ChatEndpoint()

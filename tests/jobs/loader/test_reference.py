@@ -76,6 +76,7 @@ def test_sections_stand_in_the_order_of_the_file() -> None:
         "train.optimizer",
         "train.lr_schedule",
         "train.eval",
+        "train.eval.harness",
         "train.early_stopping",
         "train.checkpoint",
         "train.retry",
