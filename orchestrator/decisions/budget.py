@@ -31,8 +31,8 @@ def sweep_cost_usd(
 ) -> float:
     """Returns the cost of probes, group starts and trials on placements with a known price.
 
-    A trial's duration includes the start of its group, so a launch without an end, which an older
-    release recorded for a trial, is not counted again.
+    The duration of the first trial in a group includes the group's start, so a launch without an
+    end, which an older release recorded for a trial, is not counted again.
     """
     by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
     by_name = {placement.name: placement for placement in plan.placements}

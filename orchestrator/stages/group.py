@@ -126,7 +126,7 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
 def _stream(start: Start) -> Generator[Event, None, None]:
     os.environ.update(SETTINGS)
     placement, leave = start.placement, start.leave
-    messages, orders = _channel(), _channel() if leave else None
+    messages, orders = queue_here(), queue_here() if leave else None
     channels = {"messages": messages, "orders": orders}
     trainer = _trainer(start, channels)
     outcome: list[BaseException | None] = []
@@ -159,7 +159,7 @@ def _stream(start: Start) -> Generator[Event, None, None]:
         raise GroupError(Failed(Cause.PREEMPTION, text, order.draining))
 
 
-def _channel() -> ray.util.queue.Queue:
+def queue_here() -> ray.util.queue.Queue:
     """Create a queue on this process's node, so that it survives the loss of any other node."""
     here = {labels.NODE_ID: ray.get_runtime_context().get_node_id()}
     return ray.util.queue.Queue(actor_options={"num_cpus": 0, "label_selector": here})

@@ -1,6 +1,7 @@
 """The quality stage: trials over the fields that affect learning, stopped early by ASHA."""
 
 import json
+import os
 import random
 import sys
 import time
@@ -25,8 +26,8 @@ from orchestrator.decisions.resolve import Params, Scalar, training_config, with
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
 from orchestrator.stages import failures, tuning
 from orchestrator.stages.devices import release
-from orchestrator.stages.group import DeviceWait, Work
-from orchestrator.stages.secrets import secrets_of
+from orchestrator.stages.group import DeviceWait
+from orchestrator.stages.secrets import Secrets, secrets_of
 
 ROUNDS = 3
 """Most attempts at a trial that ends because a worker or node is lost."""
@@ -35,6 +36,8 @@ ASHA_REDUCTION = 3
 
 WORST = {"max": -sys.float_info.max, "min": sys.float_info.max}
 """Metric value that a failed trial reports, by the metric's goal: worse than any real value."""
+STOP_TIMEOUT_S = 90
+"""How long a trial that is stopped early may take to end, before Tune gives up its process."""
 GRACE_EVALUATIONS = 2
 """Evaluations before a trial may be stopped: during learning-rate warm-up, trials do not differ."""
 
@@ -91,7 +94,7 @@ def _round(
 ) -> None:
     driver = ray.tune.with_parameters(
         _drive,
-        work=secrets_of(spec).bound_to(train),
+        secrets=secrets_of(spec),
         spec=spec,
         candidate=candidate,
         budget=budget,
@@ -109,10 +112,14 @@ def _round(
             search_alg=None if is_grid else _optuna(spec, recorder.metric, finished),
             scheduler=_asha(budget),
             max_concurrent_trials=concurrent,
+            reuse_actors=True,
         ),
         run_config=tuning.run_config(f"quality-{time.time_ns():x}", storage, reports),
     )
-    tuner.fit()
+    try:
+        tuner.fit()
+    finally:
+        recorder.release_all()
     for config, message in reports.crashed:
         recorder.lose(config["params"], message)
     if recorder.failures and not recorder.ended and not recorder.lost:
@@ -157,9 +164,12 @@ class _Recorder:
         self._budget = budget
         self._on_trial = on_trial
         self._histories: dict[str, list[tuple[int, float]]] = {}
+        self._groups = set[str]()
+        """Hex ids of the placement groups of all trials."""
 
     def report(self, trial: str, report: dict[str, Any]) -> None:
         """Record one evaluation."""
+        self._groups.update(report["groups"])
         if "failure" in report:
             return
         history = self._histories.setdefault(trial, [])
@@ -168,8 +178,6 @@ class _Recorder:
 
     def end(self, trial: str, last: dict[str, Any]) -> None:
         """Record the end of a trial that finished, was stopped, or reported a failure."""
-        for placement_group in last.get("groups", ()):
-            release(placement_group)
         params = last["config"]["params"]
         if "failure" in last and may_pass(Cause(last["cause"])):
             self.lose(params, last["failure"])
@@ -193,6 +201,11 @@ class _Recorder:
         )
         self._on_trial(result)
 
+    def release_all(self) -> None:
+        """Free the devices of all trials, whose groups may outlive the processes that Tune ends."""
+        for placement_group in self._groups:
+            release(placement_group)
+
     def lose(self, params: Params, message: str) -> None:
         """Record a trial that may succeed when it is repeated."""
         name = f"lost-{json.dumps(dict(params), sort_keys=True)}"
@@ -202,24 +215,25 @@ class _Recorder:
 def _drive(
     config: dict[str, Any],
     *,
-    work: Work,
+    secrets: Secrets,
     spec: JobSpec,
     candidate: Candidate,
     budget: TrialBudget,
     storage: Path,
 ) -> None:
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(STOP_TIMEOUT_S)
     try:
-        _train(work, config["params"], spec, candidate, budget, storage)
-    except Exception as error:  # noqa: BLE001 - reported to the sweep, which continues
-        judged = search.judged_metric(spec)
-        worst = {"step": budget.steps, judged.name: WORST[judged.goal]}
-        ray.tune.report(
-            {**worst, "failure": first_line(error), "cause": failures.classify_worker_error(error)}
-        )
+        _train(secrets, config["params"], spec, candidate, budget, storage)
+    except Exception as error:
+        judged, cause = search.judged_metric(spec), failures.classify_worker_error(error)
+        failure = {"failure": first_line(error), "cause": cause, "groups": tuning.TRIALS.groups}
+        ray.tune.report({"step": budget.steps, judged.name: WORST[judged.goal], **failure})
+        if candidate.placement.workers == 1 and cause is not Cause.INPUT:
+            raise  # this process may be spoiled, so that Tune must not reuse it
 
 
 def _train(
-    work: Work,
+    secrets: Secrets,
     params: Params,
     spec: JobSpec,
     candidate: Candidate,
@@ -229,23 +243,19 @@ def _train(
     shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
     resolved = training_config(with_params(spec, shorter), candidate.execution, params)
 
-    groups: list[str] = []
-
     def report(event: Event) -> None:
         if isinstance(event, Evaluated):
-            names = list(event.metrics)
-            own = {"step": event.step, "metric_names": names, "groups": list(groups)}
-            ray.tune.report({**own, **event.metrics})
+            own = {"step": event.step, "metric_names": list(event.metrics)}
+            ray.tune.report({**own, "groups": tuning.TRIALS.groups, **event.metrics})
 
-    tuning.run_on(
+    tuning.TRIALS.run(
         candidate.placement,
-        work,
+        secrets,
+        train,
         resolved,
         report,
-        name="trial",
         storage=storage,
         device_wait=DeviceWait(spec.wait.timeout.total_seconds()),
-        on_group=groups.append,
     )
 
 

@@ -99,7 +99,7 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
 
 def _probe(request: ProbeRequest, group: _Group) -> Probed:
     started, world = time.monotonic(), group.world
-    _free_memory(world)
+    free_memory(world.device)
     session = build_session(
         request.config, group.corpus, world, has_references=False, settles=False
     )
@@ -194,13 +194,13 @@ def _settle(session: Session, tokens: float, limit_s: float) -> float | None:
     return None
 
 
-def _free_memory(world: World) -> None:
-    """Frees the memory of the candidate before, and resets the peak."""
+def free_memory(device: torch.device) -> None:
+    """Frees the memory of what this process trained before, and resets the peak."""
     gc.collect()
-    if world.device.type == "cuda":
+    if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was captured on
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(world.device)
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _limit(request: ProbeRequest, group: _Group) -> Limit | None:

@@ -1,8 +1,12 @@
 """The Ray stages on a cluster of simulated accelerators."""
 
+import contextlib
+import dataclasses
 import hashlib
 import os
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +19,7 @@ from jobs.errors import ClusterError, InfeasibleError, RunError, TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import open_storage
+from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
@@ -226,6 +231,78 @@ def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     spread = list(stream(Start(train, config, placement, "curve", tmp_path)))
     assert losses_of(spread) == pytest.approx(losses_of(reference), abs=1e-5)
     assert len(losses_of(spread)) == 5
+
+
+def test_a_trial_in_kept_workers_is_bit_by_bit_that_in_fresh_ones(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """After one that was stopped early they stay; after one that fails there are new ones."""
+    from cluster.discovery import discover
+    from orchestrator.stages.failures import GroupError
+    from orchestrator.stages.group import DeviceWait
+    from orchestrator.stages.secrets import Secrets
+    from orchestrator.stages.tuning import Trials
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Stepped):
+            sys.exit()  # as Tune's report does in a trial that is stopped early
+
+    placement = place(AcceleratorRequest("cpu", 2), discover(), {})
+    config = training_config(reviews, tiny_model, micro_batch_size=16)
+    long = dataclasses.replace(config, epochs=5000.0)
+    steep = config.optimizer.model_copy(update={"lr": 1e30})
+    with contextlib.closing(Trials()) as trials:
+
+        def run(changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
+            wait = DeviceWait()
+            trials.run(
+                placement, Secrets(), train, changed, report, storage=tmp_path, device_wait=wait
+            )
+            return trials.groups
+
+        kept, fresh = list[Event](), list[Event]()
+        with pytest.raises(SystemExit):
+            run(long, stop)
+        first = trials.groups
+        assert run(config, kept.append) == first
+        with pytest.raises(GroupError, match="loss"):
+            run(dataclasses.replace(config, optimizer=steep), lambda _: None)
+        assert trials.groups == []
+        assert run(config, fresh.append) != first
+    assert eventually(lambda: _worker_groups_left() == [])
+    assert losses_of(kept) == losses_of(fresh)
+    assert len(losses_of(kept)) == 5
+
+
+def test_the_trials_of_a_placement_share_one_group(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    import ray.util
+
+    from cluster.discovery import discover
+    from orchestrator.stages import hyperparameter_search
+
+    lr = "train.optimizer.lr"
+    spec = sweep_job(reviews, tiny_model, "cpu:2")
+    whole = spec.model_dump(mode="json", exclude_unset=True)
+    whole["sweep"] |= {"search_space": {lr: [1e-3, 2e-3, 3e-3]}, "trials": 3}
+    spec = JobSpec.model_validate(whole)
+    candidate = make_plan(spec, discover(), shape_of(tiny_model)).candidates[0]
+    trials, before = list[TrialResult](), set(ray.util.placement_group_table())
+    hyperparameter_search.run_trials(
+        spec,
+        candidate,
+        search.trial_budget(spec, 160),
+        [],
+        concurrent=1,
+        storage=tmp_path,
+        on_trial=trials.append,
+    )
+    assert sorted(trial.params[lr] for trial in trials) == [1e-3, 2e-3, 3e-3]
+    assert not any(trial.failure for trial in trials)
+    table = ray.util.placement_group_table()
+    assert sum(len(table[name]["bundles"]) == 2 for name in set(table) - before) == 1
+    assert eventually(lambda: _worker_groups_left() == [])
 
 
 def losses_of(events: list[Event]) -> list[float]:
