@@ -1,23 +1,25 @@
 """How fast causal language models train, and in how much memory, beside transformers' Trainer.
 
     python benchmarks/language_models.py --tokenizer DIR [--only 1.1b-lora …] [--seconds 20]
-        [--theirs] [--compile] [--out FILE]
+        [--theirs] [--compile] [--gpus 2] [--strategy zero3] [--rows 6] [--out FILE]
 
-Trains models of a Llama's shape with random weights (speed does not depend on them) on one GPU in
-bf16: prompts and responses of random words, of log-normal length, packed. The Trainer reads the
-same rows, grouped by length, with peft and, where it is installed, Liger's kernels. Prints tokens
-per second without padding, the share of the device's peak, the peak memory, and the memory that
-`winnow plan` forecasts.
+Trains models of a Llama's shape with random weights (speed does not depend on them) on one GPU, or
+ours on several, in bf16: prompts and responses of random words, of log-normal length, packed. The
+Trainer reads the same rows, grouped by length, with peft and, where it is installed, Liger's
+kernels. Prints tokens per second without padding, the share of the devices' peak, the peak memory
+of a device, and the memory that `winnow plan` forecasts for one GPU.
 """
 
 import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.hf_trainer import Clock  # noqa: E402 - runs from a clone, installed or not
+from benchmarks.train import launcher  # noqa: E402
 from cluster import memory_estimate  # noqa: E402
 from jobs.spec import task_registry  # noqa: E402
 from jobs.spec.model import Quantization  # noqa: E402
@@ -38,6 +41,8 @@ from jobs.training.model import counting  # noqa: E402
 
 PEAK_TFLOPS = 989.0
 """Dense bf16 peak of an H100 SXM."""
+WORKER = int(os.environ.get("RANK", "0"))
+"""Of this process among those of all GPUs."""
 WARMUP_STEPS = 5
 RANK = 16
 QUANTIZATION: Quantization = "nf4"
@@ -99,6 +104,7 @@ CASES = {
     "1.1b-full": Case("1.1b", lora=False, rows=4, length=2048),
     "3.2b-lora": Case("3.2b", lora=True, rows=4, length=2048),
     "8b-lora": Case("8b", lora=True, rows=2, length=4096),
+    "8b-full": Case("8b", lora=False, rows=2, length=2048),
     "8b-qlora": Case("8b", lora=True, rows=1, length=2048, quantized=True),
 }
 CASES.update(
@@ -118,28 +124,38 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="most optimizer steps of ours")
     parser.add_argument("--theirs", action="store_true", help="time the Trainer too")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--strategy", choices=["ddp", "zero2", "zero3"], default="ddp")
+    parser.add_argument("--rows", type=int, help="packed rows of a GPU and step, if not the case's")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--here", choices=["ours", "theirs"], help="in this process; one case")
     arguments = parser.parse_args()
     if arguments.here:
-        measure = ours if arguments.here == "ours" else theirs
-        print(json.dumps(measure(CASES[arguments.only[0]], arguments)), flush=True)
+        case = CASES[arguments.only[0]]
+        if arguments.rows:
+            case = dataclasses.replace(case, rows=arguments.rows)
+        found = (ours if arguments.here == "ours" else theirs)(case, arguments)
+        if WORKER == 0:
+            print(json.dumps(found), flush=True)
         return 0
     results: dict[str, Any] = {"torch": torch.__version__, "transformers": transformers.__version__}
     results["machine"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     for name in arguments.only:
         for side in ("ours", "theirs")[: 1 + arguments.theirs]:
-            results[f"{name}/{side}"] = found = elsewhere(name, side)
+            results[f"{name}/{side}"] = found = elsewhere(name, side, arguments.gpus)
             print(name, side, json.dumps(found), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return int(any("failed" in found for found in results.values() if isinstance(found, dict)))
 
 
-def elsewhere(name: str, side: str) -> dict[str, Any]:
-    """What one case measures, in a process of its own."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--only", name, "--here", side]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def elsewhere(name: str, side: str, gpus: int) -> dict[str, Any]:
+    """What one case measures, in a process for each GPU."""
+    with tempfile.TemporaryDirectory() as place:
+        more = ["--only", name, "--here", side, "--place", place]
+        command = [*launcher(gpus), __file__, *sys.argv[1:], *more]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"failed": done.stderr.strip().splitlines()[-1:]}
@@ -149,20 +165,24 @@ def elsewhere(name: str, side: str) -> dict[str, Any]:
 
 def ours(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates of our steps."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        prepare(case, folder, arguments.tokenizer, samples_for(case, arguments.steps))
-        config = TRAINING_CONFIG.validate_python(configured(case, folder, arguments))
-        forecast = forecast_gib(case, folder / "model", compiles=arguments.compile)
-        events: list[Event] = []
-        train(config, events.append)
+    folder, is_ready = arguments.place, arguments.place / "ready"
+    if WORKER == 0:
+        samples = samples_for(case, arguments.steps * arguments.gpus)
+        prepare(case, folder, arguments.tokenizer, samples)
+        is_ready.touch()
+    while not is_ready.exists():
+        time.sleep(0.2)
+    config = TRAINING_CONFIG.validate_python(configured(case, folder, arguments))
+    forecast = forecast_gib(case, folder / "model", compiles=arguments.compile)
+    events: list[Event] = []
+    train(config, events.append)
     metered = next(event for event in events if isinstance(event, Metered))
     started = next(event for event in events if isinstance(event, Started))
     found: dict[str, Any] = {
         "tokens_per_s": round(metered.tokens_per_s),
         "peak_memory_gib": round(metered.peak_memory_gib or 0.0, 1),
         "forecast_gib": round(forecast, 1),
-        "share_of_peak": round(share(case, metered.tokens_per_s), 3),
+        "share_of_peak": round(share(case, metered.tokens_per_s) / arguments.gpus, 3),
         "mode": started.mode,
         "capture_s": round(metered.capture_s, 1),
     }
@@ -315,7 +335,7 @@ def configured(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[
             "max_length": case.length,
         },
         "epochs": 1.0,
-        "global_batch_size": case.rows,
+        "global_batch_size": case.rows * arguments.gpus,
         "micro_batch_size": case.rows,
         "precision": "bf16",
         "optimizer": {"lr": 1e-4},
@@ -326,6 +346,7 @@ def configured(case: Case, folder: Path, arguments: argparse.Namespace) -> dict[
         "seed": 1,
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "compile": arguments.compile,
+        "strategy": arguments.strategy,
         "gradient_checkpointing": case.checkpointing,
         "stop_after_s": arguments.seconds + 30,
     }
