@@ -14,6 +14,7 @@ from serve.config import ReplicaConfig
 from serve.engines.generating import choice
 from serve.http import app
 from serve.tasks.causal_lm import routes
+from serve.tasks.causal_lm.answer import Writer
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.vocabulary import MAX_GRAMMAR
 from serve.version import ModelVersion
@@ -189,6 +190,33 @@ def test_others_go_on_while_a_long_prompt_is_read(server: ChatHandler) -> None:
     said = [{"role": "user", "content": text}] * 8
     assert asyncio.run(turns({"messages": said}, CHAT)) > 20
     assert asyncio.run(turns({"prompt": [text] * 8}, COMPLETIONS)) > 20
+
+
+def test_an_answer_that_fails_in_its_stream_ends_it_with_an_error(
+    server: ChatHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose status was sent long ago."""
+
+    def failing(self: Writer, *arguments: Any, **options: Any) -> None:
+        if len(self.ids) == 3:
+            raise RuntimeError("a secret of the replica")
+        put(self, *arguments, **options)
+
+    put = Writer.put
+    body = {**ASK, "max_tokens": 20, "ignore_eos": True, "stream": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "put", failing)
+        answer = asyncio.run(asked(body))
+    *_, last = [
+        json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data")
+    ]
+    assert answer.status_code == 200
+    assert last["error"]["code"] == "internal"
+    assert last["error"]["type"] == "server_error"
+    assert "secret" not in answer.text
+    assert "[DONE]" not in answer.text
+    assert asyncio.run(asked(body)).text.endswith("data: [DONE]\n\n")
+    assert server.load.requests == 0
 
 
 def test_a_client_that_leaves_while_it_reads_nothing_frees_its_place(server: ChatHandler) -> None:

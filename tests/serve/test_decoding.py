@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import copy
 import itertools
 import random
@@ -379,6 +380,44 @@ def test_who_leaves_frees_its_row_within_a_step(
         await others[0].aclose()
 
     asyncio.run(leave())
+
+
+def test_requests_of_all_kinds_leave_nothing_behind(made: Generator) -> None:
+    """Clients that leave at any moment, deadlines, stop texts, long prompts and equal ones."""
+    draw = random.Random(5)
+    alike = [draw.randrange(3, tiny.VOCABULARY) for _ in range(140)]
+
+    async def one(number: int) -> str:
+        await asyncio.sleep(draw.random() * 4)
+        ids = prompts_of(1, number)[0] if number % 3 else [*alike, number % 300]
+        stops = ("e", "in") if number % 5 == 0 else ()
+        settings = Settings(draw.randrange(1, 25), temperature=number % 2, stops=stops)
+        patience = draw.choice([60.0, 60.0, 60.0, 0.05])
+        leaves = draw.choice([None, None, 1, 3])
+        try:
+            async with contextlib.aclosing(made.write(ids, settings, patience)) as pieces:
+                text, count = "", 0
+                async for piece in pieces:
+                    text, count = text + piece.text, count + 1
+                    if count == leaves:
+                        return "left"
+                assert not any(stop in text for stop in stops)
+                return str(piece.finish)
+        except DeadlineError:
+            return "late"
+
+    async def many() -> list[str]:
+        return await asyncio.gather(*(one(number) for number in range(600)))
+
+    found = collections.Counter(asyncio.run(asyncio.wait_for(many(), 300)))
+    assert found.total() == 600
+    assert min(found[end] for end in ("left", "stop", "length")) > 10
+    patience = time.monotonic() + 20
+    while (made.load.requests or made.cache_use) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert made.load.requests == 0
+    assert made.cache_use == 0
+    assert asyncio.run(tokens_of(made, [5, 6, 7], Settings(3, temperature=0))).tokens == 3
 
 
 def test_a_padded_batch_holds_no_more_than_its_cache() -> None:

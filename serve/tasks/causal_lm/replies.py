@@ -10,6 +10,9 @@ from pydantic import BaseModel
 
 from serve.http import app
 from serve.http.asgi import cancel_on_disconnect
+from serve.http.errors import ErrorBody
+from serve.http.guard import REQUEST_ID
+from serve.http.handler import error_of
 from serve.tasks.causal_lm.answer import Piece
 from serve.tasks.causal_lm.choices import collected
 from serve.tasks.causal_lm.generation_request import GenerationRequest, Usage
@@ -65,9 +68,20 @@ async def send(
         return app.gone()
     has_usage = body.stream_options is not None and body.stream_options.include_usage
     events = _events(first, pieces, reply, read, has_usage=has_usage)
+    whole = _to_the_end(events, getattr(request.state, REQUEST_ID, ""))
     return fastapi.responses.StreamingResponse(
-        events, media_type="text/event-stream", headers=dict(headers)
+        whole, media_type="text/event-stream", headers=dict(headers)
     )
+
+
+async def _to_the_end(events: AsyncGenerator[bytes], request_id: str) -> AsyncIterator[bytes]:
+    """Yields the events of a stream, and an error as its last event, as OpenAI's clients expect."""
+    async with contextlib.aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:  # noqa: BLE001 - no traceback reaches a client
+            yield _event(ErrorBody(error=error_of(error).detail(request_id)))
 
 
 async def _events(
@@ -77,7 +91,7 @@ async def _events(
     read: int,
     *,
     has_usage: bool,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes]:
     written = dict[int, int]()
     for part in reply.begin():
         yield _event(part)
