@@ -207,7 +207,7 @@ def test_tokens_that_rows_draw_together_have_the_chances_of_each(
     made: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without seeds; two kinds of settings and greedy rows stand in one batch."""
-    ids, count, finish = [5, 6, 7], 2000, Writer.finish
+    ids, count, finish = [5, 6, 7], 600, Writer.finish
     with torch.inference_mode():
         logits = usual(made)(torch.tensor([ids])).logits[:, -1].float()
     kept = {
@@ -350,6 +350,72 @@ def test_an_answer_that_fails_ends_alone(made: Generator, monkeypatch: pytest.Mo
     assert first.tokens > 0
     assert last.tokens > 0
     assert made.load.requests == 0
+
+
+def test_a_row_whose_logits_are_no_numbers_ends_alone(
+    made: Generator, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = kind.step
+
+    def spoiled(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = step(self, tokens).clone()
+        logits[tokens == 7] = torch.nan
+        return logits
+
+    monkeypatch.setattr(kind, "step", spoiled)
+    made._ends = frozenset()
+
+    async def both() -> list[Any]:
+        forced = Settings(9, temperature=1, logit_bias=((7, 100.0),))
+        plain = [Settings(9, temperature=1, logit_bias=((9, 100.0),)), Settings(9, temperature=0)]
+        asked = (tokens_of(made, [5, 6], each) for each in (forced, *plain))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    failed, *others = asyncio.run(both())
+    assert isinstance(failed, Exception)
+    assert [each.tokens for each in others] == [9, 9]
+    assert made.load.requests == 0
+
+
+def test_shared_rows_whose_logits_are_no_numbers_get_no_token() -> None:
+    config = transformers.GenerationConfig()
+    kinds = [Settings(1, temperature=0), Settings(1), Settings(1, top_k=3)]
+    rows = [sampling.Sampler(each, config, torch.device("cpu")) for each in kinds * 2]
+    logits = torch.randn(6, 30)
+    logits[3:, 4] = torch.nan
+    found = sampling.shared(rows, logits).tolist()
+    assert found[3:] == [sampling.NO_TOKEN] * 3
+    assert min(found[:3]) >= 0
+
+
+@pytest.mark.parametrize("ends", ["deadline", "cancel"])
+def test_a_prompt_that_is_over_while_it_is_read_gives_its_place_back(
+    ends: str, made: Generator, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the clock is looked at."""
+    monkeypatch.setattr(kind, "read", lambda *_: ([], torch.empty(0, tiny.VOCABULARY)))
+
+    async def one(number: int) -> None:
+        pieces = made.write([5, 6], Settings(9), 0.3 + number * 1e-4 if ends == "deadline" else 60)
+        first = asyncio.ensure_future(anext(pieces))
+        if ends == "deadline":
+            with pytest.raises(DeadlineError):
+                await first
+            return
+        await asyncio.sleep(0.2 + number * 1e-4)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await pieces.aclose()
+
+    async def many() -> None:
+        await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(40))), 60)
+
+    asyncio.run(many())
+    patience = time.monotonic() + 20
+    while (made.load.requests or made.cache_use) and time.monotonic() < patience:
+        time.sleep(0.01)
+    assert made.load.requests == 0
+    assert made.cache_use == 0
 
 
 def test_who_leaves_frees_its_row_within_a_step(

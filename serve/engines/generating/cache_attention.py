@@ -156,7 +156,7 @@ def _flash(
     scaling: float | None,
     window: int,
 ) -> torch.Tensor:
-    """Flash attention; of PyTorch's own function older versions cannot limit the keys of a row."""
+    """Flash attention, by the operator: `varlen_attn` of torch 2.11 takes no `seqused_k`."""
     attended: torch.Tensor = torch.ops.aten._flash_attention_forward(
         query,
         keys,

@@ -42,6 +42,8 @@ class CachedBatch:
         self.graphs = graphs
         self._spans, self._prefixes = Spans(UNUSED, UNUSED + room), Prefixes()
         self._rows: list[_Row] = []
+        self._begun = 0
+        """Prompts that have a place and are not complete."""
 
     @property
     def use(self) -> float:
@@ -51,7 +53,7 @@ class CachedBatch:
     def clear(self) -> None:
         """Drops all rows and prompts."""
         self._spans, self._prefixes = Spans(UNUSED, UNUSED + self._spans.size), Prefixes()
-        self._rows, self.graphs.step_inputs.is_stale = [], True
+        self._rows, self._begun, self.graphs.step_inputs.is_stale = [], 0, True
 
     def begin(self, ids: Sequence[int], most_tokens: int) -> Prompt | None:
         """Gives a prompt its places; None while there is no room.
@@ -61,28 +63,34 @@ class CachedBatch:
         """
         if most_tokens > self._spans.size:
             raise CacheTooSmallError(most_tokens, self._spans.size)
-        if len(self._rows) >= STEP_ROWS[-1]:
+        if len(self._rows) + self._begun == STEP_ROWS[-1]:
+            return None
+        if most_tokens > self._spans.largest:
             return None
         start, known = self._prefixes.longest(ids)
-        if known and self._spans.take_at(start, most_tokens):  # a conversation goes on
+        goes_on = known and 2 * known > self._prefixes.size(start)  # not only a common beginning
+        if goes_on and self._spans.take_at(start, most_tokens):
             prompt = Prompt(ids, most_tokens, start)
-            prompt.read = known
-        elif (free := self._spans.take(most_tokens)) is not None:
-            prompt = Prompt(ids, most_tokens, free)
+            prompt.read = prompt.taken_over = known
         else:
-            return None
+            free = self._spans.take(most_tokens)
+            assert free is not None
+            prompt = Prompt(ids, most_tokens, free)
         self._prefixes.forget(prompt.start, most_tokens)
+        self._begun += 1
         return prompt
 
     def drop(self, prompts: Sequence[Prompt]) -> None:
         """Takes back the places of prompts that are not complete."""
         for prompt in prompts:
             self._spans.give_back(prompt.start, prompt.most_tokens)
+        self._begun -= len(prompts)
 
     def read(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], torch.Tensor]:
         """Reads the next tokens of prompts; see `TokenBatch`.
 
-        A prompt that begins as one that is being read waits for it, and takes over its beginning.
+        A prompt of which nothing was read waits for one with the same beginning that is being read,
+        and takes its beginning over.
         """
         pieces = self._pieces(prompts)
         total = sum(count for _, count in pieces)
@@ -92,22 +100,26 @@ class CachedBatch:
         for prompt, count in pieces:
             prompt.read += count
         complete = [prompt for prompt, _ in pieces if prompt.read == len(prompt.ids)]
+        # only the last piece may end within its prompt; another graph may overwrite the logits
+        logits = graph.logits[: len(complete)].clone()
         for prompt in complete:
             self._prefixes.remember(prompt.ids, prompt.start)
             self._rows.append(_Row(prompt.start, prompt.most_tokens, prompt.read))
+        self._begun -= len(complete)
         self.graphs.step_inputs.is_stale |= bool(complete)
-        # only the last piece may end within its prompt
-        return complete, graph.logits[: len(complete)].clone()
+        return complete, logits
 
     def _pieces(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, int]]:
         """Returns the prompts that are read next, with the number of their tokens."""
         left, pieces, begun = READ_TOKENS[-1], list[tuple[Prompt, int]](), list[Ids]()
         for prompt in prompts:
             ids = np.asarray(prompt.ids, dtype=np.int64)
-            if not prompt.read:
+            if not prompt.is_being_read:
                 self._take_over(prompt)
-                if any(common(ids, other) > max(LEAST, prompt.read) for other in begun):
+                # the last token is always read
+                if any(common(ids[:-1], other) > max(LEAST, prompt.read) for other in begun):
                     continue
+            prompt.is_being_read = True
             begun.append(ids)
             pieces.append((prompt, min(left, len(ids) - prompt.read)))
             left -= pieces[-1][1]
@@ -116,17 +128,17 @@ class CachedBatch:
         return pieces
 
     def _take_over(self, prompt: Prompt) -> None:
-        """Copies the beginning of a prompt, if another has it in the cache."""
+        """Copies the beginning of a prompt, if another has more of it in the cache."""
         start, count = self._prefixes.longest(prompt.ids)
-        if not count:
+        if count <= prompt.read:
             return
         known, own = slice(start, start + count), slice(prompt.start, prompt.start + count)
         for cache in itertools.chain.from_iterable(self.graphs.caches.values()):
             cache[own] = cache[known]
-        prompt.read = count
+        prompt.read = prompt.taken_over = count
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Adds a token to each row; see `TokenBatch`. The next step overwrites the logits."""
+        """Adds a token to each row; see `TokenBatch`."""
         count = len(self._rows)
         graph = self.graphs.step(count)
         if graph.inputs.is_stale:
@@ -184,7 +196,7 @@ def _packed(pieces: Sequence[tuple[Prompt, int]], tokens: int) -> dict[str, list
     lacking = rows - len(pieces)
     return {
         "ids": ids + [0] * left,
-        "positions": positions + list(range(left)),
+        "positions": positions + [0] * left,  # the model may not have more
         "places": places + list(range(left)),
         "ends": ends + [tokens] * lacking,
         "starts": starts + [0] * (lacking + 1),

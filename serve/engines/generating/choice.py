@@ -1,6 +1,6 @@
 """Which batch writes the answers of a language model: the fastest whose rows are the model's."""
 
-import contextlib
+import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from serve.engines.generating import cache_attention
 from serve.engines.generating.cached_batch import CachedBatch
 from serve.engines.generating.padded_batch import PaddedBatch
 from serve.engines.generating.token_batch import Prompt, TokenBatch
-from serve.engines.generating.token_graphs import TokenGraphs, compiled_layers
+from serve.engines.generating.token_graphs import TokenGraphs, compile_layers, uncompile_layers
 
 EXACT_BOUND, ROUNDED_BOUND = 1e-4, 0.1
 """Largest difference of logits in a batch from those alone, as a share of the largest logit: in
@@ -23,6 +23,8 @@ TRIED = ((9, 4), (6, 13), (3,))
 """Tokens of the prompts that join one after the other when a model is tried."""
 TRIED_TOKENS = 64
 """Most tokens of a prompt that is tried, with those behind it."""
+TRIED_ROOM = 2 * len(TRIED) * TRIED_TOKENS
+"""Tokens that the cache of a trial holds at least."""
 SHARE_OF_MEMORY = 0.4
 """Of the memory that is free when a replica starts, for the key-value cache."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -37,9 +39,10 @@ WIDEST_WINDOW = 8192
 
 @torch.inference_mode()
 def choose(model: Any, *, rows: int, longest: int) -> tuple[TokenBatch | None, str]:
-    """Returns the batch that writes a model's answers, and why no faster one does; empty if none.
+    """Returns the batch that writes a model's answers, and why it is not the fastest kind.
 
-    There is no batch for a model whose rows change each other.
+    The reason is empty for the fastest kind of the model's device. There is no batch for a model
+    whose rows change each other.
 
     Args:
         model: A causal model of transformers, on its device.
@@ -73,7 +76,7 @@ def reason_for_one_by_one(model: Any) -> str:
     if getattr(config, "attention_chunk_size", None):
         return "its attention is in chunks, which begin elsewhere in rows that are filled"
     try:
-        right = is_right(model, PaddedBatch(model, len(TRIED) * 2 * (TRIED_TOKENS * 2)))
+        right = is_right(model, PaddedBatch(model, 2 * TRIED_ROOM))
     except Exception as error:  # noqa: BLE001 - a model with another kind of cache, or no memory
         return f"its rows cannot share a cache: {first_line(error)}"
     return "" if right else "its rows change each other in a batch"
@@ -84,23 +87,25 @@ def _captured(
 ) -> tuple[CachedBatch | None, str]:
     """Returns a batch of captured graphs, of compiled layers or others, or why there is none."""
     how = "compiled and captured" if compiles else "captured"
-    forwards = contextlib.ExitStack()
+    batch: CachedBatch | None = None
+    if compiles:
+        compile_layers(model)
     try:
         batch = cached_batch(model, rows=rows, longest=longest, captures=True)
-        if compiles:
-            forwards.enter_context(compiled_layers(model))
         if is_right(model, batch):
             batch.clear()
             batch.graphs.warm(rows)
-            forwards.pop_all()  # they stay compiled
             return batch, ""
         reason = "its logits in a cache of rows apart are others"
     except Exception as error:  # noqa: BLE001 - an attention that the kernel lacks, or no memory
         reason = first_line(error)
-    finally:
-        forwards.close()
+    if compiles:
+        uncompile_layers(model)
     if model.config._attn_implementation == cache_attention.CACHED:
         model.set_attn_implementation(cache_attention.USUAL)
+    batch = None
+    gc.collect()  # or the next cache would find less memory
+    torch.cuda.empty_cache()
     return None, f"its steps are not {how}: {reason}"
 
 
@@ -126,7 +131,7 @@ def cached_batch(
     if room is None:
         each = sum(2 * shape.heads * shape.key_size for shape in shapes.values())
         fitting = SHARE_OF_MEMORY * free_memory(model.device) / (each * model.dtype.itemsize)
-        room = min(int(fitting), rows * (longest))
+        room = max(TRIED_ROOM, min(int(fitting), rows * longest))
     model.set_attn_implementation(cache_attention.CACHED)
     graphs = TokenGraphs(model, shapes, room, captures=captures, most=longest)
     return CachedBatch(graphs, room)
@@ -136,9 +141,7 @@ def cached_batch(
 def padded_room(model: Any) -> int:
     """Returns the tokens of all rows that a padded cache may hold, from the free memory."""
     tried = PaddedBatch(model, TRIED_TOKENS * 2)
-    prompt = tried.begin([0], TRIED_TOKENS)
-    assert prompt is not None
-    tried.read([prompt])
+    tried.read([_begun(tried, [0])])
     # a step makes each layer's cache anew, and reading prompts takes memory too
     return int(SHARE_OF_MEMORY * free_memory(model.device) / tried.size_bytes)
 
@@ -165,8 +168,7 @@ def is_right(model: Any, batch: TokenBatch) -> bool:
     rows = list[list[int]]()
     for lengths in TRIED:
         prompts = [drawn(length) for length in lengths]
-        begun = [batch.begin(ids, TRIED_TOKENS) for ids in prompts]
-        _read_whole(batch, [prompt for prompt in begun if prompt is not None])
+        _read_whole(batch, [_begun(batch, ids) for ids in prompts])
         rows += prompts
         if len(rows) > 2:  # the second one leaves
             kept = [place for place in range(len(rows)) if place != 1]
@@ -180,6 +182,12 @@ def is_right(model: Any, batch: TokenBatch) -> bool:
         if not all(_is_near(model, ids, found) for ids, found in zip(rows, logits, strict=True)):
             return False
     return True
+
+
+def _begun(batch: TokenBatch, ids: Sequence[int]) -> Prompt:
+    prompt = batch.begin(ids, TRIED_TOKENS)
+    assert prompt is not None
+    return prompt
 
 
 def _read_whole(batch: TokenBatch, prompts: list[Prompt]) -> None:

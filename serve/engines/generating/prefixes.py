@@ -33,6 +33,10 @@ class Prefixes:
             if start < first + size and first < start + len(ids):
                 del self._known[start]
 
+    def size(self, start: int) -> int:
+        """Returns the number of tokens of the prompt that begins at a place."""
+        return len(self._known[start])
+
     def longest(self, ids: Sequence[int]) -> tuple[int, int]:
         """Returns the first place of the longest known beginning, and its tokens; 0 if none.
 

@@ -4,7 +4,7 @@
 class Spans:
     """Free places of a cache, as (first, behind the last) in order.
 
-    What was given back long ago is taken first, so that what it holds can be used again a while.
+    Places that were given back lately are taken last, because a prompt may begin as what they hold.
     """
 
     def __init__(self, first: int, end: int) -> None:
@@ -17,6 +17,11 @@ class Spans:
     def free(self) -> int:
         """Number of free places."""
         return sum(end - first for first, end in self._free)
+
+    @property
+    def largest(self) -> int:
+        """Number of free places in the largest piece."""
+        return max((end - first for first, end in self._free), default=0)
 
     def take(self, size: int) -> int | None:
         """Takes so many places in one piece; returns the first, or None if there is no such piece.

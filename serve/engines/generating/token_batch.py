@@ -24,7 +24,11 @@ class Prompt:
     start: int = 0
     """First place in the cache, where rows have places of their own."""
     read: int = field(default=0, init=False)
-    """Tokens that have been read."""
+    """Tokens whose keys and values are in the cache."""
+    taken_over: int = field(default=0, init=False)
+    """Those of them that were there before."""
+    is_being_read: bool = field(default=False, init=False)
+    """Whether some of its tokens were read for it."""
 
 
 class TokenBatch(Protocol):
@@ -36,7 +40,7 @@ class TokenBatch(Protocol):
     name: str
     """What `engine` of a replica says."""
     looks_ahead: bool
-    """Whether a step begins without the host, and so before the host knows the tokens before."""
+    """Whether a step begins before the host has seen the tokens of the step before it."""
 
     @property
     def use(self) -> float:
@@ -62,7 +66,8 @@ class TokenBatch(Protocol):
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Adds a token to each row; `tokens` are (rows,).
 
-        Returns the logits of the token behind it, (rows, vocabulary) in fp32.
+        Returns the logits of the token behind it, (rows, vocabulary) in fp32. The next step may
+        overwrite them.
         """
         ...
 

@@ -1,9 +1,8 @@
 """Captured forward passes of a language model, of a step of many rows or of pieces of prompts."""
 
 import bisect
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +100,8 @@ class TokenGraphs:
         self._steps: dict[int, Graph] = {}
         self._reads: dict[int, Graph] = {}
         self._pool: Any = None
+        self._logits: torch.Tensor | None = None
+        """Of all steps, where no graph puts anything else: graphs share their memory."""
 
     def _cache(self, shape: LayerShape, room: int) -> torch.Tensor:
         size = (UNUSED + room, shape.heads, shape.key_size)
@@ -135,7 +136,9 @@ class TokenGraphs:
         logits = self._forward(inputs.ids[first], inputs.positions[first], tokens, None)
         for counted in (inputs.positions, inputs.places, inputs.used):
             counted[first].add_(inputs.live[first])
-        return logits
+        if self._logits is None:  # not while a graph is captured, because warm-ups come first
+            self._logits = logits.new_zeros(STEP_ROWS[-1], logits.shape[1])
+        return self._logits[first].copy_(logits)
 
     def reading(self, tokens: int) -> Graph:
         """Returns the graph that reads at least so many tokens; the first call captures it."""
@@ -204,14 +207,13 @@ class TokenGraphs:
         return made
 
 
-@contextlib.contextmanager
-def compiled_layers(model: Any) -> Iterator[None]:
-    """Compiles the model's repeated layers inside."""
-    layers = repeated_layers(model)
-    for layer in layers:
+def compile_layers(model: Any) -> None:
+    """Compiles the model's repeated layers."""
+    for layer in repeated_layers(model):
         layer.forward = compiled(layer.forward, dynamic=True)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
+
+
+def uncompile_layers(model: Any) -> None:
+    """Undoes `compile_layers`."""
+    for layer in repeated_layers(model):
+        del layer.forward

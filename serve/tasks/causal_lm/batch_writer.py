@@ -1,12 +1,13 @@
 """Writes answers together: takes jobs that wait into a batch, chooses tokens, and ends answers."""
 
 import collections
+import contextlib
 from collections.abc import Callable, Sequence
 
 import torch
 
 from serve.batching.client import DeadlineError
-from serve.engines.generating.token_batch import CacheTooSmallError, Prompt, TokenBatch
+from serve.engines.generating.token_batch import Prompt, TokenBatch
 from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.writing import Row, WritingJob
 
@@ -20,19 +21,24 @@ class BatchWriter:
     """The answers that are being written, and the prompts that are being read."""
 
     def __init__(
-        self, batch: TokenBatch, begin: Callable[[WritingJob], Row], end: Callable[..., None]
+        self,
+        batch: TokenBatch,
+        begin: Callable[[WritingJob], Row],
+        end: Callable[..., None],
+        held: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
         """Args: the batch, what makes a job's row, and what ends a job, with an error or without.
 
-        `end` is called once for each job that was taken.
+        `end` is called once for each job that was taken. The pieces of a step are written inside of
+        `held`.
         """
-        self._batch, self._row_of, self._end = batch, begin, end
+        self._batch, self._row_of, self._end, self._held = batch, begin, end, held
         self._rows: list[Row] = []
         self._logits = torch.empty(0)
         """Of the next token of each row, on the model's device."""
         self._reading: list[tuple[WritingJob, Prompt]] = []
         self._steps = 0
-        """Since prompts were read."""
+        """Calls of `advance` since prompts were read."""
 
     @property
     def is_idle(self) -> bool:
@@ -57,7 +63,7 @@ class BatchWriter:
                     return
                 try:
                     prompt = self._batch.begin(job.ids, job.most_tokens)
-                except CacheTooSmallError as error:
+                except Exception as error:  # noqa: BLE001 - such as of a text that never fits
                     self._end(job, error)
                 else:
                     if prompt is None:
@@ -71,20 +77,21 @@ class BatchWriter:
     def advance(self) -> int:
         """Adds a token to each row, and reads the next tokens of prompts; returns their number.
 
-        Where the batch looks ahead, the device computes the tokens behind these while the host
-        reads these.
+        Where the batch looks ahead, a step begins before the host has seen the tokens of the step
+        before. An answer that ended there takes part in it for nothing.
         """
         rows = list(self._rows)
         chosen, tokens = self._choose() if rows else (torch.empty(0), list[int])
         ahead = self._batch.looks_ahead and all(row.job.sampler.is_shared for row in rows)
         if not ahead:
-            self._add(rows, tokens())
-            chosen = self._left(chosen)
-        self._logits = self._batch.step(chosen) if self._rows else self._logits[:0]
+            chosen = self._added(rows, tokens(), chosen)
+        if self._rows:  # a row without a token has ended, and is still in a step that looks ahead
+            self._logits = self._batch.step(chosen.clamp(min=0))
+        else:
+            self._logits = self._logits[:0]
         read = self._read()
         if ahead:
-            self._add(rows, tokens())
-            self._logits = self._left(self._logits)
+            self._logits = self._added(rows, tokens(), self._logits)
         return len(rows) + read
 
     def fail(self, error: Exception) -> None:
@@ -105,10 +112,18 @@ class BatchWriter:
                 tokens[place] = row.select(self._logits[place], tokens[place])
         return sampling.on_device(tokens, chosen.device), lambda: tokens
 
-    def _add(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
-        for row, token in zip(rows, tokens, strict=True):
-            if not row.has_ended:
-                row.add(token)
+    def _added(
+        self, rows: Sequence[Row], tokens: Sequence[int], values: torch.Tensor
+    ) -> torch.Tensor:
+        """Adds the next tokens, and takes the answers that have ended out of the batch.
+
+        Returns what the others have of `values` of all rows of the batch.
+        """
+        with self._held():
+            for row, token in zip(rows, tokens, strict=True):
+                if not row.has_ended:
+                    row.add(token)
+            return self._left(values)
 
     def _read(self) -> int:
         """Reads prompts, and adds the rows of those that are complete; returns the tokens."""
@@ -119,7 +134,7 @@ class BatchWriter:
             return 0
         self._steps = 0
         prompts = [prompt for _, prompt in self._reading]
-        before = sum(prompt.read for prompt in prompts)
+        before = sum(prompt.read - prompt.taken_over for prompt in prompts)
         try:
             complete, logits = self._batch.read(prompts)
         except Exception as error:  # noqa: BLE001 - given to these clients; the others continue
@@ -132,24 +147,24 @@ class BatchWriter:
         self._rows += [self._row_of(jobs[id(prompt)]) for prompt in complete]
         self._reading = [each for each in self._reading if each[1] not in complete]
         self._logits = torch.cat([self._logits.to(logits), logits]) if complete else self._logits
-        return sum(prompt.read for prompt in prompts) - before
+        return sum(prompt.read - prompt.taken_over for prompt in prompts) - before
 
     def _drop_those_over(self) -> None:
         """Ends the prompts whose clients have left, or whose time is over."""
-        for job, prompt in self._reading:
-            if job.is_over:
-                self._batch.drop([prompt])
-                self._end_waiting(job)
-        self._reading = [(job, prompt) for job, prompt in self._reading if not job.is_over]
+        over = [each for each in self._reading if each[0].is_over]  # asked once: time goes on
+        self._reading = [each for each in self._reading if each not in over]
+        for job, prompt in over:
+            self._batch.drop([prompt])
+            self._end_waiting(job)
 
     def _left(self, values: torch.Tensor) -> torch.Tensor:
         """Takes the answers that have ended out of the batch; returns the others' values."""
         have_ended = [row.has_ended for row in self._rows]  # asked once: time goes on
         for row, has_ended in zip(self._rows, have_ended, strict=True):
             if has_ended:
-                self._end(row.job, row.failure)
                 if row.failure is None:
-                    row.writer.finish()
+                    row.finish()
+                self._end(row.job, row.failure)
         if not any(have_ended):
             return values
         places = [place for place, has_ended in enumerate(have_ended) if not has_ended]

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import functools
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -51,7 +52,9 @@ class Generator(GenerationThread[WritingJob]):
         `longest` is the most tokens of a conversation with its answer, by default the positions.
         """
         self.batch_rows, self._asked, self._post = batch_rows, longest, Post()
+        self._has_chosen = threading.Event()
         super().__init__(*args, **kwargs)
+        self._has_chosen.wait()  # compiling and capturing take up to half a minute
 
     @property
     def _longest(self) -> int:
@@ -124,6 +127,7 @@ class Generator(GenerationThread[WritingJob]):
             QueueFullError: if the queued tokens exceed `queue_tokens`.
             DeadlineError: at the timeout, if the generation has not started.
             GrammarError: if the grammar becomes too complex.
+            CacheTooSmallError: if the cache could not hold the text alone.
         """
         sampler = self._sampler(settings)
         loop, pieces = asyncio.get_running_loop(), Pieces()
@@ -154,14 +158,15 @@ class Generator(GenerationThread[WritingJob]):
                 )
             except Exception as error:  # noqa: BLE001 - or no request would ever be answered
                 reason = first_line(error)
+        self.engine = self.engine if batch is None else batch.name
+        self._has_chosen.set()
         if batch is None:
             LOG.warning("answers are written one after the other: %s", reason)
             super()._run()
             return
         if reason:
             LOG.warning("%s", reason)
-        self.engine = batch.name
-        self._write_together(BatchWriter(batch, self._row, self._end))
+        self._write_together(BatchWriter(batch, self._row, self._end, self._post.held))
 
     def _write_together(self, writer: BatchWriter) -> None:
         waiting, self._tokens, self._seconds = collections.deque[WritingJob | None](), 0.0, 0.0
@@ -174,8 +179,7 @@ class Generator(GenerationThread[WritingJob]):
                     return
                 continue
             try:
-                with self._post.held():
-                    tokens = writer.advance()
+                tokens = writer.advance()
             except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
                 writer.fail(error)
                 continue

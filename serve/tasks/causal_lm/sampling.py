@@ -17,6 +17,8 @@ OBEYED = {
     *("transformers_version", "use_cache"),
 }
 """Settings of `generate` that a sampler obeys, or that an endpoint sets in each request."""
+NO_TOKEN = -1
+"""Stands for the token of a row whose logits are not numbers."""
 WITHOUT_EFFECT = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), 1),
     **dict.fromkeys(("length_penalty", "typical_p", "encoder_repetition_penalty"), 1.0),
@@ -154,7 +156,8 @@ class Sampler:
 def shared(samplers: Sequence[Sampler], logits: torch.Tensor) -> torch.Tensor:
     """Selects a token of each row from logits (rows, vocabulary), on their device.
 
-    Rows whose tokens depend on more than the logits get the likeliest one.
+    Rows whose tokens depend on more than the logits get the likeliest one, and those whose logits
+    are not numbers NO_TOKEN. The host waits for nothing, as it would in `torch.multinomial`.
     """
     tokens = logits.argmax(dim=1)
     alike = collections.defaultdict[tuple[float, ...], list[int]](list)
@@ -165,8 +168,9 @@ def shared(samplers: Sequence[Sampler], logits: torch.Tensor) -> torch.Tensor:
         index = on_device(places, logits.device)
         scores = logits if len(places) == len(samplers) else logits[index]
         chances = samplers[places[0]].changed(scores).softmax(dim=1)
-        tokens = tokens.index_copy(0, index, torch.multinomial(chances, 1)[:, 0])
-    return tokens
+        drawn = (chances / torch.empty_like(chances).exponential_()).argmax(dim=1)
+        tokens = tokens.index_copy(0, index, drawn)
+    return tokens.where(~logits.isnan().any(dim=1), NO_TOKEN)
 
 
 def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:

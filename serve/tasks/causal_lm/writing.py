@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from serve.batching.client import NonFiniteScoresError
+from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.generating.thread import Job
@@ -55,7 +57,17 @@ class Row:
     def add(self, token: int) -> None:
         """Adds the next token; an error ends this answer alone."""
         sampler = self.job.sampler
+        if token == sampling.NO_TOKEN:
+            self.failure = NonFiniteScoresError("the model's logits are not numbers")
+            return
         try:
             self.writer.put(token, sampler.accept(token), is_complete=sampler.is_complete)
+        except Exception as error:  # noqa: BLE001 - given to this client; the others continue
+            self.failure = error
+
+    def finish(self) -> None:
+        """Sends the last piece; an error ends this answer otherwise."""
+        try:
+            self.writer.finish()
         except Exception as error:  # noqa: BLE001 - given to this client; the others continue
             self.failure = error

@@ -130,7 +130,9 @@ def test_a_beginning_that_is_in_the_cache_is_not_read_again(
         assert [prompt.start for prompt in waiting] == sorted({each.start for each in waiting})
         for ids, found in zip(asked, torch.cat([logits, further]), strict=True):
             torch.testing.assert_close(found, alone(model, ids), atol=1e-4, rtol=1e-4)
-        found = batch.step(torch.tensor([4, 5, 6])).clone()
+        found = batch.step(torch.tensor([4, 5, 6]))
+        for ids, token, own in zip(asked, (4, 5, 6), found, strict=True):
+            torch.testing.assert_close(own, alone(model, [*ids, token]), atol=1e-4, rtol=1e-4)
         batch.keep([1, 2])
         longer = begun(batch, [*asked[0], 4, 11, 12], 45)
         assert longer.read == 0  # the row behind it is still there: it is copied
@@ -142,6 +144,70 @@ def test_a_beginning_that_is_in_the_cache_is_not_read_again(
         assert again.read == len(longer.ids)
         _, logits = batch.read([again])
         torch.testing.assert_close(logits[0], alone(model, again.ids), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_a_reading_asks_for_no_position_that_the_model_lacks(kind: str) -> None:
+    """What fills it up has places of its own, and learned positions end at 128."""
+    model, draw = model_of(kind), random.Random(2)
+    batch = batch_of(model)
+    with torch.inference_mode():
+        for size in (60, 70, 100):
+            ids = [draw.randrange(3, 300) for _ in range(size)]
+            _, logits = batch.read([begun(batch, ids, 120)])
+            torch.testing.assert_close(logits[0], alone(model, ids), atol=1e-4, rtol=1e-4)
+
+
+def test_a_step_s_logits_stay_while_prompts_are_read() -> None:
+    batch = batch_of(model_of("llama"))
+    with torch.inference_mode():
+        batch.read([begun(batch, [5, 6, 7], 20), begun(batch, [8], 20)])
+        found = batch.step(torch.tensor([4, 5]))
+        kept = found.clone()
+        batch.read([begun(batch, [9] * 100, 110)])
+        assert torch.equal(found, kept)
+        batch.step(torch.tensor([4, 5, 6]))
+        assert not torch.equal(found, kept)  # they are the step's own
+
+
+def test_a_twin_of_a_long_prompt_waits_also_behind_a_known_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefixes, "LEAST", 8)
+    monkeypatch.setattr("serve.engines.generating.cached_batch.LEAST", 8)
+    monkeypatch.setattr(token_graphs, "READ_TOKENS", (8, 16))
+    monkeypatch.setattr("serve.engines.generating.cached_batch.READ_TOKENS", (8, 16))
+    model, draw = model_of("llama"), random.Random(3)
+    batch = batch_of(model)
+    system = [draw.randrange(3, 300) for _ in range(12)]
+    question = [*system, *(draw.randrange(3, 300) for _ in range(40))]
+    with torch.inference_mode():
+        batch.read([begun(batch, [*system, 7], 20)])
+        waiting = [begun(batch, question, 60) for _ in range(3)]
+        left, reads = list(waiting), 0
+        while left:
+            complete, logits = batch.read(left)
+            left, reads = [each for each in left if each not in complete], reads + 1
+            for found in logits:
+                torch.testing.assert_close(found, alone(model, question), atol=1e-4, rtol=1e-4)
+    assert reads == 4  # 40 tokens in pieces of 16, and both twins together
+    assert [each.taken_over for each in waiting] == [12, 51, 51]
+
+
+def test_no_more_rows_than_the_largest_step_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve.engines.generating.cached_batch.STEP_ROWS", (1, 2, 4))
+    batch = batch_of(model_of("llama"))
+    with torch.inference_mode():
+        waiting = [begun(batch, [5, 6], 4) for _ in range(3)]
+        batch.read(waiting)
+        last = begun(batch, [5, 6], 4)
+        assert batch.begin([5], 4) is None
+        batch.drop([last])
+        begun(batch, [5], 4)
+        batch.keep([0])
+        begun(batch, [5], 4)
+        begun(batch, [5], 4)
+        assert batch.begin([5], 4) is None
 
 
 def test_places_that_others_took_are_not_taken_for_a_beginning() -> None:
@@ -189,9 +255,10 @@ def test_captured_steps_are_those_of_the_model(kind: str) -> None:
             if rows:
                 tokens = [draw.randrange(3, 300) for _ in rows]
                 rows = [[*ids, token] for ids, token in zip(rows, tokens, strict=True)]
-                logits = batch.step(torch.tensor(tokens, device="cuda")).clone()
+                logits = batch.step(torch.tensor(tokens, device="cuda"))
             if turn % 3 == 0 and len(rows) < 14:
-                prompts = [[draw.randrange(3, 300) for _ in range(draw.randrange(1, 40))]] * 2
+                size = draw.choice([3, 20, 40, 65])
+                prompts = [[draw.randrange(3, 300) for _ in range(size)] for _ in range(2)]
                 complete, further = batch.read([begun(batch, ids, 120) for ids in prompts])
                 assert len(complete) == 2
                 rows, logits = [*rows, *prompts], torch.cat([logits, further])
