@@ -215,7 +215,7 @@ def test_compiled_layers_stay_compiled_in_a_capture(monkeypatch: pytest.MonkeyPa
         return run
 
     whole = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend=backend))
+    monkeypatch.setattr(torch, "compile", lambda work, **_: whole(work, backend=backend))
     fast, value = compiled(lambda x: x.sin() + 2 * x.cos()), torch.ones(3)
     expected = fast(value)
     with HostConstants(torch.device("cuda", 0)):
@@ -227,7 +227,8 @@ def test_compiled_layers_stay_compiled_in_a_capture(monkeypatch: pytest.MonkeyPa
 def test_compiled_layers_keep_less_where_they_recompute(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = torch.compile
     backend = "aot_eager_decomp_partition"  # the real partitioner, without a C++ compiler
-    monkeypatch.setattr(torch, "compile", lambda work: whole(work, backend=backend, dynamic=False))
+    options = {"backend": backend, "dynamic": False}
+    monkeypatch.setattr(torch, "compile", lambda work, **_: whole(work, **options))
     up, down = (torch.nn.Linear(64, 64, bias=False) for _ in range(2))
 
     def forward(x: torch.Tensor) -> torch.Tensor:
