@@ -150,14 +150,15 @@ class Generator(GenerationThread[WritingJob]):
 
     @torch.inference_mode()
     def _run(self) -> None:
-        batch, reason = None, sampling.unusual(self._model.generation_config)
-        if not reason:
-            try:
+        batch = None
+        try:
+            reason = sampling.unusual(self._model.generation_config)
+            if not reason:
                 batch, reason = choice.choose(
                     self._model, rows=self.batch_rows, longest=self._longest
                 )
-            except Exception as error:  # noqa: BLE001 - or no request would ever be answered
-                reason = first_line(error)
+        except Exception as error:  # noqa: BLE001 - or no request would ever be answered
+            reason = first_line(error)
         self.engine = self.engine if batch is None else batch.name
         self._has_chosen.set()
         if batch is None:
@@ -182,7 +183,7 @@ class Generator(GenerationThread[WritingJob]):
                 tokens = writer.advance()
             except Exception as error:  # noqa: BLE001 - the cache may be broken: all of them end
                 writer.fail(error)
-                continue
+                tokens = 0
             self._observe(tokens, time.monotonic() - begin)
             self.cache_use = writer.use
 
