@@ -236,8 +236,9 @@ def test_tokens_that_rows_draw_together_have_the_chances_of_each(
     for settings, scores in kept.items():
         assert found[settings].total() == count
         for token, chance in enumerate(scores.softmax(dim=1)[0].tolist()):
-            spread = (chance * (1 - chance) / count) ** 0.5
-            assert abs(found[settings][token] / count - chance) <= 4.5 * spread, token
+            expected, drawn = chance * count, found[settings][token]
+            # few draws spread further above their mean than a normal distribution
+            assert abs(drawn - expected) <= (4.5 * expected**0.5 + 8) * (chance > 0), token
 
 
 def test_a_seed_draws_the_same_alone_and_beside_others(made: Generator) -> None:
