@@ -122,6 +122,7 @@ def cancel(folder: Path, storage: Storage) -> runs.Run:
     return run
 
 
+@pytest.mark.timeout(900)
 def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
