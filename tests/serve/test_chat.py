@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 
 from jobs.errors import DeployError
 from serve.config import ReplicaConfig
@@ -417,6 +418,7 @@ def test_the_playground_streams_an_answer_in_a_real_browser(server: ChatHandler)
     app.install(server)
     with on_socket(app.guarded(routes.api)) as url:
         link = f"{url}/#text=Is a superb film good?&most=3"
+        torch.manual_seed(0)  # some draws are three parts of characters, which have no text
         found = seen(link, until=" tokens in ")
     app._current.clear()
     assert '<div class="card turn user">Is a superb film good?</div>' in found
