@@ -48,8 +48,8 @@ class LayerShape:
     """The size of a layer's cache."""
 
     heads: int
-    key_size: int
-    value_size: int
+    size: int
+    """Of a key, and of a value."""
     dtype: torch.dtype
 
 
@@ -112,8 +112,8 @@ def measure(
     if not _is_causal(attention_mask, kwargs.get("sliding_window") or 0):
         raise UnusualAttentionError("its mask is another than that of earlier tokens in a window")
     assert _shapes is not None
-    shape = LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype)
-    if _shapes.setdefault(module.layer_idx, shape) != shape or key.shape[3] != value.shape[3]:
+    shape = LayerShape(key.shape[1], key.shape[3], key.dtype)
+    if _shapes.setdefault(module.layer_idx, shape) != shape or key.shape != value.shape:
         raise UnusualAttentionError("its layers have several caches, or values of another size")
     attended: tuple[torch.Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs

@@ -88,10 +88,10 @@ def _captured(
     """Returns a batch of captured graphs, of compiled layers or others, or why there is none."""
     how = "compiled and captured" if compiles else "captured"
     batch: CachedBatch | None = None
-    if compiles:
-        compile_layers(model)
     try:
         batch = cached_batch(model, rows=rows, longest=longest, captures=True)
+        if compiles:  # not before its layers are measured, which would compile them twice
+            compile_layers(model)
         if is_right(model, batch):
             batch.clear()
             batch.graphs.warm(rows)
@@ -99,8 +99,7 @@ def _captured(
         reason = "its logits in a cache of rows apart are others"
     except Exception as error:  # noqa: BLE001 - an attention that the kernel lacks, or no memory
         reason = first_line(error)
-    if compiles:
-        uncompile_layers(model)
+    uncompile_layers(model)
     if model.config._attn_implementation == cache_attention.CACHED:
         model.set_attn_implementation(cache_attention.USUAL)
     batch = None
@@ -129,7 +128,7 @@ def cached_batch(
         tokens += window
     shapes = cache_attention.layer_shapes(model, tokens)
     if room is None:
-        each = sum(2 * shape.heads * shape.key_size for shape in shapes.values())
+        each = sum(2 * shape.heads * shape.size for shape in shapes.values())
         fitting = SHARE_OF_MEMORY * free_memory(model.device) / (each * model.dtype.itemsize)
         room = max(TRIED_ROOM, min(int(fitting), rows * longest))
     model.set_attn_implementation(cache_attention.CACHED)

@@ -104,7 +104,7 @@ class TokenGraphs:
         """Of all steps, where no graph puts anything else: graphs share their memory."""
 
     def _cache(self, shape: LayerShape, room: int) -> torch.Tensor:
-        size = (UNUSED + room, shape.heads, shape.key_size)
+        size = (UNUSED + room, shape.heads, shape.size)
         return torch.zeros(size, dtype=shape.dtype, device=self._device)
 
     def warm(self, rows: int) -> None:
@@ -214,6 +214,6 @@ def compile_layers(model: Any) -> None:
 
 
 def uncompile_layers(model: Any) -> None:
-    """Undoes `compile_layers`."""
+    """Undoes `compile_layers`, if the layers are compiled."""
     for layer in repeated_layers(model):
-        del layer.forward
+        vars(layer).pop("forward", None)

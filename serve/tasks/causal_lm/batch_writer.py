@@ -55,6 +55,11 @@ class BatchWriter:
         """Share of the cache that they may fill."""
         return self._batch.use
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether all rows select their tokens together."""
+        return all(row.job.sampler.is_shared for row in self._rows)
+
     def take(self, waiting: "collections.deque[WritingJob | None]", most: int) -> None:
         """Takes the next jobs that have room out of those that wait, until there are `most`."""
         while waiting and (job := waiting[0]) is not None:
@@ -82,7 +87,7 @@ class BatchWriter:
         """
         rows = list(self._rows)
         chosen, tokens = self._choose() if rows else (torch.empty(0), list[int])
-        ahead = self._batch.looks_ahead and all(row.job.sampler.is_shared for row in rows)
+        ahead = self._batch.looks_ahead and self._is_shared
         if not ahead:
             chosen = self._added(rows, tokens(), chosen)
         if self._rows:  # a row without a token has ended, and is still in a step that looks ahead
@@ -104,7 +109,7 @@ class BatchWriter:
     def _choose(self) -> tuple[torch.Tensor, Tokens]:
         """Returns the next token of each row, on the device and, once they are waited for, here."""
         chosen = sampling.shared([row.job.sampler for row in self._rows], self._logits)
-        if all(row.job.sampler.is_shared for row in self._rows):
+        if self._is_shared:
             return chosen, _later(chosen)
         tokens: list[int] = chosen.tolist()
         for place, row in enumerate(self._rows):

@@ -167,7 +167,9 @@ class Generator(GenerationThread[WritingJob]):
             return
         if reason:
             LOG.warning("%s", reason)
-        self._write_together(BatchWriter(batch, self._row, self._end, self._post.held))
+        self._write_together(
+            BatchWriter(batch, lambda job: Row(job, self._writer(job)), self._end, self._post.held)
+        )
 
     def _write_together(self, writer: BatchWriter) -> None:
         waiting, self._tokens, self._seconds = collections.deque[WritingJob | None](), 0.0, 0.0
@@ -198,9 +200,6 @@ class Generator(GenerationThread[WritingJob]):
         return Sampler(
             settings, model.generation_config, model.device, ends=self._ends, matcher=matcher
         )
-
-    def _row(self, job: WritingJob) -> Row:
-        return Row(job, self._writer(job))
 
     def _writer(self, job: WritingJob) -> Writer:
         return Writer(self.tokenizer, job.settings, self._ends, job.on_piece)
