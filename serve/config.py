@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pydantic_core
 
-from jobs.spec.serve import EngineName, ServeSpec
+from jobs.spec.serve import AdaptersSpec, EngineName, ServeSpec
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.batching.policy import BLOCK_BATCHES, Limits
@@ -33,6 +33,8 @@ class ReplicaConfig:
     queue_tokens: int = Limits().queue_tokens
     max_context: int | None = None
     """Most tokens of a conversation with its answer; None for the version's longest row."""
+    adapters: AdaptersSpec | None = None
+    """Adapters beside the version's own, if it is one."""
     idle_wait_s: float = 0.0
     timeout_s: float = 30.0
     """Longest time for one request; a client may set a shorter one in its header."""
@@ -98,6 +100,7 @@ def configure(
         batch_rows=spec.batching.max_batch_size,
         queue_tokens=spec.limits.queue_tokens,
         max_context=spec.max_context,
+        adapters=spec.adapters,
         idle_wait_s=spec.batching.max_wait.total_seconds(),
         timeout_s=spec.limits.timeout.total_seconds(),
         fronts=None if spec.fronts == "auto" else spec.fronts,

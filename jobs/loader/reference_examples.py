@@ -204,6 +204,18 @@ serve:
   autoscaling: {target_ongoing_requests: 16, upscale_delay: 5s, downscale_delay: 10m}
 """,
     ),
+    "serve.adapters": (
+        """\
+model:
+  base: HuggingFaceTB/SmolLM2-360M-Instruct
+  task: causal-lm
+  adapter: {type: lora, merge: false}
+data: {train: {path: train.jsonl}, eval: {path: eval.jsonl}, messages: messages}
+serve:
+  route: /support
+  adapters: {slots: 4, rank: 32, models: ["sales-*"]}
+""",
+    ),
     "serve.batching": (
         """\
 serve:

@@ -92,11 +92,15 @@ def columns_match_task(spec: JobSpec) -> Iterator[Violation]:
 
 
 def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
-    """An endpoint loads one folder, so an adapter is merged into its base first."""
-    adapter = spec.model.adapter
-    if spec.serve is not None and adapter is not None and not adapter.merge:
-        message = "an endpoint serves whole models; set model.adapter.merge to true"
+    """Most endpoints load one folder, so an adapter is merged into its base first."""
+    adapter, takes = spec.model.adapter, "adapters" in spec.task.serve_fields
+    is_alone = adapter is not None and not adapter.merge
+    if spec.serve is not None and is_alone and not takes:
+        message = f"an endpoint of {spec.task.name} serves whole models; set merge to true"
         yield Violation(("model", "adapter"), message)
+    if spec.serve is not None and spec.serve.adapters is not None and not is_alone:
+        message = "serves what is not merged; remove it, or set model.adapter.merge to false"
+        yield Violation(("serve", "adapters"), message)
 
 
 def sources_can_be_read(spec: JobSpec) -> Iterator[Violation]:

@@ -180,6 +180,19 @@ class AuthSpec(SpecModel):
         return self
 
 
+class AdaptersSpec(SpecModel):
+    """Adapters that one replica of their base answers with."""
+
+    slots: Annotated[int, Field(ge=1, le=256)] = 8
+    """Adapters in the device's memory at once; others wait until no answer needs one of these."""
+    rank: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Greatest rank of an adapter; left out, that of the version which is deployed. Each token is
+    multiplied with slots · rank columns in every adapted layer."""
+    models: Items[Annotated[str, Field(pattern=r"^[a-z0-9*?][a-z0-9*?-]*$")]] = ()
+    """Further published models, such as `support-*`, whose versions may be asked for; those of the
+    job's own name always may."""
+
+
 class ServeSpec(SpecModel):
     """An autoscaled HTTP endpoint on Ray Serve."""
 
@@ -214,6 +227,9 @@ class ServeSpec(SpecModel):
     max_context: Annotated[int, Field(ge=2, le=100_000_000)] | None = None
     """Most tokens of a conversation with its answer, for causal-lm and preference, up to what the
     model has positions for; left out, `data.max_length` of the job that trained it."""
+    adapters: AdaptersSpec | None = None
+    """Adapters of language models, published with `model.adapter.merge: false`, that share a base:
+    requests name them as `model: name@version`. They are read when they are first asked for."""
     limits: LimitsSpec = LimitsSpec()
     """Limits beyond which requests are refused."""
     slo: SloSpec | None = None

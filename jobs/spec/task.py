@@ -14,7 +14,9 @@ from jobs.spec.base import SpecModel
 from jobs.spec.row_form import RowForm
 
 Goal = Literal["max", "min"]
-ServeField = Literal["engine", "grpc", "fronts", "max_context", "slo.p95_ttft", "slo.p95_tpot"]
+ServeField = Literal[
+    "adapters", "engine", "grpc", "fronts", "max_context", "slo.p95_ttft", "slo.p95_tpot"
+]
 Activation = Literal["softmax", "sigmoid", "identity", "vector", "token-softmax", "token-loss"]
 """What turns a model's logits into the scores that are kept beside it: a function of the logits of
 a row, the softmax of the logits of each token, or the mean loss of the tokens that are trained. A

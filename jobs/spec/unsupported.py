@@ -11,6 +11,7 @@ USES: dict[ServeField, Callable[[ServeSpec], bool]] = {
     "engine": lambda serve: serve.engine != "auto",
     "grpc": lambda serve: serve.grpc,
     "fronts": lambda serve: serve.fronts not in ("auto", 0),
+    "adapters": lambda serve: serve.adapters is not None,
     "max_context": lambda serve: serve.max_context is not None,
     "slo.p95_ttft": lambda serve: serve.slo is not None and serve.slo.p95_ttft is not None,
     "slo.p95_tpot": lambda serve: serve.slo is not None and serve.slo.p95_tpot is not None,

@@ -183,6 +183,23 @@ def every(storage: Storage) -> tuple[tuple[ModelVersion, datetime], ...]:
     return tuple(sorted(versions, key=lambda pair: pair[1], reverse=True))
 
 
+def adapters_of(storage: Storage, name: str, identity: str) -> list[str]:
+    """Returns the published adapters, as name@id, that are of no use without a version."""
+    base, found = f"{REGISTRY_SCHEME}{name}@{identity}", []
+    for model in storage.objects.children("models"):
+        for each in storage.objects.children(f"models/{model}"):
+            key = f"models/{model}/{each}"
+            stored = storage.objects.read(f"{key}/{manifest.MANIFEST}")
+            try:
+                details = manifest.parse(stored.content, key) if stored else {}
+            except CheckpointError:
+                continue
+            lora = details.get("job", {}).get("model", {}).get("adapter")
+            if details.get("base") == base and lora and not lora.get("merge"):
+                found.append(f"{model}@{each}")
+    return found
+
+
 def _latest(storage: Storage, name: str) -> str:
     moves = aliases.history(storage.objects, name, LATEST)
     if not moves:

@@ -44,7 +44,8 @@ def check_unused(storage: Storage, name: str, identity: str, serving: Sequence[s
     """Check that a version may be deleted; `serving` has the ids that the cluster serves now.
 
     Raises:
-        RunError: if the version does not exist, is served, or an alias names it.
+        RunError: if the version does not exist, is served, an alias names it, or a published
+            adapter has it as its base.
     """
     if not registry.exists(storage, name, identity):
         raise RunError(f"{name} has no version {identity!r} in {storage}")
@@ -56,6 +57,11 @@ def check_unused(storage: Storage, name: str, identity: str, serving: Sequence[s
     reason = use_of(name, identity, serving, [a for a, v in named.items() if v == identity])
     if reason:
         raise RunError(reason)
+    adapters = registry.adapters_of(storage, name, identity)
+    if adapters:
+        raise RunError(
+            f"{name}@{identity} is the base of the adapter {adapters[0]}; delete that first"
+        )
 
 
 def use_of(

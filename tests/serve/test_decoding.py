@@ -57,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(tiny.save(place, "llama", DECODER, initializer_range=0.2))
 
 
-def cached(model: Any, *, rows: int, longest: int) -> tuple[Any, str]:
+def cached(model: Any, *, rows: int, longest: int, adapters: Any) -> tuple[Any, str]:
     """What a GPU chooses, without graphs."""
-    options: dict[str, Any] = {"captures": False, "room": 20_000}
+    options: dict[str, Any] = {"captures": False, "room": 20_000, "adapters": adapters}
     return choice.cached_batch(model, rows=rows, longest=longest, **options), ""
 
 

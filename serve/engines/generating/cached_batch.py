@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from serve.engines.generating.adapters import NONE, HeldAdapter, name_of, slot_of
 from serve.engines.generating.prefixes import LEAST, Ids, Prefixes, common
 from serve.engines.generating.spans import Spans
 from serve.engines.generating.token_batch import CacheTooSmallError, Prompt
@@ -30,6 +31,8 @@ class _Row:
     size: int
     """Places that it has taken."""
     used: int
+    slot: int
+    """Of its adapter."""
 
 
 class CachedBatch:
@@ -55,7 +58,9 @@ class CachedBatch:
         self._spans, self._prefixes = Spans(UNUSED, UNUSED + self._spans.size), Prefixes()
         self._rows, self._begun, self.graphs.step_inputs.is_stale = [], 0, True
 
-    def begin(self, ids: Sequence[int], most_tokens: int) -> Prompt | None:
+    def begin(
+        self, ids: Sequence[int], most_tokens: int, adapter: HeldAdapter | None = None
+    ) -> Prompt | None:
         """Gives a prompt its places; None while there is no room.
 
         Raises:
@@ -67,15 +72,15 @@ class CachedBatch:
             return None
         if most_tokens > self._spans.largest:
             return None
-        start, known = self._prefixes.longest(ids)
+        start, known = self._prefixes.longest(ids, name_of(adapter))
         goes_on = known and 2 * known > self._prefixes.size(start)  # not only a common beginning
         if goes_on and self._spans.take_at(start, most_tokens):
-            prompt = Prompt(ids, most_tokens, start)
+            prompt = Prompt(ids, most_tokens, adapter, start)
             prompt.read = prompt.taken_over = known
         else:
             free = self._spans.take(most_tokens)
             assert free is not None
-            prompt = Prompt(ids, most_tokens, free)
+            prompt = Prompt(ids, most_tokens, adapter, free)
         self._prefixes.forget(prompt.start, most_tokens)
         self._begun += 1
         return prompt
@@ -103,24 +108,30 @@ class CachedBatch:
         # only the last piece may end within its prompt; another graph may overwrite the logits
         logits = graph.logits[: len(complete)].clone()
         for prompt in complete:
-            self._prefixes.remember(prompt.ids, prompt.start)
-            self._rows.append(_Row(prompt.start, prompt.most_tokens, prompt.read))
+            self._prefixes.remember(prompt.ids, prompt.start, name_of(prompt.adapter))
+            slot = slot_of(prompt.adapter)
+            self._rows.append(_Row(prompt.start, prompt.most_tokens, prompt.read, slot))
         self._begun -= len(complete)
         self.graphs.step_inputs.is_stale |= bool(complete)
         return complete, logits
 
     def _pieces(self, prompts: Sequence[Prompt]) -> list[tuple[Prompt, int]]:
         """Returns the prompts that are read next, with the number of their tokens."""
-        left, pieces, begun = READ_TOKENS[-1], list[tuple[Prompt, int]](), list[Ids]()
+        left, pieces = READ_TOKENS[-1], list[tuple[Prompt, int]]()
+        begun = list[tuple[Ids, HeldAdapter | None]]()
         for prompt in prompts:
             ids = np.asarray(prompt.ids, dtype=np.int64)
             if not prompt.is_being_read:
                 self._take_over(prompt)
                 # the last token is always read
-                if any(common(ids[:-1], other) > max(LEAST, prompt.read) for other in begun):
+                if any(
+                    common(ids[:-1], other) > max(LEAST, prompt.read)
+                    for other, adapter in begun
+                    if adapter == prompt.adapter
+                ):
                     continue
             prompt.is_being_read = True
-            begun.append(ids)
+            begun.append((ids, prompt.adapter))
             pieces.append((prompt, min(left, len(ids) - prompt.read)))
             left -= pieces[-1][1]
             if not left or len(pieces) == READ_ROWS:
@@ -129,7 +140,7 @@ class CachedBatch:
 
     def _take_over(self, prompt: Prompt) -> None:
         """Copies the beginning of a prompt, if another has more of it in the cache."""
-        start, count = self._prefixes.longest(prompt.ids)
+        start, count = self._prefixes.longest(prompt.ids, name_of(prompt.adapter))
         if count <= prompt.read:
             return
         known, own = slice(start, start + count), slice(prompt.start, prompt.start + count)
@@ -171,6 +182,7 @@ class CachedBatch:
             starts=starts,
             used=[count + 1 for count in used],
             live=[1] * len(self._rows) + [0] * unused,
+            slots=[row.slot for row in self._rows] + [NONE] * unused,
         )
         inputs.is_stale = False
 
@@ -180,13 +192,14 @@ def _packed(pieces: Sequence[tuple[Prompt, int]], tokens: int) -> dict[str, list
 
     What is left of `tokens` is a row of its own, which writes into no other.
     """
-    ids, positions, places = list[int](), list[int](), list[int]()
+    ids, positions, places, slots = list[int](), list[int](), list[int](), list[int]()
     ends, starts, used, last = [0], list[int](), list[int](), list[int]()
     for prompt, count in pieces:
         behind = prompt.read + count
         ids += prompt.ids[prompt.read : behind]
         positions += range(prompt.read, behind)
         places += range(prompt.start + prompt.read, prompt.start + behind)
+        slots += [slot_of(prompt.adapter)] * count
         ends.append(len(ids))
         starts.append(prompt.start)
         used.append(behind)
@@ -198,6 +211,7 @@ def _packed(pieces: Sequence[tuple[Prompt, int]], tokens: int) -> dict[str, list
         "ids": ids + [0] * left,
         "positions": positions + [0] * left,  # the model may not have more
         "places": places + list(range(left)),
+        "slots": slots + [NONE] * left,
         "ends": ends + [tokens] * lacking,
         "starts": starts + [0] * (lacking + 1),
         "used": used + [left] + [0] * (lacking - 1),

@@ -1,6 +1,7 @@
 """Which batch writes the answers of a language model: the fastest whose rows are the model's."""
 
 import gc
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from jobs.errors import first_line
 from jobs.training.proofs import window_of
 from serve.engines.generating import cache_attention
+from serve.engines.generating.adapters import AdapterSlots, HeldAdapter, slot_of
 from serve.engines.generating.cached_batch import CachedBatch
 from serve.engines.generating.padded_batch import PaddedBatch
 from serve.engines.generating.token_batch import Prompt, TokenBatch
@@ -38,7 +40,9 @@ WIDEST_WINDOW = 8192
 
 
 @torch.inference_mode()
-def choose(model: Any, *, rows: int, longest: int) -> tuple[TokenBatch | None, str]:
+def choose(
+    model: Any, *, rows: int, longest: int, adapters: AdapterSlots | None = None
+) -> tuple[TokenBatch | None, str]:
     """Returns the batch that writes a model's answers, and why it is not the fastest kind.
 
     The reason is empty for the fastest kind of the model's device. There is no batch for a model
@@ -48,22 +52,23 @@ def choose(model: Any, *, rows: int, longest: int) -> tuple[TokenBatch | None, s
         model: A causal model of transformers, on its device.
         rows: Most answers that are written together.
         longest: Most tokens of a conversation with its answer.
+        adapters: Those of the model's layers.
     """
-    reason = reason_for_one_by_one(model)
+    reason = reason_for_one_by_one(model, adapters)
     if reason:
         return None, reason
     if model.device.type != "cuda" or model.dtype not in (torch.bfloat16, torch.float16):
-        return PaddedBatch(model, padded_room(model)), ""
+        return PaddedBatch(model, padded_room(model), adapters), ""
     reasons = list[str]()
     for compiles in (True, False):
-        batch, reason = _captured(model, rows, longest, compiles=compiles)
+        batch, reason = _captured(model, rows, longest, adapters, compiles=compiles)
         if batch is not None:
             return batch, "; ".join(reasons)
         reasons.append(reason)
-    return PaddedBatch(model, padded_room(model)), "; ".join(reasons)
+    return PaddedBatch(model, padded_room(model), adapters), "; ".join(reasons)
 
 
-def reason_for_one_by_one(model: Any) -> str:
+def reason_for_one_by_one(model: Any, adapters: AdapterSlots | None = None) -> str:
     """Returns why a model's rows may not join, leave and be written together; empty if they may.
 
     Logits of random tokens in a batch must be those of each row alone, without a cache. Models
@@ -76,23 +81,23 @@ def reason_for_one_by_one(model: Any) -> str:
     if getattr(config, "attention_chunk_size", None):
         return "its attention is in chunks, which begin elsewhere in rows that are filled"
     try:
-        right = is_right(model, PaddedBatch(model, 2 * TRIED_ROOM))
+        right = is_right(model, PaddedBatch(model, 2 * TRIED_ROOM, adapters), adapters)
     except Exception as error:  # noqa: BLE001 - a model with another kind of cache, or no memory
         return f"its rows cannot share a cache: {first_line(error)}"
     return "" if right else "its rows change each other in a batch"
 
 
 def _captured(
-    model: Any, rows: int, longest: int, *, compiles: bool
+    model: Any, rows: int, longest: int, adapters: AdapterSlots | None, *, compiles: bool
 ) -> tuple[CachedBatch | None, str]:
     """Returns a batch of captured graphs, of compiled layers or others, or why there is none."""
     how = "compiled and captured" if compiles else "captured"
     batch: CachedBatch | None = None
     try:
-        batch = cached_batch(model, rows=rows, longest=longest, captures=True)
+        batch = cached_batch(model, rows=rows, longest=longest, captures=True, adapters=adapters)
         if compiles:  # not before its layers are measured, which would compile them twice
             compile_layers(model)
-        if is_right(model, batch):
+        if is_right(model, batch, adapters):
             batch.clear()
             batch.graphs.warm(rows)
             return batch, ""
@@ -110,7 +115,13 @@ def _captured(
 
 @torch.inference_mode()
 def cached_batch(
-    model: Any, *, rows: int, longest: int, captures: bool, room: int | None = None
+    model: Any,
+    *,
+    rows: int,
+    longest: int,
+    captures: bool,
+    room: int | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> CachedBatch:
     """Returns a batch of rows with places of their own; the model then attends to them alone.
 
@@ -132,7 +143,7 @@ def cached_batch(
         fitting = SHARE_OF_MEMORY * free_memory(model.device) / (each * model.dtype.itemsize)
         room = max(TRIED_ROOM, min(int(fitting), rows * longest))
     model.set_attn_implementation(cache_attention.CACHED)
-    graphs = TokenGraphs(model, shapes, room, captures=captures, most=longest)
+    graphs = TokenGraphs(model, shapes, room, captures=captures, most=longest, adapters=adapters)
     return CachedBatch(graphs, room)
 
 
@@ -156,18 +167,22 @@ def _ropes(config: Any) -> list[Mapping[str, Any]]:
 
 
 @torch.inference_mode()
-def is_right(model: Any, batch: TokenBatch) -> bool:
-    """Returns whether logits of rows that join, leave and grow are those of each row alone."""
+def is_right(model: Any, batch: TokenBatch, adapters: AdapterSlots | None = None) -> bool:
+    """Returns whether logits of rows that join, leave and grow are those of each row alone.
+
+    Rows take turns with the adapters in memory, and with none.
+    """
+    turns = itertools.cycle([*(adapters.loaded if adapters else ()), None])
     draw = torch.Generator().manual_seed(0)
     most = model.get_input_embeddings().weight.shape[0]
 
     def drawn(count: int) -> list[int]:
         return [int(token) for token in torch.randint(most, (count,), generator=draw)]
 
-    rows = list[list[int]]()
+    rows = list[tuple[list[int], HeldAdapter | None]]()
     for lengths in TRIED:
-        prompts = [drawn(length) for length in lengths]
-        _read_whole(batch, [_begun(batch, ids) for ids in prompts])
+        prompts = [(drawn(length), next(turns)) for length in lengths]
+        _read_whole(batch, [_begun(batch, ids, adapter) for ids, adapter in prompts])
         rows += prompts
         if len(rows) > 2:  # the second one leaves
             kept = [place for place in range(len(rows)) if place != 1]
@@ -176,15 +191,18 @@ def is_right(model: Any, batch: TokenBatch) -> bool:
         logits = torch.empty(0)
         for _ in range(2):
             tokens = drawn(len(rows))
-            rows = [[*ids, token] for ids, token in zip(rows, tokens, strict=True)]
+            rows = [([*ids, token], own) for (ids, own), token in zip(rows, tokens, strict=True)]
             logits = batch.step(torch.tensor(tokens, device=model.device))
-        if not all(_is_near(model, ids, found) for ids, found in zip(rows, logits, strict=True)):
-            return False
+        for (ids, own), found in zip(rows, logits, strict=True):
+            if adapters is not None:
+                adapters.select(torch.tensor([[slot_of(own)]], device=model.device))
+            if not _is_near(model, ids, found):
+                return False
     return True
 
 
-def _begun(batch: TokenBatch, ids: Sequence[int]) -> Prompt:
-    prompt = batch.begin(ids, TRIED_TOKENS)
+def _begun(batch: TokenBatch, ids: Sequence[int], adapter: HeldAdapter | None = None) -> Prompt:
+    prompt = batch.begin(ids, TRIED_TOKENS, adapter)
     assert prompt is not None
     return prompt
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from serve.engines.generating.adapters import AdapterSlots, HeldAdapter, slot_of
 from serve.engines.generating.token_batch import Prompt
 
 SLACK = 64
@@ -24,9 +25,12 @@ class PaddedBatch:
 
     name, looks_ahead = "torch", False
 
-    def __init__(self, model: Any, room: int) -> None:
-        """Args: a causal model of transformers, and the tokens of all rows that the cache holds."""
-        self._model, self._room = model, room
+    def __init__(self, model: Any, room: int, adapters: AdapterSlots | None = None) -> None:
+        """Args: a causal model of transformers, and the tokens of all rows that the cache holds.
+
+        `adapters` are those of the model's layers.
+        """
+        self._model, self._room, self._adapters = model, room, adapters
         self._takes = inspect.signature(model.forward).parameters
         self.clear()
 
@@ -36,6 +40,8 @@ class PaddedBatch:
         self._cache = transformers.DynamicCache()
         self._mask = torch.zeros(0, 0, dtype=torch.int64, device=self._model.device)
         self._most: list[int] = []
+        self._slots: list[int] = []
+        """Slot of each row's adapter."""
 
     @property
     def rows(self) -> int:
@@ -67,11 +73,13 @@ class PaddedBatch:
         """Returns the places of rows with so many tokens at most."""
         return len(rows) * (max(rows, default=0) + SLACK)
 
-    def begin(self, ids: Sequence[int], most_tokens: int) -> Prompt | None:
+    def begin(
+        self, ids: Sequence[int], most_tokens: int, adapter: HeldAdapter | None = None
+    ) -> Prompt | None:
         """Gives a prompt its place; None while there is no room. Alone, any prompt has room."""
         if self._held and self._tokens([*self._held, most_tokens]) > self._room:
             return None
-        self._begun.append(Prompt(ids, most_tokens))
+        self._begun.append(Prompt(ids, most_tokens, adapter))
         return self._begun[-1]
 
     def drop(self, prompts: Sequence[Prompt]) -> None:
@@ -87,22 +95,22 @@ class PaddedBatch:
                 break
             count += 1
         first = list(prompts[:count])
-        logits = self._join([prompt.ids for prompt in first])
+        logits = self._join([prompt.ids for prompt in first], [slot_of(p.adapter) for p in first])
         self._most += [prompt.most_tokens for prompt in first]
         for prompt in first:
             prompt.read = len(prompt.ids)
         self.drop(first)
         return first, logits
 
-    def _join(self, prompts: Sequence[Sequence[int]]) -> torch.Tensor:
+    def _join(self, prompts: Sequence[Sequence[int]], slots: Sequence[int]) -> torch.Tensor:
         """Adds rows; returns the logits of the token behind each, (prompts, vocabulary)."""
         width, device = max(map(len, prompts)), self._model.device
         filled = [[*[0] * (width - len(ids)), *ids] for ids in prompts]
         known = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         mask, cache = torch.tensor(known, device=device), transformers.DynamicCache()
-        logits = self._run(torch.tensor(filled, device=device), mask, cache)
+        logits = self._run(torch.tensor(filled, device=device), mask, cache, slots)
         if not self.rows:
-            self._mask, self._cache = mask, cache
+            self._mask, self._cache, self._slots = mask, cache, list(slots)
             return logits
         lacking = mask.shape[1] - self.width
         pairs = list(zip(self._cache.layers, cache.layers, strict=True))
@@ -116,12 +124,13 @@ class PaddedBatch:
         self._mask = _joined(self._mask, mask, lacking, dim=1)
         for (own, _), (keys, values) in zip(pairs, joined, strict=True):  # nothing here can fail
             own.keys, own.values = keys, values
+        self._slots += slots
         return logits
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Adds a token to each row; see `TokenBatch`."""
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
-        return self._run(tokens[:, None], self._mask, self._cache)
+        return self._run(tokens[:, None], self._mask, self._cache, self._slots)
 
     def keep(self, places: Sequence[int]) -> None:
         """Keeps these rows alone, in this order."""
@@ -133,6 +142,7 @@ class PaddedBatch:
         if list(places) == list(range(self.rows)):
             return
         self._most = [self._most[place] for place in places]
+        self._slots = [self._slots[place] for place in places]
         index = torch.tensor(places, device=self._mask.device)
         self._mask = self._mask.index_select(0, index)
         empty = int(self._mask.argmax(dim=1).min())
@@ -142,7 +152,11 @@ class PaddedBatch:
             layer.keys = layer.keys.index_select(0, index)[:, :, first:]
             layer.values = layer.values.index_select(0, index)[:, :, first:]
 
-    def _run(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+    def _run(
+        self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, slots: Sequence[int]
+    ) -> torch.Tensor:
+        if self._adapters is not None:
+            self._adapters.select(torch.tensor(slots, device=ids.device)[:, None])
         given: dict[str, Any] = {"attention_mask": mask, "past_key_values": cache}
         if "position_ids" in self._takes:
             places = (mask.cumsum(dim=1) - 1).clamp(min=0)

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from serve.engines.generating.adapters import HeldAdapter
+
 
 class CacheTooSmallError(Exception):
     """A text that the key-value cache could not hold if it were alone."""
@@ -21,6 +23,7 @@ class Prompt:
     ids: Sequence[int]
     most_tokens: int
     """Tokens of the prompt, and most tokens behind it."""
+    adapter: HeldAdapter | None = None
     start: int = 0
     """First place in the cache, where rows have places of their own."""
     read: int = field(default=0, init=False)
@@ -47,8 +50,12 @@ class TokenBatch(Protocol):
         """Share of the cache that the rows may fill."""
         ...
 
-    def begin(self, ids: Sequence[int], most_tokens: int) -> Prompt | None:
+    def begin(
+        self, ids: Sequence[int], most_tokens: int, adapter: HeldAdapter | None = None
+    ) -> Prompt | None:
         """Gives a prompt its place; None while there is no room.
+
+        Its row is computed with the adapter, if it has one.
 
         Raises:
             CacheTooSmallError: if there never is.

@@ -11,6 +11,7 @@ import torch
 from jobs.training.engine.capture import HostConstants, compiled
 from jobs.training.model.parallel import repeated_layers
 from serve.engines.generating import cache_attention
+from serve.engines.generating.adapters import AdapterSlots
 from serve.engines.generating.cache_attention import CachedTokens, LayerShape
 
 STEP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -32,6 +33,8 @@ class Inputs:
     ids: torch.Tensor
     positions: torch.Tensor
     places: torch.Tensor
+    slots: torch.Tensor
+    """Of the adapter of each token."""
     last: torch.Tensor
     """Tokens whose logits are asked for."""
     ends: torch.Tensor
@@ -48,13 +51,13 @@ class Inputs:
         wide, narrow = (
             [torch.zeros(size, dtype=dtype, device=device) for size in sizes]
             for dtype, sizes in (
-                (torch.int64, (tokens, tokens, tokens, asked, rows)),
+                (torch.int64, (tokens, tokens, tokens, tokens, asked, rows)),
                 (torch.int32, (rows + 1, rows + 1, rows)),
             )
         )
-        ids, positions, places, last, live = wide
+        ids, positions, places, slots, last, live = wide
         ends, starts, used = narrow
-        return cls(ids, positions, places, last, ends, starts, used, live)
+        return cls(ids, positions, places, slots, last, ends, starts, used, live)
 
     def fill(self, **values: Sequence[int]) -> None:
         """Writes numbers; the device does it in its own order."""
@@ -79,14 +82,22 @@ class TokenGraphs:
     """Graphs of a model whose rows have places of their own in the cache of each layer."""
 
     def __init__(
-        self, model: Any, shapes: dict[int, LayerShape], room: int, *, captures: bool, most: int
+        self,
+        model: Any,
+        shapes: dict[int, LayerShape],
+        room: int,
+        *,
+        captures: bool,
+        most: int,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Args: a causal model that attends by `cache_attention`, and its layers' shapes.
 
         `room` is the number of tokens that the cache holds behind the unused places, `most` that
-        of a row. With `captures`, graphs are captured; else the same runs eagerly.
+        of a row. With `captures`, graphs are captured; else the same runs eagerly. `adapters` are
+        those of the model's layers.
         """
-        self._model, self._captures, self._most = model, captures, most
+        self._model, self._captures, self._most, self._adapters = model, captures, most, adapters
         self._device: torch.device = model.device
         self._takes = inspect.signature(model.forward).parameters
         self.caches = {
@@ -133,7 +144,7 @@ class TokenGraphs:
             most=1,
             longest=self._most,
         )
-        logits = self._forward(inputs.ids[first], inputs.positions[first], tokens, None)
+        logits = self._forward(inputs, first, tokens, None)
         for counted in (inputs.positions, inputs.places, inputs.used):
             counted[first].add_(inputs.live[first])
         if self._logits is None:  # not while a graph is captured, because warm-ups come first
@@ -158,22 +169,20 @@ class TokenGraphs:
             most=len(inputs.ids),
             longest=self._most,
         )
-        return self._forward(inputs.ids, inputs.positions, tokens, inputs.last)
+        return self._forward(inputs, slice(None), tokens, inputs.last)
 
     def _forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        tokens: CachedTokens,
-        last: torch.Tensor | None,
+        self, inputs: Inputs, own: slice, tokens: CachedTokens, last: torch.Tensor | None
     ) -> torch.Tensor:
-        """Returns the logits of `last` tokens, or of all, in fp32."""
+        """Returns the logits of `last` tokens, or of all, in fp32; `own` are the inputs' tokens."""
+        if self._adapters is not None:
+            self._adapters.select(inputs.slots[own][None])
         given: dict[str, Any] = {cache_attention.ARGUMENT: tokens, "use_cache": False}
         is_chosen = last is not None and "logits_to_keep" in self._takes
         if is_chosen:
             given["logits_to_keep"] = last
         found: torch.Tensor = self._model(
-            input_ids=ids[None], position_ids=positions[None], **given
+            input_ids=inputs.ids[own][None], position_ids=inputs.positions[own][None], **given
         ).logits[0]
         return (found if is_chosen or last is None else found[last]).float()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from serve.batching.client import DeadlineError
+from serve.engines.generating.adapters import AdapterSlots
 from serve.engines.generating.token_batch import Prompt, TokenBatch
 from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.writing import Row, WritingJob
@@ -26,13 +27,15 @@ class BatchWriter:
         begin: Callable[[WritingJob], Row],
         end: Callable[..., None],
         held: Callable[[], contextlib.AbstractContextManager[None]],
+        adapters: AdapterSlots | None = None,
     ) -> None:
         """Args: the batch, what makes a job's row, and what ends a job, with an error or without.
 
         `end` is called once for each job that was taken. The pieces of a step are written inside of
-        `held`.
+        `held`. `adapters` are those of the model's layers.
         """
-        self._batch, self._row_of, self._end, self._held = batch, begin, end, held
+        self._batch, self._row_of, self._held = batch, begin, held
+        self._report, self._adapters = end, adapters
         self._rows: list[Row] = []
         self._logits = torch.empty(0)
         """Of the next token of each row, on the model's device."""
@@ -67,7 +70,7 @@ class BatchWriter:
                 if self.count >= most and self.count:
                     return
                 try:
-                    prompt = self._batch.begin(job.ids, job.most_tokens)
+                    prompt = self._begin(job)
                 except Exception as error:  # noqa: BLE001 - such as of a text that never fits
                     self._end(job, error)
                 else:
@@ -78,6 +81,26 @@ class BatchWriter:
             else:
                 self._end_waiting(job)
             waiting.popleft()
+
+    def _begin(self, job: WritingJob) -> Prompt | None:
+        """Gives a job its adapter and its place; None while one of them is not free."""
+        if self._adapters is not None and job.adapter is not None:
+            job.held = self._adapters.hold(job.adapter)
+            if job.held is None:
+                return None
+        prompt = self._batch.begin(job.ids, job.most_tokens, job.held)
+        if prompt is None:
+            self._release(job)
+        return prompt
+
+    def _release(self, job: WritingJob) -> None:
+        if self._adapters is not None and job.held is not None:
+            self._adapters.release(job.held)
+            job.held = None
+
+    def _end(self, job: WritingJob, error: Exception | None = None) -> None:
+        self._release(job)
+        self._report(job, error)
 
     def advance(self) -> int:
         """Adds a token to each row, and reads the next tokens of prompts; returns their number.

@@ -33,12 +33,12 @@ router = fastapi.APIRouter()
 async def continue_text(body: CompletionRequest, request: fastapi.Request) -> Any:
     """Continues a text, complete or as a stream of events."""
     handler = cast("ChatHandler", app.require_handler())
-    handler.check_model(body.model)
+    named = await handler.named(body.model)
     prompts = await handler.prompts.beginnings(body)
     tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
-    pieces = handler.write(prompts, body, app.timeout(request))
-    reply = _Reply(handler.config.version.name, tokens)
-    headers = {"x-model-version": handler.config.version.id}
+    pieces = handler.write(prompts, body, app.timeout(request), named=named)
+    reply = _Reply(named.model, tokens)
+    headers = {"x-model-version": named.version}
     return await replies.send(request, body, reply, pieces, prompts=prompts, headers=headers)
 
 

@@ -9,13 +9,17 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from jobs.errors import first_line
+from jobs.training.config import Device
 from serve.batching.client import DeadlineError
-from serve.engines.generating import choice
+from serve.engines.generating import adapters, choice
+from serve.engines.generating.adapters import Adapted, Adapter, AdapterSlots
 from serve.tasks.causal_lm import one_by_one, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.batch_writer import BatchWriter
@@ -26,6 +30,8 @@ from serve.tasks.causal_lm.writing import Row, WritingJob
 from serve.tasks.generating.thread import GenerationThread
 
 LOG = logging.getLogger(__name__)
+
+
 UNBOUNDED = 2**31
 """Positions of models that need none."""
 FADING = 0.99
@@ -45,16 +51,38 @@ class Generator(GenerationThread[WritingJob]):
     """Share of the cache that the answers which are being written may fill."""
 
     def __init__(
-        self, *args: Any, batch_rows: int = 64, longest: int | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        batch_rows: int = 64,
+        longest: int | None = None,
+        adapted: Adapted | None = None,
+        **kwargs: Any,
     ) -> None:
         """Args: those of `GenerationThread`; `batch_rows` answers are written together at most.
 
         `longest` is the most tokens of a conversation with its answer, by default the positions.
+        With `adapted`, the folder holds an adapter of that base.
+
+        Raises:
+            UnsuitableAdapterError: if the base cannot take the adapter.
         """
+        self._adapted = adapted
+        self.slots: AdapterSlots | None = None
         self.batch_rows, self._asked, self._post = batch_rows, longest, Post()
         self._has_chosen = threading.Event()
         super().__init__(*args, **kwargs)
         self._has_chosen.wait()  # compiling and capturing take up to half a minute
+
+    def _loaded(
+        self, folder: Path | str, auto_class: str, device: Device, dtype: torch.dtype
+    ) -> Any:
+        if self._adapted is None:
+            return super()._loaded(folder, auto_class, device, dtype)
+        model = super()._loaded(self._adapted.base, auto_class, device, dtype)
+        if (Path(folder) / transformers.utils.GENERATION_CONFIG_NAME).exists():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        self.slots = AdapterSlots(model, self._adapted)
+        return model
 
     @property
     def _longest(self) -> int:
@@ -112,7 +140,11 @@ class Generator(GenerationThread[WritingJob]):
             raise DeadlineError from None
 
     async def write(
-        self, ids: list[int], settings: Settings, timeout_s: float
+        self,
+        ids: list[int],
+        settings: Settings,
+        timeout_s: float,
+        adapter: Adapter | None = None,
     ) -> AsyncGenerator[Piece]:
         """Yields an answer in pieces while it is generated; the last piece has a finish.
 
@@ -122,6 +154,7 @@ class Generator(GenerationThread[WritingJob]):
             ids: Token ids of the prompt.
             settings: Sampling parameters.
             timeout_s: Longest time until the answer ends.
+            adapter: One that `slots` has checked.
 
         Raises:
             QueueFullError: if the queued tokens exceed `queue_tokens`.
@@ -135,7 +168,8 @@ class Generator(GenerationThread[WritingJob]):
         def on_piece(piece: Piece | Exception) -> None:
             self._post.send(loop, pieces, piece)
 
-        job = WritingJob(time.monotonic() + timeout_s, ids, settings, sampler, on_piece)
+        deadline = time.monotonic() + timeout_s
+        job = WritingJob(deadline, ids, settings, sampler, on_piece, adapter)
         self._enqueue(job)
         try:
             while True:
@@ -155,7 +189,7 @@ class Generator(GenerationThread[WritingJob]):
             reason = sampling.unusual(self._model.generation_config)
             if not reason:
                 batch, reason = choice.choose(
-                    self._model, rows=self.batch_rows, longest=self._longest
+                    self._model, rows=self.batch_rows, longest=self._longest, adapters=self.slots
                 )
         except Exception as error:  # noqa: BLE001 - or no request would ever be answered
             reason = first_line(error)
@@ -168,7 +202,13 @@ class Generator(GenerationThread[WritingJob]):
         if reason:
             LOG.warning("%s", reason)
         self._write_together(
-            BatchWriter(batch, lambda job: Row(job, self._writer(job)), self._end, self._post.held)
+            BatchWriter(
+                batch,
+                lambda job: Row(job, self._writer(job)),
+                self._end,
+                self._post.held,
+                self.slots,
+            )
         )
 
     def _write_together(self, writer: BatchWriter) -> None:
@@ -228,9 +268,10 @@ class Generator(GenerationThread[WritingJob]):
             raise DeadlineError
         job.has_begun = True
         writer = self._writer(job)
-        one_by_one.write(
-            self._model, job.ids, job.settings, job.sampler, writer, lambda: job.is_over
-        )
+        with adapters.alone(self.slots, job.adapter):
+            one_by_one.write(
+                self._model, job.ids, job.settings, job.sampler, writer, lambda: job.is_over
+            )
         writer.finish()
         return len(job.ids) + len(writer.ids)
 

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import DeployError
+from jobs.spec.serve import AdaptersSpec
 from serve.config import ReplicaConfig
+from serve.engines.generating.adapters import Adapted, UnsuitableAdapterError
 from serve.engines.generating.token_batch import CacheTooSmallError
 from serve.http.errors import HttpError
+from serve.tasks.causal_lm import adapters
+from serve.tasks.causal_lm.adapters import AdapterLibrary, Named
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.choices import merged
 from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH
@@ -31,7 +35,9 @@ from serve.tasks.generating.handler import GenerationHandler
 class ChatHandler(GenerationHandler[Generator]):
     """Answers conversations with a language model."""
 
-    path, other_paths = PATH, (COMPLETIONS_PATH,)
+    path, other_paths, takes_adapters = PATH, (COMPLETIONS_PATH,), True
+    _library: AdapterLibrary | None = None
+    """For a version that is an adapter."""
 
     def __init__(self, config: ReplicaConfig) -> None:
         """Reads the model and starts its generator; raises CheckpointError or DeployError."""
@@ -44,6 +50,8 @@ class ChatHandler(GenerationHandler[Generator]):
             raise
         self.prompts = Prompts(self.generator, self.longest)
         self._times = TokenTimes(self.metrics.registry, self.generator)
+        own = config.version
+        self._own = Named(own.name, own.id, self._library.own if self._library else None)
 
     def _longest(self) -> int:
         asked, known = self.config.max_context, self.generator.positions
@@ -60,12 +68,22 @@ class ChatHandler(GenerationHandler[Generator]):
         self.generator.batch_rows = self.config.batch_rows
 
     def start(self, folder: Path) -> Generator:
-        """Returns the generator of the language model in a folder."""
+        """Returns the generator of the language model, or of the adapter, in a folder."""
         own = self.config
         settings = own.device, self.precision, own.threads, own.queue_tokens
         longest = own.max_context or own.version.max_length
         more: dict[str, Any] = {"batch_rows": own.batch_rows, "longest": longest}
-        return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+        if not adapters.is_adapter(folder):
+            return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+        limits = own.adapters or AdaptersSpec()
+        self._library = library = AdapterLibrary(own.version, limits.models, 2 * limits.slots)
+        rank = max(limits.rank or 0, library.own.rank)
+        more["adapted"] = Adapted(library.base, library.own, limits.slots, rank)
+        try:
+            return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+        except UnsuitableAdapterError as error:
+            message = f"{own.version.name} {own.version.id} {error}"
+            raise DeployError(f"{message}; train it with model.adapter.merge: true") from None
 
     @property
     def info(self) -> ChatInfo:
@@ -80,11 +98,26 @@ class ChatHandler(GenerationHandler[Generator]):
             max_length=self.longest,
         )
 
-    def check_model(self, name: str | None) -> None:
-        """Raises HttpError 404 if a request names another model than this one."""
-        own = self.config.version.name
-        if name not in (None, own):
-            raise HttpError(404, "not_found", f"this endpoint serves {own}", param="model")
+    async def named(self, model: str | None) -> Named:
+        """Returns the version that a request names.
+
+        Raises:
+            HttpError: 404 if it is no version that this replica can answer with, 503 if the storage
+                with adapters does not answer.
+        """
+        own = self._own
+        if model in (None, own.model):
+            return own
+        if model == f"{own.model}@{own.version}":
+            return replace(own, model=model)
+        if self._library is None or self.generator.slots is None:
+            raise HttpError(404, "not_found", f"this endpoint serves {own.model}", param="model")
+        return await self._library.named(model, self.generator.slots.check)
+
+    @property
+    def model_names(self) -> list[str]:
+        """Names that requests may give: the model's, and those of adapters that were asked for."""
+        return [self._own.model, *(self._library.names if self._library else ())]
 
     async def vocabulary(self, param: str) -> Vocabulary:
         """The model's tokens as bytes, for what a field of the request asks for.
@@ -104,6 +137,7 @@ class ChatHandler(GenerationHandler[Generator]):
         request: GenerationRequest,
         timeout_s: float,
         *,
+        named: Named,
         grammar: str | None = None,
         shows_special: bool = False,
     ) -> AsyncGenerator[tuple[int, Piece]]:
@@ -134,7 +168,7 @@ class ChatHandler(GenerationHandler[Generator]):
                     compiled = await self.generator.grammar(grammar, timeout_s)
                     wanted = [(ids, replace(each, grammar=compiled)) for ids, each in wanted]
                     timeout_s -= time.perf_counter() - begin
-                answers = [self.generator.write(*each, timeout_s) for each in wanted]
+                answers = [self.generator.write(*each, timeout_s, named.adapter) for each in wanted]
                 async with contextlib.aclosing(self._times.seen(merged(answers), begin)) as pieces:
                     written = dict[int, int]()
                     async for index, piece in pieces:

@@ -46,8 +46,8 @@ async def playground() -> fastapi.responses.HTMLResponse:
 
 @api.get("/v1/models")
 async def models() -> Models:
-    """Lists the models of this endpoint, which is one."""
-    return Models(data=[Model(id=ready().config.version.name, created=app.STARTED)])
+    """Lists the model of this endpoint, and the adapters that were asked for."""
+    return Models(data=[Model(id=name, created=app.STARTED) for name in ready().model_names])
 
 
 @api.post(
@@ -58,22 +58,23 @@ async def models() -> Models:
 async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     """Answers a conversation, complete or as a stream of events."""
     handler = ready()
-    handler.check_model(body.model)
+    named = await handler.named(body.model)
     asked = await handler.prompts.asked(body)
     tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
     pieces = handler.write(
         [asked.ids],
         body,
         app.timeout(request),
+        named=named,
         grammar=asked.grammar,
         shows_special=asked.shows_special,
     )
     reply = ChatReply(
-        handler.config.version.name,
+        named.model,
         count=body.n,
         form=asked.form,
         names=[tool.function.name for tool in body.tools],
         tokens=tokens,
     )
-    headers = {"x-model-version": handler.config.version.id}
+    headers = {"x-model-version": named.version}
     return await replies.send(request, body, reply, pieces, prompts=[asked.ids], headers=headers)

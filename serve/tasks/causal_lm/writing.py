@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from serve.batching.client import NonFiniteScoresError
+from serve.engines.generating.adapters import Adapter, HeldAdapter
 from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.sampling import Sampler
@@ -20,8 +21,11 @@ class WritingJob(Job):
     settings: Settings
     sampler: Sampler
     on_piece: Callable[[Piece | Exception], None]
+    adapter: Adapter | None = None
     has_begun: bool = field(default=False, init=False)
     """Whether it waits no more."""
+    held: HeldAdapter | None = field(default=None, init=False)
+    """Its adapter in the memory of the model's device."""
 
     @property
     def most_tokens(self) -> int:

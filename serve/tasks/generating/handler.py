@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import prometheus_client
 
@@ -31,6 +31,9 @@ class Counted:
 class GenerationHandler(Handler, Generic[GeneratorT]):
     """Answers requests with text that a model writes."""
 
+    takes_adapters: ClassVar[bool] = False
+    """Whether it serves adapters that are not merged into their base."""
+
     def __init__(self, config: ReplicaConfig) -> None:
         """Reads the model and starts its generator.
 
@@ -40,7 +43,7 @@ class GenerationHandler(Handler, Generic[GeneratorT]):
         """
         version = fetched(config.version)
         folder = Path(version.path)
-        if not (folder / "config.json").exists():
+        if not (self.takes_adapters or (folder / "config.json").exists()):
             raise DeployError(
                 f"{version.name} {version.id} is an adapter without its base model; train it with"
                 " model.adapter.merge: true to serve it"

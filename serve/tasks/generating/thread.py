@@ -64,10 +64,8 @@ class GenerationThread(abc.ABC, Generic[JobT]):
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if device == "cpu":
             torch.set_num_threads(threads)
-        model = getattr(transformers, auto_class).from_pretrained(
-            folder, use_safetensors=True, dtype=AUTOCAST.get(precision, torch.float32)
-        )
-        self._model: Any = model.to(device).eval()
+        dtype = AUTOCAST.get(precision, torch.float32)
+        model = self._model = self._loaded(folder, auto_class, device, dtype)
         ends = model.generation_config.eos_token_id
         given = ends if isinstance(ends, list) else [ends]
         self._ends = frozenset(end for end in given if end is not None)
@@ -82,6 +80,14 @@ class GenerationThread(abc.ABC, Generic[JobT]):
         self._tokens_per_s: float | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="generator")
         self._thread.start()
+
+    def _loaded(
+        self, folder: Path | str, auto_class: str, device: Device, dtype: torch.dtype
+    ) -> Any:
+        """Returns the model of a folder, or of an id on the Hub, on its device."""
+        kind: Any = getattr(transformers, auto_class)
+        model = kind.from_pretrained(folder, use_safetensors=True, dtype=dtype)
+        return model.to(device).eval()
 
     @property
     def load(self) -> Load:

@@ -461,7 +461,20 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
         (MINIMAL + "train: {eval: {metrics: [perplexity]}}\n", "'perplexity' is not a metric of"),
         (
             MINIMAL.replace("uncased}", "uncased, adapter: {type: lora}}") + "serve: {route: /a}\n",
-            "an endpoint serves whole models; set model.adapter.merge to true",
+            "an endpoint of text-classification serves whole models; set merge to true",
+        ),
+        (
+            PROMPTS + "serve: {route: /a, adapters: {slots: 2}}\n",
+            "serve.adapters: serves what is not merged; remove it",
+        ),
+        (
+            PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
+            + "serve: {route: /a, adapters: {slots: 0}}\n",
+            "serve.adapters.slots: 0 must be at least 1",
+        ),
+        (
+            MINIMAL + "serve: {route: /a, adapters: {slots: 2}}\n",
+            "serve.adapters: is not supported yet for text-classification",
         ),
         (
             PROMPTS + "serve: {route: /a, rollout: {gate: [slo, 'accuracy>=0']}}\n",

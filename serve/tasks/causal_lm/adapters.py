@@ -1,0 +1,190 @@
+"""Adapters that a replica answers with beside its own: published ones of the same base."""
+
+import asyncio
+import collections
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+
+from jobs.errors import CheckpointError, DeployError, StorageError, WinnowError
+from jobs.spec.model import REGISTRY_SCHEME
+from jobs.storage import manifest
+from jobs.storage.storage import open_storage
+from jobs.training.model import location
+from serve.engines.generating.adapters import Adapter, LowRank, UnsuitableAdapterError
+from serve.http.errors import HttpError
+from serve.version import ModelVersion
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of peft."""
+REFERENCE = re.compile(r"([a-z0-9][a-z0-9-]*)@([0-9a-f]{12})")
+"""Name of a model, and the id of a version."""
+PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+"""How peft names weights: the layer's name is between."""
+UNUSUAL = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
+"""Settings of peft whose adapters are more than a product for each layer."""
+SHARED_FILES = ("tokenizer.json", "chat_template.jinja")
+"""Files that all adapters behind one replica have in common, since it has one tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The version that a request names."""
+
+    model: str
+    """As its answers say it."""
+    version: str
+    adapter: Adapter | None = None
+
+
+class AdapterLibrary:
+    """Reads adapters, each once, and keeps those that were asked for last."""
+
+    def __init__(self, version: ModelVersion, models: Sequence[str], kept: int) -> None:
+        """Args: the replica's own version, an adapter, in a local folder.
+
+        `models` are patterns of the names of further models; `kept` adapters stay on the host.
+
+        Raises:
+            DeployError: if it is no adapter that a replica can serve.
+        """
+        self._version, self._models, self._kept = version, models, kept
+        self._folder = Path(version.path)
+        self._manifest = manifest.read(self._folder)
+        self._read = collections.OrderedDict[str, asyncio.Task[Adapter]]()
+        try:
+            self.own = read(self._folder, f"{version.name}@{version.id}")
+        except UnsuitableAdapterError as error:
+            message = (
+                f"{version.name} {version.id} {error}; train it with model.adapter.merge: true"
+            )
+            raise DeployError(message) from None
+
+    @property
+    def base(self) -> Path | str:
+        """The folder of the base's files, or its id on the Hub.
+
+        Raises:
+            DeployError: if this machine does not have it.
+        """
+        base = str(self._manifest["base"])
+        try:
+            if base.startswith(REGISTRY_SCHEME):
+                return self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
+            return location.locate(base)
+        except WinnowError as error:
+            own = f"{self._version.name} {self._version.id}"
+            raise DeployError(f"the base of the adapter {own}: {error}") from None
+
+    async def named(self, model: str, check: Callable[[Adapter], None]) -> Named:
+        """Returns the adapter `name@id`; `check` raises UnsuitableAdapterError for one of no use.
+
+        Raises:
+            HttpError: 404 if it is not published or of another base, 503 if the storage does not
+                answer.
+        """
+        found = REFERENCE.fullmatch(model)
+        if found is None or not self._is_open(found[1]):
+            raise self._unknown("write name@id, as winnow models list shows them")
+        if model not in self._read:
+            self._read[model] = asyncio.create_task(asyncio.to_thread(self._load, *found.groups()))
+        self._read.move_to_end(model)
+        while len(self._read) > self._kept:
+            self._read.popitem(last=False)
+        try:
+            adapter = await asyncio.shield(self._read[model])
+            check(adapter)
+        except StorageError:
+            self._read.pop(model, None)
+            message = "the storage with the adapters does not answer; try again later"
+            raise HttpError(503, "unavailable", message, param="model") from None
+        except (WinnowError, UnsuitableAdapterError) as error:
+            self._read.pop(model, None)  # it may be published later
+            is_unknown = isinstance(error, WinnowError)
+            reason = "it is not published here" if is_unknown else f"this adapter {error}"
+            raise self._unknown(reason) from None
+        return Named(model, found[2], adapter)
+
+    @property
+    def names(self) -> list[str]:
+        """The adapters that were read and are kept."""
+        done = [name for name, task in self._read.items() if task.done() and not task.exception()]
+        return sorted({self.own.name, *done})
+
+    def _is_open(self, name: str) -> bool:
+        patterns = (self._version.name, *self._models)
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    def _unknown(self, reason: str) -> HttpError:
+        own = self._version.name
+        message = f"this endpoint serves {own} and adapters of its base: {reason}"
+        return HttpError(404, "not_found", message, param="model")
+
+    def _load(self, name: str, identity: str) -> Adapter:
+        folder = self._folder_of(name, identity)
+        details = manifest.verify(folder)
+        self._check_shared(details)
+        return read(folder, f"{name}@{identity}")
+
+    def _check_shared(self, details: Mapping[str, Any]) -> None:
+        own = self._manifest
+        if details.get("base") != own["base"]:
+            raise UnsuitableAdapterError("has another base")
+        for name in SHARED_FILES:
+            if details["files"].get(name) != own["files"].get(name):
+                raise UnsuitableAdapterError(f"has another {name}")
+
+    def _folder_of(self, name: str, identity: str) -> Path:
+        """Returns the folder of a version in the storage of the replica's own.
+
+        Raises:
+            WinnowError: if there is none, or the storage cannot be read.
+        """
+        beside = self._folder.parent.parent / name / identity
+        if beside.is_dir():
+            return beside
+        own, key = self._version, f"models/{name}/{identity}"
+        if not own.url:
+            raise CheckpointError(f"there is no {key}")
+        storage = open_storage(own.url.removesuffix(f"/models/{own.name}/{own.id}"))
+        return storage.objects.get_folder(key)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Returns whether a version's folder holds an adapter without its base."""
+    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def read(folder: Path, name: str) -> Adapter:
+    """Reads an adapter that peft has saved.
+
+    Raises:
+        UnsuitableAdapterError: if it is more than a product of low rank for each linear layer.
+    """
+    try:
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        weights = safetensors.torch.load_file(folder / WEIGHTS)
+    except (OSError, ValueError, safetensors.SafetensorError):
+        raise UnsuitableAdapterError(f"has no readable {CONFIG} and {WEIGHTS}") from None
+    unusual = [each for each in UNUSUAL if settings.get(each)]
+    if settings.get("peft_type") != "LORA" or unusual:
+        found = ", ".join(unusual) or f"peft_type {settings.get('peft_type')}"
+        raise UnsuitableAdapterError(f"is not of plain low rank: {found}")
+    root = math.sqrt if settings.get("use_rslora") else float
+    scale = settings["lora_alpha"] / root(settings["r"])
+    layers = {}
+    for key in sorted(weights):
+        layer, _, kind = key.removeprefix(PREFIX).partition(".lora_")
+        if key != f"{PREFIX}{layer}.lora_{kind}" or f".lora_{kind}" not in (DOWN, UP):
+            raise UnsuitableAdapterError(f"is not of plain low rank: it has {key}")
+        if f".lora_{kind}" == DOWN:
+            layers[layer] = LowRank(weights[key], weights[f"{PREFIX}{layer}{UP}"].float() * scale)
+    return Adapter(name, layers)
