@@ -7,7 +7,8 @@ Builds a Llama with random weights, and asks its generator, without HTTP, from s
 once, each of whom asks again when the answer is complete: prompts of 64 tokens, answers of 128. By
 turns answers are written by the batch that a replica chooses, by the one of any device (`padded`),
 and one after the other by transformers' `generate` (`alone`). `continuous` is transformers'
-continuous batching, as it comes, of as many prompts as there are users, on a GPU.
+continuous batching, as it comes, of as many prompts as there are users, on a GPU. `adapters` is
+`together` with eight adapters of rank 16 of all linear layers, which users ask for in turn.
 Prints tokens per second, the 95th percentile of the time to the first piece, and the ratio of the
 replica's choice to `alone`.
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 import unittest.mock
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,16 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import language_models  # noqa: E402 - runs from a clone, installed or not
 from jobs.spec.train import Precision  # noqa: E402
 from serve.engines.generating import choice  # noqa: E402
+from serve.engines.generating.adapters import Adapted, Adapter, LowRank  # noqa: E402
 from serve.engines.generating.padded_batch import PaddedBatch  # noqa: E402
 from serve.tasks.causal_lm.answer import Settings  # noqa: E402
 from serve.tasks.causal_lm.generator import Generator  # noqa: E402
 
 PROMPT, ANSWER = 64, 128
 """Tokens of each prompt, and of each answer."""
-MODES = ("together", "padded", "alone", "continuous")
+MODES = ("together", "adapters", "padded", "alone", "continuous")
+SLOTS, RANK = 8, 16
+"""Adapters of the mode `adapters`, and their rank."""
 SHAPES: dict[str, dict[str, int]] = {
     "260k": {
         "hidden_size": 64,
@@ -112,9 +117,12 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
     precision: Precision = "bf16" if arguments.device == "cuda" else "fp32"
     choices: dict[str, Any] = {
         "together": choice.choose,
+        "adapters": choice.choose,
         "padded": lambda model, **_: (PaddedBatch(model, choice.padded_room(model)), ""),
         "alone": lambda *_, **__: (None, "measured"),
     }
+    known = adapters_of(folder) if how == "adapters" else []
+    adapted = Adapted(folder, known[0], SLOTS, RANK) if known else None
     with unittest.mock.patch.object(choice, "choose", choices[how]):
         made = Generator(
             folder,
@@ -124,10 +132,36 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
             arguments.threads,
             10**9,
             batch_rows=max(64, users),
+            adapted=adapted,
         )
-        found = asyncio.run(asked(made, users, arguments.seconds))
+        found = asyncio.run(asked(made, users, arguments.seconds, known))
         made.close()
     return {**found, "engine": made.engine}
+
+
+def adapters_of(folder: Path) -> list[Adapter]:
+    """Random adapters of all linear layers but the last."""
+    with torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    }
+    return [
+        Adapter(
+            f"random@{number}",
+            {
+                name: LowRank(
+                    torch.randn(RANK, each.in_features) * 0.02,
+                    torch.randn(each.out_features, RANK) * 0.02,
+                )
+                for name, each in linear.items()
+            },
+        )
+        for number in range(SLOTS)
+    ]
 
 
 def continuous(folder: Path, users: int, seconds: float) -> dict[str, Any]:
@@ -152,18 +186,20 @@ def continuous(folder: Path, users: int, seconds: float) -> dict[str, Any]:
     return {"tokens_per_s": round(tokens / (time.monotonic() - begin), 1)}
 
 
-async def asked(made: Generator, users: int, seconds: float) -> dict[str, Any]:
+async def asked(
+    made: Generator, users: int, seconds: float, known: Sequence[Adapter] = ()
+) -> dict[str, Any]:
     """Asks from all users until the time is over."""
     size, firsts, tokens = len(made.tokenizer), list[float](), [0]
     settings = Settings(ANSWER, temperature=0)
     begin = ends = 0.0
 
     async def user(number: int) -> None:
-        draw = random.Random(number)
+        draw, own = random.Random(number), known[number % len(known)] if known else None
         while time.monotonic() < ends:
             ids = [draw.randrange(1000, size) for _ in range(PROMPT)]
             sent, is_first, known = time.monotonic(), True, 0
-            async for piece in made.write(ids, settings, 600):
+            async for piece in made.write(ids, settings, 600, own):
                 if is_first:
                     firsts.append(time.monotonic() - sent)
                 is_first = False

@@ -222,6 +222,31 @@ def test_layers_that_see_all_rows_as_one_are_written_alone(tmp_path: Path) -> No
     assert found == [expected_of(place, each, [5, 6, 7, 8]) for each in (folder, None)]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_captured_steps_take_adapters_that_come_later(tmp_path: Path) -> None:
+    """A graph reads its slots anew: an adapter that was loaded after the capture is right too."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "head_dim": 64}
+    place = tiny.save(tmp_path / "base", "llama", DECODER, initializer_range=0.05, **sizes)
+    known = [
+        published_adapters.read(adapter_folder(tmp_path / f"{n}", place, n), f"a@{n}")
+        for n in range(3)
+    ]
+    model = DECODER.from_pretrained(place, dtype=torch.bfloat16).to("cuda").eval()
+    slots = AdapterSlots(model, Adapted(place, known[0], 2, RANK))
+    batch, reason = choice.choose(model, rows=8, longest=128, adapters=slots)
+    assert reason == ""
+    assert isinstance(batch, CachedBatch)
+    for each in known[1:]:
+        held = slots.hold(each)
+        assert held is not None
+        slots.release(held)
+        assert choice.is_right(model, batch, slots)
+        batch.clear()
+    assert [each.name for each in slots.loaded] == ["a@2", "a@1"]
+
+
 def test_adapters_that_mix_rows_up_are_noticed(
     base: str, known: list[Adapter], monkeypatch: pytest.MonkeyPatch
 ) -> None:

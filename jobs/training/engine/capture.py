@@ -72,15 +72,22 @@ def _written(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
 
 
 def compiled(
-    forward: Callable[..., Any], *, recomputes: bool = False, dynamic: bool | None = None
+    forward: Callable[..., Any],
+    *,
+    recomputes: bool = False,
+    dynamic: bool | None = None,
+    tunes: bool = False,
 ) -> Callable[..., Any]:
     """Returns a compiled function that stays compiled during a capture.
 
     PyTorch runs what it compiled uncompiled inside of any TorchDispatchMode. With `recomputes` the
     backward pass computes again what takes little time, such as norms and activation functions.
-    With `dynamic` shapes one compilation serves all of them, with None all but the first.
+    With `dynamic` shapes one compilation serves all of them, with None all but the first. With
+    `tunes` sizes of kernels are measured, and products of one row with a matrix are kernels of
+    their own, which read at twice the speed; compiling takes longer.
     """
-    fast = torch.compile(forward, dynamic=dynamic)
+    options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if tunes else None
+    fast = torch.compile(forward, dynamic=dynamic, options=options)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with contextlib.ExitStack() as modes:

@@ -123,6 +123,7 @@ class AdapterSlots:
         self._unused = collections.OrderedDict.fromkeys(range(slots))
         """Slots that no row holds, the one longest unused first."""
         self._load(0, settings.first)
+        self._unused.move_to_end(0)
 
     def _adapted(self, model: Any, name: str) -> AdaptedLinear:
         parent, _, own = name.rpartition(".")

@@ -217,12 +217,16 @@ class TokenGraphs:
 
 
 def compile_layers(model: Any) -> None:
-    """Compiles the model's repeated layers."""
-    for layer in repeated_layers(model):
-        layer.forward = compiled(layer.forward, dynamic=True)
+    """Compiles the model's repeated layers, and its output layer."""
+    for layer in _compilable(model):
+        layer.forward = compiled(layer.forward, dynamic=True, tunes=True)
 
 
 def uncompile_layers(model: Any) -> None:
     """Undoes `compile_layers`, if the layers are compiled."""
-    for layer in repeated_layers(model):
+    for layer in _compilable(model):
         vars(layer).pop("forward", None)
+
+
+def _compilable(model: Any) -> list[torch.nn.Module]:
+    return [*repeated_layers(model), model.get_output_embeddings()]
