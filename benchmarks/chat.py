@@ -124,6 +124,7 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
     known = adapters_of(folder) if how == "adapters" else []
     adapted = Adapted(folder, known[0], SLOTS, RANK) if known else None
     with unittest.mock.patch.object(choice, "choose", choices[how]):
+        begin = time.monotonic()
         made = Generator(
             folder,
             "AutoModelForCausalLM",
@@ -134,9 +135,10 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
             batch_rows=max(64, users),
             adapted=adapted,
         )
+        start_s = time.monotonic() - begin
         found = asyncio.run(asked(made, users, arguments.seconds, known))
         made.close()
-    return {**found, "engine": made.engine}
+    return {**found, "engine": made.engine, "start_s": round(start_s, 1)}
 
 
 def adapters_of(folder: Path) -> list[Adapter]:
@@ -198,13 +200,13 @@ async def asked(
         draw, own = random.Random(number), known[number % len(known)] if known else None
         while time.monotonic() < ends:
             ids = [draw.randrange(1000, size) for _ in range(PROMPT)]
-            sent, is_first, known = time.monotonic(), True, 0
+            sent, is_first, before = time.monotonic(), True, 0
             async for piece in made.write(ids, settings, 600, own):
                 if is_first:
                     firsts.append(time.monotonic() - sent)
                 is_first = False
-                tokens[0] += (piece.tokens - known) if time.monotonic() < ends else 0
-                known = piece.tokens
+                tokens[0] += (piece.tokens - before) if time.monotonic() < ends else 0
+                before = piece.tokens
 
     async for _ in made.write([5] * PROMPT, Settings(2, temperature=0), 600):
         pass
