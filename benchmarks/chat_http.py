@@ -5,8 +5,8 @@
 
 Serves a Llama with random weights in one process, as `winnow serve` does, and asks it from other
 processes over loopback: prompts of 64 tokens, streamed answers of 128, each user again when the
-answer is complete. Prints tokens per second of answers that were complete in time, the median and
-95th percentile of the time to the first piece, and the share of a core that the server took.
+answer is complete. Prints tokens per second of answers that were complete in time, and the median
+and 95th percentile of the time to the first piece.
 """
 
 import argparse
@@ -24,7 +24,6 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 import torch
 import transformers
 
@@ -83,7 +82,7 @@ def measure_all(folder: Path, arguments: Any) -> dict[str, Any]:
         asyncio.run(answering(port))
         results["start_s"] = round(time.monotonic() - begin, 1)
         for users in arguments.users:
-            results[str(users)] = measured(context, port, users, server.pid, arguments)
+            results[str(users)] = measured(context, port, users, arguments)
             print(users, json.dumps(results[str(users)]), flush=True)
     finally:
         server.terminate()
@@ -120,29 +119,18 @@ async def answering(port: int) -> None:
     raise SystemExit(f"the server did not answer within {START_S:.0f} s")
 
 
-def measured(
-    context: Any, port: int, users: int, server: int | None, arguments: Any
-) -> dict[str, Any]:
+def measured(context: Any, port: int, users: int, arguments: Any) -> dict[str, Any]:
     """Rates of some users, after a first answer of each."""
     count = min(arguments.processes, users)
     shares = [users // count + (number < users % count) for number in range(count)]
     words = arguments.tokenizer, arguments.seconds
-    process = psutil.Process(server)
     with context.Pool(count) as pool:
-        begun = pool.starmap_async(
-            ask, [(port, n, share, *words) for n, share in enumerate(shares)]
-        )
-        time.sleep(arguments.seconds / 2)
-        before = sum(process.cpu_times()[:2])
-        time.sleep(arguments.seconds / 2)
-        busy = (sum(process.cpu_times()[:2]) - before) / (arguments.seconds / 2)
-        parts = begun.get()
+        parts = pool.starmap(ask, [(port, n, share, *words) for n, share in enumerate(shares)])
     firsts = [each for part in parts for each in part[1]]
     return {
         "tokens_per_s": round(sum(part[0] for part in parts) / arguments.seconds, 1),
         "first_piece_p50_s": round(float(np.quantile(firsts, 0.5)), 3),
         "first_piece_p95_s": round(float(np.quantile(firsts, 0.95)), 3),
-        "server_cores": round(busy, 2),
     }
 
 
