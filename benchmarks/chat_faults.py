@@ -59,8 +59,7 @@ model:
 data:
   train: {{path: {home}/rows.jsonl}}
   eval: {{path: {home}/eval.jsonl}}
-  prompt: prompt
-  response: response
+  messages: messages
   max_length: 128
 train: {{epochs: 2, global_batch_size: 8, micro_batch_size: 8, precision: fp32}}
 resources: {{any_of: [{{accelerators: "cpu:1"}}]}}
@@ -122,7 +121,17 @@ def trained(home: Path) -> list[ModelVersion]:
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(config).save_pretrained(base)
     texts = sentences()[:64]
-    lines = [json.dumps({"prompt": t[:40], "response": t[40:90] or "yes"}) for t in texts]
+    lines = [
+        json.dumps(
+            {
+                "messages": [
+                    {"role": "user", "content": text[:40]},
+                    {"role": "assistant", "content": text[40:90] or "yes"},
+                ]
+            }
+        )
+        for text in texts
+    ]
     rows.write_text("\n".join(lines[:48]) + "\n", encoding="utf-8")
     (home / "eval.jsonl").write_text("\n".join(lines[48:]) + "\n", encoding="utf-8")
     path = home / "job.yaml"
