@@ -13,7 +13,7 @@ export function allow(granted) {
 /** Returns a button that asks and then posts; nothing for a token that may only read. */
 export function action(label, title, text, path, then = () => {}) {
   if (scope !== "operate") return null;
-  const button = h("button", { type: "button", class: "danger", onclick: async () => {
+  const button = h("button", { type: "button", class: "danger", id: `do-${path.replaceAll("/", "-")}`, onclick: async () => {
     if (!await confirmed(label, title, text)) return;
     button.disabled = true;
     try {

@@ -4,6 +4,7 @@ import { allow } from "./actions.js";
 import { forgetToken, get, keepToken, takeToken } from "./api.js";
 import { h } from "./dom.js";
 import * as compare from "./compare.js";
+import * as devices from "./devices.js";
 import * as endpoints from "./endpoints.js";
 import * as models from "./models.js";
 import * as queue from "./queue.js";
@@ -19,7 +20,7 @@ async function route() {
   const { signal } = shown;
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
-  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints, queue }[name];
+  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints, queue, devices }[name];
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -1,11 +1,11 @@
 // The runs that hold devices of the cluster or wait for them.
 
-import { show as showListed } from "./cluster.js";
-import { badge, h } from "./dom.js";
+import { show as showCluster } from "./cluster.js";
+import { badge, h, table } from "./dom.js";
 import { NOTHING, age } from "./format.js";
 
 export function show(place, _, signal) {
-  return showListed(place, signal, "queue", "Queue", () => COLUMNS, "No run is on the cluster.");
+  return showCluster(place, signal, "Queue", ({ queue }) => queue.length ? table("Queue", COLUMNS, queue) : h("p", {}, "No run is on the cluster."));
 }
 
 const COLUMNS = [
