@@ -46,7 +46,11 @@ class Dashboard:
 
 
 def create_application(
-    storage: Storage, place: Place, tokens: Tokens, names: frozenset[str]
+    storage: Storage,
+    place: Place,
+    tokens: Tokens,
+    names: frozenset[str],
+    watch: Watch | None = None,
 ) -> Guard:
     """Returns the ASGI application of a dashboard.
 
@@ -55,17 +59,18 @@ def create_application(
         place: Where its commands act.
         tokens: Those that are accepted.
         names: Names of hosts under which it may be reached.
+        watch: What observes the cluster; by default a process at `place`.
     """
-    return Guard(routes_of(storage, place), tokens, names)
+    return Guard(routes_of(storage, place, watch), tokens, names)
 
 
-def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
+def routes_of(storage: Storage, place: Place, watch: Watch | None = None) -> fastapi.FastAPI:
     """Returns the routes alone, which `Guard` has to protect."""
     dashboard = Dashboard(
         storage=storage,
         listing=RunList(storage),
         follower=Follower(storage),
-        watch=Watch(place),
+        watch=watch or Watch(place),
         operations=Operations(place),
     )
 

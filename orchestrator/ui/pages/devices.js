@@ -10,7 +10,7 @@ export function show(place, _, signal) {
 
 const COLUMNS = [
   { name: "node", cell: (node) => [h("span", { title: node.id }, node.host), node.is_simulated && h("span", { class: "soft" }, " simulated")] },
-  { name: "devices", cell: (node) => node.devices || NOTHING },
+  { name: "devices", wide: true, cell: (node) => node.devices || NOTHING },
   { name: "taken", cell: (node) => node.total ? meter(`${node.kind}s taken on ${node.host}`, node.taken, node.total, `${text(node.taken)} of ${text(node.total)} ${node.kind}s`) : NOTHING },
   { name: "GPU at work", cell: (node) => node.is_simulated || !node.use?.gpus.length ? NOTHING : node.use.gpus.map((gpu) => h("div", {}, percent(`GPU ${gpu.index} of ${node.host}`, gpu.percent, node.use.gpus.length > 1 ? `${gpu.index}: ` : ""))) },
   { name: "GPU memory", cell: (node) => node.is_simulated || !node.use?.gpus.length ? NOTHING : node.use.gpus.map((gpu) => h("div", {}, memory(`Memory of GPU ${gpu.index} of ${node.host}`, gpu))) },

@@ -15,14 +15,14 @@ function draw({ endpoints, rollouts }) {
   const columns = [
     { name: "endpoint", cell: ({ served }) => served.name },
     { name: "version", cell: ({ served }) => served.version ? h("a", { href: `#/models/${served.name}/${served.version}` }, served.version) : NOTHING },
-    { name: "route", cell: ({ served }) => served.route ?? NOTHING },
     { name: "share", number: true, cell: ({ served }) => `${served.percent}%` },
-    { name: "state", cell: ({ served }) => badge(served.state) },
-    { name: "replicas", number: true, cell: ({ served }) => String(served.replicas) },
     { name: "requests/s", number: true, cell: (each) => number(each.requests_per_s) },
     { name: "errors", number: true, cell: (each) => h("span", { class: each.error_share ? "bad" : null }, share(each.error_share)) },
-    { name: "p50", number: true, cell: (each) => milliseconds(each.p50_ms) },
+    { name: "p50", number: true, wide: true, cell: (each) => milliseconds(each.p50_ms) },
     { name: "p95", number: true, cell: (each) => milliseconds(each.p95_ms) },
+    { name: "state", cell: ({ served }) => badge(served.state) },
+    { name: "replicas", number: true, cell: ({ served }) => String(served.replicas) },
+    { name: "route", cell: ({ served }) => served.route ?? NOTHING },
     { name: "change", cell: (each) => first.get(each.served.name) === each ? buttons(each.served.name) : "" },
   ];
   const seconds = Math.max(0, ...endpoints.map((each) => each.seconds));

@@ -1,7 +1,9 @@
 """The dashboard in a real browser: what is seen, done by keyboard, and refused."""
 
 import asyncio
+import contextlib
 import json
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.tools import pictures
+from orchestrator.decisions.observed import Cluster
 from orchestrator.records import cancellation, runs
 from orchestrator.ui.access import Tokens
 from orchestrator.ui.app import create_application
@@ -16,8 +19,9 @@ from orchestrator.ui.operations import Place
 from serve.http import auth
 from serve.http.auth import Owner
 from tests.builders import eventually
-from tests.orchestrator.ui import browsing, stored
+from tests.orchestrator.ui import browsing, observing, stored
 from tests.orchestrator.ui.browsing import Page
+from tests.orchestrator.ui.observing import Observing
 from tests.orchestrator.ui.stored import Stored
 from tests.serve.live import on_socket
 
@@ -39,14 +43,37 @@ class Dashboard:
 @pytest.fixture
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     """A dashboard with the tokens `read` and `operate`, on a machine without a cluster."""
+    with answering(tmp_path, monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture
+def beside_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    """The same, beside a cluster that serves, trains, and has owners and hosts with odd names."""
+    with answering(tmp_path, monkeypatch, observing.busy) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def answering(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: Callable[[tuple[str, ...], str, str], Cluster] | None = None,
+) -> Iterator[Dashboard]:
+    """A dashboard on a socket; `cluster` makes what its cluster does."""
     monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     owners = {auth.digest("read"): Owner("eve", "read")}
     owners[auth.digest("operate")] = Owner("olga", "operate")
     with stored.everything(tmp_path) as found:
         place, names = Place(found.storage.url, tmp_path), frozenset({"127.0.0.1"})
-        with on_socket(create_application(found.storage, place, Tokens(owners), names)) as url:
+        seen = cluster(found.versions, found.running, stored.OWNER) if cluster else None
+        watch = Observing([observing.line(seen)], is_up=seen is not None).watch()
+        tokens = Tokens(owners)
+        application = create_application(found.storage, place, tokens, names, watch)
+        with on_socket(application) as url:
             yield Dashboard(url, found)
+        watch.close()
 
 
 def browse(visit: Callable[[Page], Awaitable[None]]) -> None:
@@ -98,6 +125,43 @@ def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
                 grave = [each for each in found["violations"] if each["impact"] in GRAVE]
                 assert grave == [], (path, width)
         assert await page.run("document.querySelectorAll('main img').length") == 0
+
+    browse(visit)
+
+
+def test_the_cluster_is_shown_live_in_both_sizes_and_schemes(beside_cluster: Dashboard) -> None:
+    """Names of owners and hosts stay text."""
+    old, new = beside_cluster.stored.versions[:2]
+    pages = {
+        "endpoints": (f"{new} answers 10% of /reviews, {old} the others", "412.6", "1.2%", "88 ms"),
+        "queue": ("L40S:2", f"1 of 1: {stored.OWNER}"),
+        "devices": ("2 of 2 GPUs", "0: 87%", "20.5 of 44.4 GiB", stored.OWNER, "does not answer"),
+    }
+
+    async def visit(page: Page) -> None:
+        for width, height, scheme in VIEWS:
+            await page.resize(width, height, scheme)
+            await page.go("about:blank")
+            await page.go(f"{beside_cluster.url}/#token=operate")
+            await page.see("olga")
+            await page.run(AXE.read_text("utf-8"))
+            for path, texts in pages.items():
+                await page.run(f"location.hash = '#/{path}'")
+                for text in texts:
+                    await page.see(text)
+                overflow = "document.documentElement.scrollWidth - innerWidth"
+                assert await page.run(overflow) <= 0, (path, width)
+                found = json.loads(await page.run("axe.run().then(JSON.stringify)"))
+                grave = [each for each in found["violations"] if each["impact"] in GRAVE]
+                assert grave == [], (path, width)
+                if folder := os.environ.get("WINNOW_PICTURES"):
+                    Path(folder, f"{path}-{width}.png").write_bytes(await page.picture())
+        assert await page.run("document.querySelectorAll('main img').length") == 0
+        await page.run("location.hash = '#/endpoints'")
+        buttons = "[...document.querySelectorAll('main button')].map((each) => each.textContent)"
+        await page.see("Undeploy topics")
+        labels = ("Roll reviews back", "Undeploy reviews", "Roll topics back", "Undeploy topics")
+        assert await page.run(buttons) == list(labels)
 
     browse(visit)
 

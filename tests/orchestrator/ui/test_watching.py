@@ -2,61 +2,12 @@
 
 import asyncio
 import json
-import subprocess
-import sys
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 
-import pydantic_core
-
-from orchestrator.decisions.observed import Cluster, Observation
+from orchestrator.decisions.observed import Cluster
 from orchestrator.ui import watching
-from orchestrator.ui.operations import Place
 from orchestrator.ui.watching import AGAIN_S, IDLE_S, SILENT_S, View, Watch
 from tests.builders import eventually
-
-CLUSTER = Cluster(datetime(2026, 11, 21, tzinfo=UTC), (), (), (), ())
-PLACE = Place("storage", Path())
-
-
-@dataclass
-class Observing:
-    """Starts processes that print what a test wants, and end with their input."""
-
-    lines: list[str]
-    is_up: bool = True
-    now: float = 0.0
-    started: list["subprocess.Popen[str]"] = field(default_factory=list)
-
-    def start(self, _: Place) -> "subprocess.Popen[str]":
-        """A process that prints its lines, one each time that it reads one."""
-        script = "import sys\nfor line in sys.argv[1:]: print(line, flush=True); input()"
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, *self.lines],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.started.append(process)
-        return process
-
-    def go_on(self) -> None:
-        """The newest process prints its next line, or ends."""
-        stdin = self.started[-1].stdin
-        assert stdin
-        stdin.write("\n")
-        stdin.flush()
-
-    def watch(self) -> Watch:
-        """What the dashboard has."""
-        return Watch(PLACE, self.start, lambda _: self.is_up, lambda: self.now)
-
-
-def line(found: Cluster | None = None, error: str = "") -> str:
-    """A line of the observing process."""
-    return pydantic_core.to_json(Observation(found, error)).decode()
+from tests.orchestrator.ui.observing import EMPTY, Observing, line
 
 
 def looked(watch: Watch, expected: tuple[bool, Cluster | None, str]) -> View:
@@ -71,10 +22,10 @@ def looked(watch: Watch, expected: tuple[bool, Cluster | None, str]) -> View:
 
 
 def test_one_process_observes_until_nobody_has_looked_for_a_while() -> None:
-    observing = Observing([line(CLUSTER)] * 2)
+    observing = Observing([line(EMPTY)] * 2)
     watch = observing.watch()
     try:
-        first = looked(watch, (True, CLUSTER, ""))
+        first = looked(watch, (True, EMPTY, ""))
         for _ in range(50):
             assert watch.look() == first
         assert len(observing.started) == 1
@@ -82,7 +33,7 @@ def test_one_process_observes_until_nobody_has_looked_for_a_while() -> None:
         observing.go_on()
         observing.started[0].wait(20)
         assert eventually(lambda: watch._view.found is None)  # nothing old is shown next time
-        looked(watch, (True, CLUSTER, ""))
+        looked(watch, (True, EMPTY, ""))
         assert len(observing.started) == 2
     finally:
         watch.close()
@@ -110,9 +61,9 @@ def test_why_the_cluster_cannot_be_observed_is_shown_and_it_is_tried_again() -> 
 
 
 def test_a_cluster_that_says_nothing_is_given_up() -> None:
-    observing = Observing([line(CLUSTER)])
+    observing = Observing([line(EMPTY)])
     watch = observing.watch()
-    looked(watch, (True, CLUSTER, ""))
+    looked(watch, (True, EMPTY, ""))
     observing.now += SILENT_S + 1
     assert f"within {SILENT_S:.0f} s" in watch.look().error
     observing.started[0].wait(20)
