@@ -19,7 +19,7 @@ from orchestrator.records import cancellation, lease, lineage, registry, removal
 from orchestrator.ui import live
 from orchestrator.ui.access import Tokens
 from orchestrator.ui.app import create_application, routes_of
-from orchestrator.ui.listing import COMPLETED_S, FRESH_S, RunList
+from orchestrator.ui.listing import FRESH_S, SEEN_S, RunList
 from orchestrator.ui.operations import Place
 from orchestrator.watch import FitWatch
 from serve.http import auth
@@ -242,7 +242,7 @@ def test_a_listing_follows_the_storage(tmp_path: Path) -> None:
     now += FRESH_S
     assert [each.state for each in listing.every()] == ["completed"]
     run.note("resumed")
-    now += COMPLETED_S
+    now += SEEN_S["completed"]
     assert [each.state for each in listing.every()] == ["died"]
     removal.remove_run(run)
     now += FRESH_S
