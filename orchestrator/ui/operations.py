@@ -139,6 +139,7 @@ def _start(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        errors="replace",
     )
 
 

@@ -12,6 +12,7 @@ import * as run from "./run.js";
 import * as runs from "./runs.js";
 
 const main = document.getElementById("main");
+const PAGES = new Map(Object.entries({ compare, models, endpoints, queue, devices }));
 let shown = new AbortController(), isKnown = false;
 
 async function route() {
@@ -19,8 +20,8 @@ async function route() {
   shown = new AbortController();
   const { signal } = shown;
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
-  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints, queue, devices }[name];
+  const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decoded);
+  const page = name === "runs" ? (rest.length ? run : runs) : PAGES.get(name);
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -40,6 +41,14 @@ async function route() {
     if (signal.aborted) return;
     if (error.status === 401) signIn();
     else place.append(h("p", { class: "bad", role: "alert" }, error.message));
+  }
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;  // a link that was cut off
   }
 }
 

@@ -10,10 +10,10 @@ export function show(place, _, signal) {
 
 const COLUMNS = [
   { name: "run", cell: (each) => h("a", { href: `#/runs/${each.run}` }, each.run) },
-  { name: "owner", cell: (each) => each.owner || NOTHING },
-  { name: "priority", number: true, cell: (each) => String(each.priority) },
   { name: "state", cell: (each) => badge(each.state) },
   { name: "devices", cell: (each) => each.devices || NOTHING },
+  { name: "owner", wide: true, cell: (each) => each.owner || NOTHING },
+  { name: "priority", number: true, wide: true, cell: (each) => String(each.priority) },
   { name: "since", number: true, cell: (each) => age(each.since * 1000) },
   { name: "place", cell: (each) => each.place ? `${each.place.number} of ${each.place.waiting}: ${each.place.why}` : NOTHING },
 ];
