@@ -1,6 +1,6 @@
 // What the cluster does now, which the server says as it changes.
 
-import { stream } from "./api.js";
+import { streamWhileSeen } from "./api.js";
 import { h, say } from "./dom.js";
 import { when } from "./format.js";
 
@@ -29,11 +29,11 @@ export async function show(place, signal, title, draw) {
   };
   while (!signal.aborted) {
     try {
-      await stream("cluster/events", signal, take);
+      await streamWhileSeen("cluster/events", signal, take);
     } catch (error) {
       if (signal.aborted || error.status) throw error;
       say("the connection to the dashboard is lost; trying again");
     }
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    if (!document.hidden) await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
   }
 }

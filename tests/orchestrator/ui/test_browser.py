@@ -15,7 +15,9 @@ from orchestrator.decisions.observed import Cluster
 from orchestrator.records import cancellation, runs
 from orchestrator.ui.access import Tokens
 from orchestrator.ui.app import create_application
+from orchestrator.ui.live import LOOK_S
 from orchestrator.ui.operations import Place
+from orchestrator.ui.watching import Watch
 from serve.http import auth
 from serve.http.auth import Owner
 from tests.builders import eventually
@@ -38,6 +40,8 @@ class Dashboard:
 
     url: str
     stored: Stored
+    observing: Observing
+    watch: Watch
 
 
 @pytest.fixture
@@ -68,11 +72,12 @@ def answering(
     with stored.everything(tmp_path) as found:
         place, names = Place(found.storage.url, tmp_path), frozenset({"127.0.0.1"})
         seen = cluster(found.versions, found.running, stored.OWNER) if cluster else None
-        watch = Observing([observing.line(seen)], is_up=seen is not None).watch()
+        cluster_process = Observing([observing.line(seen)], is_up=seen is not None)
+        watch = cluster_process.watch()
         tokens = Tokens(owners)
         application = create_application(found.storage, place, tokens, names, watch)
         with on_socket(application) as url:
-            yield Dashboard(url, found)
+            yield Dashboard(url, found, cluster_process, watch)
         watch.close()
 
 
@@ -162,6 +167,33 @@ def test_the_cluster_is_shown_live_in_both_sizes_and_schemes(beside_cluster: Das
         await page.see("Undeploy topics")
         labels = ("Roll reviews back", "Undeploy reviews", "Roll topics back", "Undeploy topics")
         assert await page.run(buttons) == list(labels)
+
+    browse(visit)
+
+
+def test_a_page_that_nobody_sees_watches_nothing(beside_cluster: Dashboard) -> None:
+    def turn(hidden: str) -> str:
+        seen = f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})"
+        return f"{seen}; document.dispatchEvent(new Event('visibilitychange'))"
+
+    async def looks_at(now: float) -> bool:
+        """Whether the page makes the dashboard look at the cluster from a moment on."""
+        beside_cluster.observing.now = now
+        await asyncio.sleep(2 * LOOK_S + 1)
+        return beside_cluster.watch._looked_at == now
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{beside_cluster.url}/#token=read")
+        await page.see("eve")
+        await page.run("location.hash = '#/queue'")
+        await page.see("L40S:2")
+        assert await looks_at(1.0)
+        await page.run(turn("true"))
+        await asyncio.sleep(1)
+        assert not await looks_at(2.0)
+        await page.run(turn("false"))
+        await asyncio.sleep(1)
+        assert await looks_at(3.0)
 
     browse(visit)
 
