@@ -1,6 +1,6 @@
 // Which page is shown, and to whom.
 
-import { allow } from "./actions.js";
+import { allow, followRunning } from "./actions.js";
 import { forgetToken, get, keepToken, takeToken } from "./api.js";
 import { h } from "./dom.js";
 import * as compare from "./compare.js";
@@ -57,6 +57,7 @@ async function greet() {
   isKnown = true;
   allow(me.scope);
   document.getElementById("nav").hidden = false;
+  followRunning().catch(() => {});
   document.getElementById("who").textContent = `${me.storage} · ${me.name}${me.scope === "read" ? " (may read)" : ""}`;
 }
 

@@ -1,47 +1,25 @@
 """The dashboard in a real browser: what is seen, done by keyboard, and refused."""
 
 import asyncio
-import contextlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from docs.tools import pictures
-from orchestrator.decisions.observed import Cluster
 from orchestrator.records import cancellation, runs
-from orchestrator.ui.access import Tokens
-from orchestrator.ui.app import create_application
 from orchestrator.ui.live import LOOK_S
-from orchestrator.ui.operations import Place
-from orchestrator.ui.watching import Watch
-from serve.http import auth
-from serve.http.auth import Owner
 from tests.builders import eventually
-from tests.orchestrator.ui import browsing, observing, stored
+from tests.orchestrator.ui import observing, stored
 from tests.orchestrator.ui.browsing import Page
-from tests.orchestrator.ui.observing import Observing
-from tests.orchestrator.ui.stored import Stored
-from tests.serve.live import on_socket
+from tests.orchestrator.ui.shown import Dashboard, answering, browse
 
 pytestmark = pytest.mark.browser
 
 AXE = Path(__file__).with_name("axe.min.js")
 VIEWS = ((1280, 900, "light"), (390, 844, "dark"))
 GRAVE = ("serious", "critical")
-
-
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A dashboard that answers, and what its storage has."""
-
-    url: str
-    stored: Stored
-    observing: Observing
-    watch: Watch
 
 
 @pytest.fixture
@@ -56,43 +34,6 @@ def beside_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """The same, beside a cluster that serves, trains, and has owners and hosts with odd names."""
     with answering(tmp_path, monkeypatch, observing.busy) as found:
         yield found
-
-
-@contextlib.contextmanager
-def answering(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cluster: Callable[[tuple[str, ...], str, str], Cluster] | None = None,
-) -> Iterator[Dashboard]:
-    """A dashboard on a socket; `cluster` makes what its cluster does."""
-    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    owners = {auth.digest("read"): Owner("eve", "read")}
-    owners[auth.digest("operate")] = Owner("olga", "operate")
-    with stored.everything(tmp_path) as found:
-        place, names = Place(found.storage.url, tmp_path), frozenset({"127.0.0.1"})
-        seen = cluster(found.versions, found.running, stored.OWNER) if cluster else None
-        cluster_process = Observing([observing.line(seen)], is_up=seen is not None)
-        watch = cluster_process.watch()
-        tokens = Tokens(owners)
-        application = create_application(found.storage, place, tokens, names, watch)
-        with on_socket(application) as url:
-            yield Dashboard(url, found, cluster_process, watch)
-        watch.close()
-
-
-def browse(visit: Callable[[Page], Awaitable[None]]) -> None:
-    """Drives a page; skips where there is no browser, and fails if its console complains."""
-    browser = pictures.browser()
-    if browser is None:
-        pytest.skip("needs chromium")
-
-    async def drive() -> None:
-        async with browsing.page(browser) as page:
-            await visit(page)
-            assert page.problems == []
-
-    asyncio.run(drive())
 
 
 def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
@@ -281,5 +222,24 @@ def test_a_reader_signs_in_and_has_no_buttons(dashboard: Dashboard) -> None:
         )
         assert outcome == 403
         page.problems.clear()  # the console tells of the refusal
+
+    browse(visit)
+
+
+def test_a_change_that_goes_on_is_shown_to_everybody_until_its_end(dashboard: Dashboard) -> None:
+    """Its command takes longer to start than a page to load."""
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{dashboard.url}/#token=operate")
+        await page.see("olga")
+        begun = await page.run(
+            "fetch('api/models/reviews/rollback', {method: 'POST',"
+            " headers: {Authorization: 'Bearer operate'}}).then((answer) => answer.status)"
+        )
+        assert begun == 202
+        await page.go("about:blank")
+        await page.go(f"{dashboard.url}/#token=read")
+        await page.see("rollback reviews by olga")
+        await page.see("it is not recorded how reviews@")
 
     browse(visit)
