@@ -161,6 +161,12 @@ def test_runs_are_filtered_sorted_chosen_and_compared(dashboard: Dashboard) -> N
         await page.run("[...document.links].find((a) => a.hash.startsWith('#/compare?')).click()")
         await page.see("train.optimizer.lr")
         assert await page.run("document.querySelectorAll('svg.parallel path.line').length") == 2
+        other = f"run={dashboard.stored.failed}&run={dashboard.stored.running}"
+        await page.run(f"location.hash = '#/compare?{other}'")
+        await page.see("further fields are in the table")
+        axes = "[...document.querySelectorAll('svg.parallel g > title')].map((e) => e.textContent)"
+        named = await page.run(axes)
+        assert len(named) == len(set(named)) == 12  # without metrics too
 
     browse(visit)
 
