@@ -40,7 +40,9 @@ def up(
     if tokens and not has_ui:
         raise ClusterError("--tokens is for the dashboard; add --ui")
     place = open_storage(storage) if has_ui else None
-    cluster, is_up = local.start(parse_simulated(simulate))
+    # the dashboard is for the cluster that is up, whatever its nodes
+    nodes = parse_simulated(simulate) if simulate or not has_ui else None
+    cluster, is_up = local.start(nodes)
     shown = standing.start(place.url, tokens) if place else None
     if as_json:
         ui = {"ui": shown.link} if shown else {}
