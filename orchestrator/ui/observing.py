@@ -11,12 +11,14 @@ import os
 import sys
 import threading
 import time
+import traceback
 from typing import TextIO
 
 import pydantic_core
 
 from cluster import session
 from jobs.errors import WinnowError
+from jobs.storage import files
 from orchestrator.decisions.observed import Observation
 
 EVERY_S = 5.0
@@ -36,7 +38,11 @@ def main() -> int:
     except WinnowError as error:
         _print(out, Observation(error=str(error)))
     except Exception as error:  # noqa: BLE001 - the browser shows a sentence
-        _print(out, Observation(error=f"{type(error).__name__}: {error}; this is a bug"))
+        path = files.home() / "crash.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        said = f"{type(error).__name__}: {error}; this is a bug, see {path}"
+        _print(out, Observation(error=said))
     return 1
 
 
