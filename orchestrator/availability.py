@@ -102,11 +102,18 @@ class Availability:
         self._context.remark(f"{placement.name} is the first in order with free devices")
         return plan.only(placement, f"{placement.name} precedes it in order and is free")
 
-    def first_free(self, placements: Sequence[Placement], groups: int = 1) -> Taken | None:
+    def first_free(
+        self, placements: Sequence[Placement], groups: int = 1, *, is_optional: bool = False
+    ) -> Taken | None:
         """Take the first placement with free devices, in place of those that were taken before.
 
-        `groups`: number of worker groups to have devices for, if there are so many. If all stay
-        busy, they are left out of the rest of the run, and None is returned.
+        If all stay busy, they are left out of the rest of the run, and None is returned.
+
+        Args:
+            placements: The preferred one first.
+            groups: Number of worker groups to have devices for, if there are so many.
+            is_optional: Whether the run can go on without what the devices are for, so that
+                placements that stay busy are not left out.
 
         Raises:
             ClusterError: if no placement is left, or the job says to fail.
@@ -119,7 +126,11 @@ class Availability:
             if waited_s >= self._wait.timeout.total_seconds():
                 self._context.devices.give_back()
                 self._context.clock.leave_out(waited_s)
-                self._leave_out(placements, f"{names} stayed busy for {limit} ({answer.why})")
+                text = f"{names} stayed busy for {limit} ({answer.why})"
+                if is_optional:
+                    self._context.remark(f"{text}; what was measured before counts")
+                else:
+                    self._leave_out(placements, text)
                 return None
             if waited_s >= TELL_AFTER_S and answer != told:
                 text = f"waiting up to {limit} for {names}: {answer}"

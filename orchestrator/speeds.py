@@ -1,5 +1,6 @@
 """The speed half of a sweep: probes of candidates, read back or run, and what they found."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -85,8 +86,9 @@ def _time_compiled(
     context: Context, speeds: "Speeds", candidate: Candidate, devices: Availability
 ) -> None:
     """Time a compiled candidate in a worker group of its own."""
+    first_free = functools.partial(devices.first_free, is_optional=True)
     callbacks = speed.ProbeCallbacks(
-        speeds.take, speeds.take_launch, speeds.give_up, context.remark, devices.first_free
+        speeds.take, speeds.take_launch, speeds.give_up, context.remark, first_free
     )
     try:
         speed.measure(context.spec, [candidate], context.run.folder, callbacks, rounds=1)
@@ -162,8 +164,9 @@ def _time_again(
     """Time candidates briefly; returns whether any has a new measurement."""
     names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
     context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+    first_free = functools.partial(devices.first_free, is_optional=True)
     callbacks = speed.ProbeCallbacks(
-        speeds.take, speeds.take_launch, log=context.remark, first_free=devices.first_free
+        speeds.take, speeds.take_launch, log=context.remark, first_free=first_free
     )
     try:
         speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)

@@ -2,6 +2,7 @@
 
     ray up cluster.yaml          # then: winnow submit job.yaml --address http://127.0.0.1:8265
     ray dashboard cluster.yaml   # keeps that port open
+    ray attach cluster.yaml --port-forward 8270   # with --ui-tokens: the dashboard of winnow ui
 
 Writes to `--out`: `cluster.yaml` for `ray up`, with one worker type for each SKU of the catalogue
 that AWS rents, on demand and spot; and the IAM policies of the head and the workers. A job with
@@ -28,6 +29,13 @@ DISK_GIB = 200
 ENDED = ("V100-16GB",)
 """SKUs whose instance type AWS no longer lists (p3.2xlarge, by moto 5.2's copy of the list). Ray
 refuses a cluster file with a type that the region lacks; `--skus` names the SKUs of your region."""
+UI_TOKENS = "~/dashboard.tokens"
+UI = (
+    "(flock -n /tmp/winnow-ui.lock sh -c 'while true; do RAY_AUTH_MODE=token winnow ui"
+    f" --storage s3://{{bucket}}/winnow --address 127.0.0.1:6379 --tokens {UI_TOKENS}; sleep 10;"
+    " done' > ~/winnow-ui.log 2>&1 &)"
+)
+"""Serves the dashboard on 127.0.0.1:8270 of the head, once, and again where it ends."""
 START = "ray stop --grace-period 5; RAY_AUTH_MODE=token ray start"
 
 
@@ -38,13 +46,21 @@ def skus() -> list[str]:
 
 
 def cluster(
-    image: str, region: str, wanted: Sequence[str], *, up: int = 0, name: str = "winnow"
+    image: str,
+    region: str,
+    wanted: Sequence[str],
+    *,
+    up: int = 0,
+    name: str = "winnow",
+    ui: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
     """Returns the content of `cluster.yaml`.
 
-    It has workers of the `wanted` SKUs and keeps `up` on-demand nodes of each. Raises SystemExit if
-    AWS does not rent a SKU.
+    It has workers of the `wanted` SKUs and keeps `up` on-demand nodes of each. With `ui`, the
+    bucket and a file of tokens on this machine, the head serves the dashboard. Raises SystemExit
+    if AWS does not rent a SKU.
     """
+    bucket, tokens = ui or ("", "")
     return {
         "cluster_name": name,
         "max_workers": 64,
@@ -58,12 +74,13 @@ def cluster(
             # NCCL and the object store share memory; the image's own entry point is `winnow`
             "run_options": ["--shm-size=16g", "--ulimit nofile=65536:65536", "--entrypoint=env"],
         },
-        "file_mounts": {TOKEN: TOKEN},
+        "file_mounts": {TOKEN: TOKEN, **({UI_TOKENS: tokens} if ui else {})},
         "head_node_type": "head",
         "available_node_types": {"head": _head(name), **_workers(wanted, up, name)},
         "head_start_ray_commands": [
             f"{START} --head --port=6379 --dashboard-host=127.0.0.1 --metrics-export-port=8080"
-            " --autoscaling-config=~/ray_bootstrap_config.yaml"
+            " --autoscaling-config=~/ray_bootstrap_config.yaml",
+            *([UI.format(bucket=bucket)] if ui else []),
         ],
         "worker_start_ray_commands": [
             f"{START} --address=$RAY_HEAD_IP:6379 --metrics-export-port=8080"
@@ -156,10 +173,15 @@ def main() -> None:
     parser.add_argument("--region", default="us-east-1")
     parser.add_argument("--skus", nargs="+", default=skus(), metavar="SKU")
     parser.add_argument("--up", type=int, default=0, help="on-demand nodes kept of each SKU")
+    parser.add_argument(
+        "--ui-tokens", type=Path, help="file of winnow token add: the head serves the dashboard"
+    )
     parser.add_argument("--out", type=Path, default=Path("aws"))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    content = cluster(arguments.image, arguments.region, arguments.skus, up=arguments.up)
+    tokens = arguments.ui_tokens
+    ui = (arguments.bucket, str(tokens.resolve())) if tokens else None
+    content = cluster(arguments.image, arguments.region, arguments.skus, up=arguments.up, ui=ui)
     (arguments.out / "cluster.yaml").write_text(
         yaml.safe_dump(content, sort_keys=False), encoding="utf-8"
     )

@@ -119,7 +119,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "cluster:up",
             "Start the local Ray cluster, unless it is up; --simulate adds simulated accelerators.",
         ),
-        "down": ("cluster:down", "Stop the local Ray cluster and its endpoints."),
+        "down": (
+            "cluster:down",
+            "Stop the local Ray cluster with its endpoints, and the dashboard beside it.",
+        ),
         "submit": (
             "submit:submit",
             "Send the job and its folder to a Ray cluster; the same job and data are sent only "

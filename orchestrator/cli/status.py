@@ -16,6 +16,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.decisions.leases import Entry
 from orchestrator.records import runs
+from orchestrator.ui import standing
 
 SHOWN_RUNS = 10
 
@@ -36,6 +37,8 @@ class Status:
 
     cluster: local.LocalCluster | None
     """None for a cluster that is not of this machine's `winnow up`."""
+    ui: str | None
+    """URL of the dashboard that `winnow up --ui` started, without its token."""
     devices: dict[str, int]
     """Number of devices by accelerator."""
     applications: dict[str, str]
@@ -53,16 +56,21 @@ def status(
     cluster = local.at(address) if address else local.running()
     live = _live(address) if cluster or address else _Live({}, {}, ())
     newest = tuple(_run_status(run) for run in runs.every(open_storage(storage))[:SHOWN_RUNS])
-    found = Status(cluster, live.devices, live.applications, live.queue, newest)
+    shown = standing.running()
+    ui = shown.url if shown else None
+    found = Status(cluster, ui, live.devices, live.applications, live.queue, newest)
     if as_json:
         print_json(found)
         return
     console = out()
     if cluster:
         simulated = f", simulated {', '.join(cluster.simulated)}" if cluster.simulated else ""
-        console.print(f"cluster {cluster.address}, dashboard {cluster.dashboard_url}{simulated}")
+        rays = f"Ray's dashboard {cluster.dashboard_url}"
+        console.print(f"cluster {cluster.address}, {rays}{simulated}")
     else:
         console.print(f"cluster {address}" if address else "no local cluster is up", markup=False)
+    if ui:
+        console.print(f"dashboard {ui} (winnow up --ui prints it with its token)", markup=False)
     if live.devices:
         devices = ", ".join(f"{count} x {sku}" for sku, count in live.devices.items())
         console.print(f"devices {devices}", markup=False)

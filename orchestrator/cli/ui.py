@@ -13,14 +13,13 @@ from jobs.errors import DeployError
 from jobs.storage.storage import open_storage
 from orchestrator.cli.options import DEFAULT_STORAGE, Address, InsecureLocal, StorageOption, out
 from orchestrator.records.owner import owner
-
-PORT = 8270
+from orchestrator.ui import standing
 
 
 def ui(
     storage: StorageOption = DEFAULT_STORAGE,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = PORT,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = standing.PORT,
     tokens: Annotated[
         Path | None,
         typer.Option(help="File of winnow token add NAME --scope read|operate."),
@@ -34,6 +33,10 @@ def ui(
     browse: Annotated[
         bool, typer.Option("--open", help="Open the page in this machine's browser.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option(hidden=True, help="File for winnow up --ui, with URL and token."),
+    ] = None,
 ) -> None:
     """Show runs, models and endpoints in a browser, until interrupted.
 
@@ -55,6 +58,8 @@ def ui(
     def tell(url: str) -> None:
         full = f"{url}/#token={token}" if token else f"{url}/"
         out().print(f"the dashboard of {place} answers at {full}", markup=False)
+        if record:
+            standing.record(record, place.url, url, token, tokens)
         if browse:
             webbrowser.open(full)
 

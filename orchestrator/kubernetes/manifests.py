@@ -1,8 +1,9 @@
 """Builds the Kubernetes manifests of a job file, for KubeRay 1.7 and kustomize.
 
-Three folders, each for `kubectl apply -k`: `job` sweeps, trains and publishes on a cluster of its
+Folders, each for `kubectl apply -k`: `job` sweeps, trains and publishes on a cluster of its
 own (RayJob); `endpoint` serves the newest published version (RayService); `cluster` stays up for
-`winnow submit` (RayCluster).
+`winnow submit` (RayCluster). A job with a priority in a queue of Kueue has a fourth, `priority`,
+with the class that the queue knows the priority by.
 """
 
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Options:
     """PersistentVolumeClaim shared by all nodes, for storage and data that are not in S3."""
     redis: str | None = None
     """Address of a Redis for the head's state; None for RocksDB on a volume."""
+    has_ui: bool = False
+    """Whether the head of the cluster that stays up serves the dashboard."""
 
 
 def documents_of(spec: JobSpec, options: Options) -> dict[str, list[Document]]:
@@ -75,9 +78,15 @@ def documents_of(spec: JobSpec, options: Options) -> dict[str, list[Document]]:
         folders["endpoint"] = files
     by_path: dict[str, list[Document]] = {}
     for folder, files in folders.items():
-        files["network.yaml"] = [objects.network_policy(spec, folder)]
+        has_ui = options.has_ui and folder == "cluster"
+        files["network.yaml"] = [objects.network_policy(spec, folder, has_ui=has_ui)]
         files["kustomization.yaml"] = [objects.kustomization(sorted(files), options.namespace)]
         by_path |= {f"{folder}/{name}": documents for name, documents in files.items()}
+    if options.queue and spec.priority:
+        made = {"priority.yaml": [objects.priority_class(spec)]}
+        # of the whole cluster, and so in no namespace
+        made["kustomization.yaml"] = [objects.kustomization(sorted(made), None)]
+        by_path |= {f"priority/{name}": documents for name, documents in made.items()}
     return by_path
 
 
@@ -149,7 +158,7 @@ def _cluster(spec: JobSpec, options: Options, part: str, groups: list[Group]) ->
 
 def _job(spec: JobSpec, options: Options) -> Document:
     """Returns a RayJob that runs `winnow run` without the endpoint, and RETRIES times again."""
-    queue = {"kueue.x-k8s.io/queue-name": options.queue} if options.queue else {}
+    labels = objects.kueue_labels(spec, options.queue)
     deadline: Document = {}
     if spec.budget and spec.budget.max_duration:
         seconds = int(spec.budget.max_duration.total_seconds())
@@ -157,7 +166,7 @@ def _job(spec: JobSpec, options: Options) -> Document:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": objects.metadata(spec, "job", **queue),
+        "metadata": objects.metadata(spec, "job", **labels),
         "spec": {
             "entrypoint": ENTRYPOINT,
             "backoffLimit": RETRIES,
@@ -191,6 +200,10 @@ def _submitter(spec: JobSpec, options: Options) -> Document:
 def _standing(spec: JobSpec, options: Options) -> Document:
     """Returns a RayCluster for many jobs, which survives a restart of its head."""
     cluster = _cluster(spec, options, "cluster", pods.groups(_requests(spec)))
+    if options.has_ui:
+        service = f"{spec.name}-cluster-head-svc"  # KubeRay's name for it
+        names = [service, *([f"{service}.{options.namespace}"] if options.namespace else [])]
+        cluster["headGroupSpec"] = pods.with_ui(cluster["headGroupSpec"], spec.storage, names)
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",

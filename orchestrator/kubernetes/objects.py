@@ -9,7 +9,8 @@ from orchestrator.kubernetes.pods import Document
 
 PART_OF = {"app.kubernetes.io/part-of": "winnow", "app.kubernetes.io/managed-by": "winnow"}
 CLIENT = {"winnow.io/client": "true"}
-"""Label of the pods that may send requests to an endpoint."""
+"""Label of the pods that may send requests to an endpoint, and to the dashboard."""
+KUEUE = "kueue.x-k8s.io"
 OPERATOR = {"app.kubernetes.io/name": "kuberay-operator"}
 
 
@@ -44,6 +45,32 @@ def metadata(spec: JobSpec, part: str, **labels: str) -> Document:
     return {"name": f"{spec.name}-{part}", "labels": marks_of(spec, part) | labels}
 
 
+def kueue_labels(spec: JobSpec, queue: str | None) -> dict[str, str]:
+    """Returns the labels by which Kueue admits a job: its local queue, and its priority unless 0.
+
+    Source: kueue.sigs.k8s.io, WorkloadPriorityClass. A class that does not exist admits no job.
+    """
+    if queue is None:
+        return {}
+    labels = {f"{KUEUE}/queue-name": queue}
+    return labels | ({f"{KUEUE}/priority-class": _class_of(spec.priority)} if spec.priority else {})
+
+
+def priority_class(spec: JobSpec) -> Document:
+    """Returns Kueue's class of the job's priority, which all jobs of this priority share."""
+    return {
+        "apiVersion": f"{KUEUE}/v1beta1",
+        "kind": "WorkloadPriorityClass",
+        "metadata": {"name": _class_of(spec.priority), "labels": dict(PART_OF)},
+        "value": spec.priority,
+        "description": f"Winnow's jobs with priority: {spec.priority}",
+    }
+
+
+def _class_of(priority: int) -> str:
+    return f"winnow-{'minus-' if priority < 0 else ''}{abs(priority)}"
+
+
 def disruption_budget(spec: JobSpec) -> Document:
     """Returns a disruption budget: node drains may evict one replica pod at a time."""
     marks = {**marks_of(spec, "endpoint"), "ray.io/node-type": "worker"}
@@ -55,8 +82,11 @@ def disruption_budget(spec: JobSpec) -> Document:
     }
 
 
-def network_policy(spec: JobSpec, part: str) -> Document:
-    """Returns a policy that admits the part's own pods, KubeRay's operator and endpoint clients."""
+def network_policy(spec: JobSpec, part: str, *, has_ui: bool = False) -> Document:
+    """Returns a policy that admits the part's own pods, KubeRay's operator, and clients.
+
+    Clients reach endpoints, and the dashboard where the part has it.
+    """
     own = marks_of(spec, part)
     anywhere: Document = {"namespaceSelector": {}}
     operator = anywhere | {"podSelector": {"matchLabels": OPERATOR}}
@@ -64,9 +94,11 @@ def network_policy(spec: JobSpec, part: str) -> Document:
         {"from": [{"podSelector": {"matchLabels": own}}]},
         {"from": [operator], "ports": _ports("dashboard", "serve")},
     ]
+    clients = anywhere | {"podSelector": {"matchLabels": CLIENT}}
     if part == "endpoint":
-        clients = anywhere | {"podSelector": {"matchLabels": CLIENT}}
         rules.append({"from": [clients], "ports": _ports("serve")})
+    if has_ui:
+        rules.append({"from": [clients], "ports": [{"protocol": "TCP", "port": pods.UI_PORT}]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

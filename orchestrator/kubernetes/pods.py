@@ -1,11 +1,14 @@
 """Builds the pods of a Ray cluster on Kubernetes: devices, node selection, permissions."""
 
+import copy
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster import catalogue, labels
 from jobs.spec.quantities import AcceleratorRequest
+from raywinnow import COMMAND
 
 Document = dict[str, Any]
 
@@ -47,6 +50,12 @@ SECRETS = "winnow-secrets"
 """Secret whose keys become environment variables: S3 keys, HF_TOKEN, endpoint tokens."""
 PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": 8080}
 """Ports of the head, as KubeRay expects them; workers have serve and metrics."""
+UI_PORT = 8270
+UI_SECRET, UI_FOLDER = "winnow-ui", "/etc/winnow-ui"
+"""Secret whose key `tokens` is the file of the dashboard's tokens, and where it is mounted."""
+UI_LOG = "/tmp/winnow-ui.log"
+UI_AGAIN_S = 10
+"""Pause before the dashboard is started again, such as until the Secret is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,32 @@ def head(image: Image, environment: Sequence[Document], marks: Document) -> Docu
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
         "template": _template("ray-head", image, HEAD, environment, tuple(PORTS), marks),
     }
+
+
+def with_ui(head: Document, storage: str, names: Sequence[str]) -> Document:
+    """Returns the head's group with the dashboard beside Ray, in Ray's container.
+
+    In a container of its own it could not join Ray, whose sockets and memory it would not see.
+
+    Args:
+        head: The head's group.
+        storage: Storage whose runs the dashboard shows.
+        names: Names of hosts by which browsers may reach it.
+    """
+    words = ["ui", "--host", "0.0.0.0", "--port", str(UI_PORT), "--storage", storage]
+    words += ["--address", f"127.0.0.1:{PORTS['gcs']}", "--tokens", f"{UI_FOLDER}/tokens"]
+    words += [word for name in names for word in ("--name", name)]
+    command = f"{COMMAND} {shlex.join(words)}"
+    loop = f"while true; do {command}; sleep {UI_AGAIN_S}; done >{UI_LOG} 2>&1 &"
+    made = copy.deepcopy(head)
+    pod = made["template"]["spec"]
+    secret = {"secretName": UI_SECRET, "optional": True}
+    pod["volumes"].append({"name": "ui", "secret": secret})
+    container = pod["containers"][0]
+    container["volumeMounts"].append({"name": "ui", "mountPath": UI_FOLDER, "readOnly": True})
+    container["ports"].append({"name": "winnow-ui", "containerPort": UI_PORT})
+    container["lifecycle"] = {"postStart": {"exec": {"command": ["sh", "-c", loop]}}}
+    return made
 
 
 def worker(

@@ -41,6 +41,7 @@ class Tokens:
             DeployError: if the file cannot be read or has no token with a scope.
         """
         self._fixed, self._file, self._state = dict(fixed), file, (0, 0)
+        self._last_warning = ""
         self._known: Mapping[str, Owner] = self._fixed
         if file:
             self._read(file)
@@ -56,7 +57,9 @@ class Tokens:
             try:
                 self._read(self._file)
             except DeployError as error:
-                _logger.warning("%s; the tokens that were accepted so far stay accepted", error)
+                if str(error) != self._last_warning:
+                    _logger.warning("%s; the tokens that were accepted so far stay accepted", error)
+                self._last_warning = str(error)
         scheme, _, token = authorization.partition(" ")
         # a client cannot choose the hash of its guess, so the time of the lookup reveals nothing
         return self._known.get(auth.digest(token.strip())) if scheme.lower() == "bearer" else None

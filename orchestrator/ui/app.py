@@ -17,12 +17,13 @@ import raywinnow
 from jobs.errors import RunError, StorageError, WinnowError
 from jobs.storage.storage import Storage
 from orchestrator.records import comparison, lineage, runs
-from orchestrator.ui import live, run_page
+from orchestrator.ui import live, run_page, watching
 from orchestrator.ui.access import Tokens
 from orchestrator.ui.guard import Guard
 from orchestrator.ui.listing import RunList
 from orchestrator.ui.live import Follower
-from orchestrator.ui.operations import Kind, Lister, Operations, Place
+from orchestrator.ui.operations import Kind, Operations, Place
+from orchestrator.ui.watching import Watch
 from serve.http.auth import Owner
 
 COMPARED = 8
@@ -40,13 +41,16 @@ class Dashboard:
     storage: Storage
     listing: RunList
     follower: Follower
-    endpoints: Lister
-    queue: Lister
+    watch: Watch
     operations: Operations
 
 
 def create_application(
-    storage: Storage, place: Place, tokens: Tokens, names: frozenset[str]
+    storage: Storage,
+    place: Place,
+    tokens: Tokens,
+    names: frozenset[str],
+    watch: Watch | None = None,
 ) -> Guard:
     """Returns the ASGI application of a dashboard.
 
@@ -55,20 +59,19 @@ def create_application(
         place: Where its commands act.
         tokens: Those that are accepted.
         names: Names of hosts under which it may be reached.
+        watch: What observes the cluster; by default a process at `place`.
     """
-    return Guard(routes_of(storage, place), tokens, names)
+    return Guard(routes_of(storage, place, watch), tokens, names)
 
 
-def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
+def routes_of(storage: Storage, place: Place, watch: Watch | None = None) -> fastapi.FastAPI:
     """Returns the routes alone, which `Guard` has to protect."""
-    endpoints = Lister("endpoints", place)
     dashboard = Dashboard(
         storage=storage,
         listing=RunList(storage),
         follower=Follower(storage),
-        endpoints=endpoints,
-        queue=Lister("queue", place),
-        operations=Operations(place, endpoints.forget),
+        watch=watch or Watch(place),
+        operations=Operations(place),
     )
 
     @contextlib.asynccontextmanager
@@ -76,6 +79,7 @@ def routes_of(storage: Storage, place: Place) -> fastapi.FastAPI:
         threading.Thread(target=_read_first, args=(dashboard.listing,), daemon=True).start()
         yield
         dashboard.operations.close()
+        dashboard.watch.close()
 
     api = fastapi.FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     api.exception_handler(WinnowError)(_on_error)
@@ -115,7 +119,7 @@ def _add_runs(api: fastapi.FastAPI, on: Dashboard) -> None:
 
 
 def _add_models(api: fastapi.FastAPI, on: Dashboard) -> None:
-    """Adds the routes that show models, endpoints and the queue, and who asks."""
+    """Adds the routes that show models and the cluster, and who asks."""
 
     @api.get("/api/me")
     def me(request: fastapi.Request) -> fastapi.Response:
@@ -131,13 +135,14 @@ def _add_models(api: fastapi.FastAPI, on: Dashboard) -> None:
     def model(name: Model, version: Version) -> fastapi.Response:
         return _json(lineage.lineage(on.storage, name, version))
 
-    @api.get("/api/endpoints")
-    def endpoints() -> fastapi.Response:
-        return _json(on.endpoints.listed())
+    @api.get("/api/cluster")
+    def cluster() -> fastapi.Response:
+        return _json(on.watch.look())
 
-    @api.get("/api/queue")
-    def queue() -> fastapi.Response:
-        return _json(on.queue.listed())
+    @api.get("/api/cluster/events")
+    def cluster_events() -> fastapi.Response:
+        stream = watching.events(on.watch)
+        return fastapi.responses.StreamingResponse(stream, media_type="text/event-stream")
 
     @api.get("/api/operations")
     def operations() -> fastapi.Response:

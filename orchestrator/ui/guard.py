@@ -1,5 +1,6 @@
 """The ASGI layer around the dashboard: refuses requests, and sets the headers of every answer."""
 
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -26,6 +27,10 @@ HEADERS = (
 """Headers of every answer: the page loads its own files only, and no other page embeds it."""
 
 
+class RevokedError(Exception):
+    """The token of a request whose answer goes on is no longer accepted."""
+
+
 class Guard:
     """Lets through the requests that `refusal_of` does not refuse."""
 
@@ -41,7 +46,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
-        owner = self._tokens.owner_of(headers.get("authorization", ""))
+        authorization = headers.get("authorization", "")
+        owner = self._tokens.owner_of(authorization)
         path: str = scope["path"]
         refusal = refusal_of(scope["method"], path, headers, owner, self._names)
         cache = b"no-store" if path.startswith(API) else b"no-cache"
@@ -50,13 +56,17 @@ class Guard:
             if message["type"] == "http.response.start":
                 further = (*HEADERS, (b"cache-control", cache))
                 message["headers"] = [*message.get("headers", ()), *further]
+            elif owner and message.get("more_body") and not self._tokens.owner_of(authorization):
+                await send({"type": "http.response.body", "body": b""})
+                raise RevokedError  # ends a stream, which would go on for hours
             await send(message)
 
         if refusal:
             await _refuse(refusal, send_with_headers)
             return
         scope["owner"] = owner
-        await self._application(scope, receive, send_with_headers)
+        with contextlib.suppress(RevokedError):
+            await self._application(scope, receive, send_with_headers)
 
 
 async def _refuse(refusal: Refusal, send: Send) -> None:

@@ -1,19 +1,26 @@
 """The runs of a storage, read again only where their journals have changed."""
 
+import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from jobs.storage.storage import Storage
 from orchestrator.records import runs, summary
 from orchestrator.records.runs import Run
-from orchestrator.records.summary import Summary
+from orchestrator.records.summary import State, Summary
 
 FRESH_S = 2.0
 """How long a listing is shown again without looking at the storage."""
-COMPLETED_S = 60.0
-"""How long a completed run, which hardly ever goes on, is not looked at again."""
+SEEN_S: Mapping[State, float] = MappingProxyType(
+    {"completed": 60.0, "failed": 15.0, "interrupted": 15.0}
+)
+"""How long a run that has ended, and may be resumed, is not looked at again."""
+AT_ONCE = 16
+"""Runs of a bucket that are looked at together: each look waits for its answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +51,21 @@ class RunList:
             now = self._clock()
             if now - self._listed_at >= FRESH_S:
                 found = runs.every(self._storage)
-                self._seen = {run.id: self._look(run, now) for run in found}
+                looked = self._look_at(found, now)
+                self._seen = {run.id: seen for run, seen in zip(found, looked, strict=True)}
                 self._listed = tuple(self._seen[run.id].summary for run in found)
                 self._listed_at = now
             return self._listed
 
+    def _look_at(self, found: Sequence[Run], now: float) -> list[_Seen]:
+        if not self._storage.is_bucket:
+            return [self._look(run, now) for run in found]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(functools.partial(self._look, now=now), found))
+
     def _look(self, run: Run, now: float) -> _Seen:
         seen = self._seen.get(run.id)
-        if seen and seen.summary.state == "completed" and now - seen.at < COMPLETED_S:
+        if seen and now - seen.at < SEEN_S.get(seen.summary.state, 0.0):
             return seen
         journal = self._storage.objects.read(f"runs/{run.id}/{runs.JOURNAL}")
         tag = journal.tag if journal else None

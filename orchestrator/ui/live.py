@@ -1,13 +1,13 @@
 """What a run says while it goes on, as server-sent events; many watchers share one reader."""
 
 import asyncio
-import json
 import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import pydantic_core
 import starlette.concurrency
 
 from jobs.errors import WinnowError
@@ -109,15 +109,15 @@ async def events(follower: Follower, run: Run, after: int) -> AsyncIterator[byte
         try:
             said = await starlette.concurrency.run_in_threadpool(follower.said, run)
         except WinnowError as error:
-            yield _event("problem", {"error": str(error)})
+            yield event("problem", {"error": str(error)})
             return
         new = said.lines[after:][-SHOWN:]
         if new:
             after = len(said.lines)
-            yield _event("lines", {"next": after, "lines": [_values(line) for line in new]})
+            yield event("lines", {"next": after, "lines": [_values(line) for line in new]})
         if (said.state, said.events) != told:
             told = said.state, said.events
-            yield _event("state", {"state": said.state, "events": said.events})
+            yield event("state", {"state": said.state, "events": said.events})
         elif said.state != "running" and not new:
             return
         quiet_s = 0.0 if new else quiet_s + LOOK_S
@@ -157,5 +157,9 @@ def _values(line: Line) -> dict[str, str]:
     return {"time": line.time.isoformat(), "stage": line.stage, "text": line.text}
 
 
-def _event(name: str, data: object) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+def event(name: str, data: object) -> bytes:
+    """Returns a server-sent event; numbers that are not finite become null."""
+    return b"event: %s\ndata: %s\n\n" % (
+        name.encode(),
+        pydantic_core.to_json(data, inf_nan_mode="null"),
+    )

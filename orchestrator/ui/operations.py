@@ -6,38 +6,24 @@ of the server.
 
 import itertools
 import json
-import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import TypeAdapter
-
-from cluster import local
 from jobs.errors import RunError
-from orchestrator.decisions.leases import Entry
 from orchestrator.records.owner import VARIABLE
 from raywinnow import paths
-from serve.deploy.served import ServedVersion
 
 Kind = Literal["cancel", "promote", "rollback", "undeploy"]
-SHOWN_S = 20.0
-"""How long a listing of a cluster, which takes a process that joins Ray, is shown again."""
-LIST_TIMEOUT_S = 120.0
 KEPT = 100
 """Operations whose end is remembered."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-LISTED: Mapping[str, TypeAdapter[Any]] = MappingProxyType(
-    {"endpoints": TypeAdapter(tuple[ServedVersion, ...]), "queue": TypeAdapter(tuple[Entry, ...])}
-)
-"""What each command that lists something of a cluster prints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +58,6 @@ class Operation:
     """What the command said at its end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """What a command lists of the cluster."""
-
-    is_up: bool
-    """Whether there is a cluster to ask."""
-    found: tuple[Any, ...]
-    error: str
-    time: datetime
-
-
 def command_of(kind: Kind, target: str, place: Place) -> tuple[str, ...]:
     """Returns the words of the command that does an operation."""
     at = ("--storage", place.storage)
@@ -101,8 +76,8 @@ def command_of(kind: Kind, target: str, place: Place) -> tuple[str, ...]:
 class Operations:
     """The operations of a dashboard, one at a time for each target."""
 
-    def __init__(self, place: Place, on_end: Callable[[], None] = lambda: None) -> None:
-        self._place, self._on_end, self._lock = place, on_end, threading.Lock()
+    def __init__(self, place: Place) -> None:
+        self._place, self._lock = place, threading.Lock()
         self._numbers = itertools.count(1)
         self._every: dict[int, Operation] = {}
         self._processes: dict[int, subprocess.Popen[str]] = {}
@@ -144,56 +119,12 @@ class Operations:
 
     def _await(self, made: Operation) -> None:
         printed, _ = self._processes[made.number].communicate()
-        self._on_end()
         with self._lock:
             code = self._processes.pop(made.number).returncode
             text = _said(printed)
             state: Literal["done", "failed"] = "failed" if code else "done"
             text = text or (f"the command ended with exit code {code}" if code else "done")
             self._every[made.number] = replace(made, state=state, text=text)
-
-
-class Lister:
-    """What one of the commands in LISTED lists, asked for at most once in SHOWN_S seconds."""
-
-    def __init__(
-        self, command: str, place: Place, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._command, self._place, self._clock = command, place, clock
-        self._lock = threading.Lock()
-        self._found: Listed | None = None
-        self._asked_at = float("-inf")
-
-    def listed(self) -> Listed:
-        """Returns what is listed; waits for the answer if the last one is too old."""
-        with self._lock:
-            now = self._clock()
-            if self._found is None or now - self._asked_at >= SHOWN_S:
-                self._found = self._ask()
-                self._asked_at = self._clock()
-            return self._found
-
-    def forget(self) -> None:
-        """Ask again next time."""
-        self._asked_at = float("-inf")
-
-    def _ask(self) -> Listed:
-        now = datetime.now(UTC)
-        if not (self._place.address or os.environ.get("RAY_ADDRESS") or local.running()):
-            return Listed(is_up=False, found=(), error="", time=now)
-        address = ("--address", self._place.address) if self._place.address else ()
-        process = _start((self._command, *address, "--json"), self._place.folder)
-        try:
-            printed, _ = process.communicate(timeout=LIST_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            error = f"the cluster did not answer within {LIST_TIMEOUT_S:.0f} s"
-            return Listed(is_up=True, found=(), error=error, time=now)
-        if process.returncode:
-            return Listed(is_up=True, found=(), error=_said(printed), time=now)
-        found = LISTED[self._command].validate_json(printed)
-        return Listed(is_up=True, found=found, error="", time=now)
 
 
 def _start(
@@ -208,6 +139,7 @@ def _start(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        errors="replace",
     )
 
 

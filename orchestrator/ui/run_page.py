@@ -1,6 +1,7 @@
 """What the dashboard shows of one run, from the values that its stages recorded."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,10 +14,14 @@ from orchestrator.decisions.select import Option, Winner
 from orchestrator.records import charts, inputs, runs, summary
 from orchestrator.records.receipt import FitResult, Receipt
 from orchestrator.records.receipt_text import receipt_text
+from orchestrator.records.run_log import Line
 from orchestrator.records.runs import Notes, Run
 from orchestrator.records.summary import Summary, recorded
 from orchestrator.ui import live
 from orchestrator.ui.live import Curves, Said
+
+STARTS = ("owned", "resumed")
+"""Events that a process notes when it takes a run up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ def page_of(run: Run, said: Said, now: datetime) -> RunPage:
         trials=trials,
         curves=_curves(fit, said),
         is_simulated=any(each.placement.simulated for each in plan.candidates) if plan else False,
-        spent=_spent(notes, shown, winner, sweep_usd, now),
+        spent=_spent(_Moments.of(notes, said.lines), shown, winner, sweep_usd, now),
         receipt=receipt_text(receipt) if receipt else "",
     )
 
@@ -148,18 +153,45 @@ def _curves(fit: FitResult | None, said: Said) -> Curves:
     return Curves(fit.losses, of_log.metrics or {name: fit.evaluations})
 
 
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """What a run did when: pairs of a time and an event, which is empty for a line of the log."""
+
+    every: tuple[tuple[datetime, str], ...]
+    chosen: datetime | None
+    """When the winner was recorded."""
+
+    @classmethod
+    def of(cls, notes: Notes, lines: Sequence[Line]) -> "_Moments":
+        noted = [(datetime.fromisoformat(each["time"]), each) for each in notes]
+        moments = [(time, each["event"]) for time, each in noted]
+        moments += [(line.time, "") for line in lines]
+        chosen = next((time for time, each in noted if each.get("stage") == "winner"), None)
+        return cls(tuple(sorted(moments)), chosen)
+
+    def worked_s(self, begin: datetime, end: datetime) -> float:
+        """Returns the seconds of a period in which the run's process lived.
+
+        It did not between an end, or the last sign of one that died, and the next start.
+        """
+        within = [(begin, "chosen"), *(each for each in self.every if begin < each[0] < end)]
+        return sum(
+            (after[0] - before[0]).total_seconds()
+            for before, after in itertools.pairwise([*within, (end, "now")])
+            if before[1] not in runs.ENDS and after[1] not in STARTS
+        )
+
+
 def _spent(
-    notes: Notes, shown: Summary, winner: Winner | None, sweep_usd: float, now: datetime
+    moments: _Moments, shown: Summary, winner: Winner | None, sweep_usd: float, now: datetime
 ) -> Spent:
     """Returns the time since the run was created, and what sweep and training have cost."""
-    end = now if shown.state == "running" else datetime.fromisoformat(notes[-1]["time"])
+    end = now if shown.state == "running" or not moments.every else moments.every[-1][0]
     time_s = (end - shown.created).total_seconds() if shown.created else None
     if shown.cost_usd is not None or winner is None:
         return Spent(time_s, shown.cost_usd or sweep_usd or None, shown.cost_usd is not None)
     price = winner.candidate.placement.price_usd_per_hour
-    chosen = (each["time"] for each in notes if each.get("stage") == "winner")
-    began = next(chosen, None)
-    if price is None or began is None:
+    if price is None or moments.chosen is None:
         return Spent(time_s, sweep_usd or None, is_final=False)
-    fit_s = (end - datetime.fromisoformat(began)).total_seconds()
+    fit_s = moments.worked_s(moments.chosen, end)
     return Spent(time_s, sweep_usd + price * fit_s / 3600, is_final=False)

@@ -1,6 +1,7 @@
 """Lists and removes the endpoints of a cluster."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import httpx
 import ray.serve
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from jobs.errors import DeployError
 from jobs.spec.serve import ServeSpec
 from serve.deploy import haproxy_client
+from serve.deploy.rollout import Counts
 from serve.deploy.routing import Routes, model_of, version_of
 from serve.deploy.served import Application, ServedVersion, served
 
@@ -31,13 +33,34 @@ def states() -> dict[str, str]:
 
 def every(port: int) -> tuple[ServedVersion, ...]:
     """Returns every version that the cluster serves, with its route, state and replicas."""
-    found = ray.serve.status().applications
-    applications = [
-        Application(name, each.status.value, _running(each.deployments.values()))
-        for name, each in found.items()
-    ]
-    routes = haproxy_client.read() if found else {}
+    applications = _applications()
+    routes = haproxy_client.read() if applications else {}
     return served(applications, routes, _proxy_routes(port) if routes is None else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a cluster serves, and what its HAProxy has counted."""
+
+    versions: tuple[ServedVersion, ...]
+    routes: Routes
+    counts: Mapping[str, Counts]
+    """Answers and errors by application; empty without HAProxy."""
+
+
+def observe(port: int) -> Observed:
+    """Returns what `every` returns, with the routes and the counts of HAProxy."""
+    applications = _applications()
+    routes, counts = haproxy_client.observe() if applications else ({}, {})
+    by_route = _proxy_routes(port) if routes is None else {}
+    return Observed(served(applications, routes, by_route), routes or {}, counts)
+
+
+def _applications() -> list[Application]:
+    return [
+        Application(name, each.status.value, _running(each.deployments.values()))
+        for name, each in ray.serve.status().applications.items()
+    ]
 
 
 def _running(deployments: Iterable[ray.serve.schema.DeploymentStatusOverview]) -> int:

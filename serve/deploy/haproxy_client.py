@@ -26,6 +26,10 @@ TIMEOUT_S = 30.0
 SOCKET_TIMEOUT_S = 5.0
 ATTEMPTS, PAUSE_S = 20, 0.5
 """Most attempts to update the running HAProxy, and the pause between them."""
+Process = tuple[str, int]
+"""Socket and process id of a HAProxy."""
+Totals = Mapping[Process, Mapping[str, tuple[int, int]]]
+"""Answers and errors (5xx) of every backend, by process."""
 MAPS = (ingress.STABLE, ingress.CANARY, ingress.WEIGHTS, ingress.RATES, ingress.MODELS)
 
 
@@ -51,8 +55,27 @@ def write(changes: Mapping[str, Route | None]) -> None:
 
 def counts(application: str) -> Counts:
     """Returns an application's answers and its errors (5xx), as the head node's HAProxy counts."""
-    counters: Counts = _on_nodes(_counts, application, head_only=True)[0]
-    return counters
+    return by_application(_on_nodes(_totals, head_only=True)[0]).get(application, {})
+
+
+def observe() -> tuple[dict[str, Route] | None, dict[str, Counts]]:
+    """Returns what `read` returns, and what `counts` returns by application, in one question."""
+    texts, totals = _on_nodes(_observe, head_only=True)[0]
+    return None if texts is None else routing.parse(*texts), by_application(totals)
+
+
+def by_application(totals: Totals) -> dict[str, Counts]:
+    """Returns answers and errors by application and process; `totals` has them by backend.
+
+    Ray Serve names a backend by its protocol and its application, such as `http-reviews`.
+    """
+    found: dict[str, dict[Process, tuple[int, int]]] = {}
+    for process, backends in totals.items():
+        for backend, (answers, errors) in backends.items():
+            name = backend.partition("-")[2] or backend
+            known = found.setdefault(name, {}).get(process, (0, 0))
+            found[name][process] = known[0] + answers, known[1] + errors
+    return dict(found)
 
 
 def _on_nodes(work: object, *arguments: object, head_only: bool = False) -> list[Any]:
@@ -154,18 +177,22 @@ def _sockets(folder: Path) -> list[Path]:
     return running
 
 
-def _counts(application: str) -> Counts:
-    counters = dict[tuple[str, int], tuple[int, int]]()
+def _observe() -> tuple[tuple[str, ...] | None, Totals]:
+    return _read(), _totals() if _folder() else {}
+
+
+def _totals() -> Totals:
+    """Returns answers and errors (5xx) of this node's HAProxys, by process and backend."""
+    totals = dict[Process, dict[str, tuple[int, int]]]()
     for socket_path in _sockets(Path(_folder())):
         # in one connection, because Ray Serve may replace the process between two
         about, _, table = _command(socket_path, "show info;show stat").partition("# pxname")
-        requests = failed = 0
+        backends = totals.setdefault((str(socket_path), _process_in(about, socket_path)), {})
         for row in csv.DictReader(f"pxname{table}".splitlines()):
-            if row["svname"] == "BACKEND" and application in row["pxname"]:
+            if row["svname"] == "BACKEND":
                 classes = [int(row.get(f"hrsp_{kind}xx") or 0) for kind in range(1, 6)]
-                requests, failed = requests + sum(classes), failed + classes[-1]
-        counters[str(socket_path), _process_in(about, socket_path)] = requests, failed
-    return counters
+                backends[row["pxname"]] = sum(classes), classes[-1]
+    return totals
 
 
 def _command(socket_path: Path, command: str) -> str:

@@ -52,6 +52,21 @@ def test_every_sku_of_aws_has_a_type_on_demand_and_one_on_spot(written: dict[str
     assert all("RAY_AUTH_MODE=token" in words for words in written["worker_start_ray_commands"])
 
 
+def test_the_head_serves_the_dashboard_behind_a_file_of_tokens(tmp_path: Path) -> None:
+    tokens = str(tmp_path / "dashboard.tokens")
+    Path(tokens).touch()
+    made = make_cluster.cluster("i:1", REGION, ["T4"], ui=("team", tokens))
+    start, ui = made["head_start_ray_commands"]
+    assert "ray start --head" in start
+    assert made["file_mounts"][make_cluster.UI_TOKENS] == tokens
+    words = "winnow ui --storage s3://team/winnow --address 127.0.0.1:6379"
+    assert f"{words} --tokens {make_cluster.UI_TOKENS};" in ui
+    assert "--host" not in ui  # reached through a tunnel alone
+    said = subprocess.run(["bash", "-n", "-c", ui], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert prepared(made, tmp_path).returncode == 0
+
+
 def test_ray_takes_the_file_and_prepares_it(written: dict[str, Any], tmp_path: Path) -> None:
     done = prepared(written, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from orchestrator.notices import Remark
 from orchestrator.records import runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
-from tests.builders import any_of, eventually, hold_device, inventory, job, plan_of
+from tests.builders import any_of, eventually, hold_device, inventory, job, measurement, plan_of
 
 if TYPE_CHECKING:  # ray is imported once the cluster is joined
     from jobs.training.events import Report
@@ -177,6 +177,31 @@ def test_a_winner_whose_devices_stay_busy_gives_way_in_the_job_that_is_kept_too(
     kept = loads(context.run.kept(runs.WINNER) or b"").resources
     assert kept is not None
     assert [str(p.accelerators) for p in kept.any_of] == [found.candidate.placement.name]
+
+
+def test_a_measured_placement_that_stays_busy_while_it_is_confirmed_may_still_win(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    """Its first timing counts, and its devices are waited for anew before the fit."""
+    from orchestrator.speeds import Speeds, confirm
+
+    available, plan, remarks = prepared(tmp_path, then="fail", any_of=LISTED)
+    context = available._context
+    for candidate in plan.candidates:
+        context.run.append("measurements", measurement(candidate.id))
+    speeds, winner = Speeds(context, plan), select.select_unmeasured(plan)
+    best = plan.candidate(winner.candidate.id)
+    with held(plan, best.placement.name):
+        again = replace(winner, finalists=(best.id,))
+        assert not confirm(context, plan, speeds, again, (), available)
+    why = "an endpoint or another program holds devices"
+    told = f"{best.placement.name} stayed busy for 1s ({why}); what was measured before counts"
+    assert remarks == [told]
+    found = available.available(speeds.predictions)
+    assert best.id in {prediction.candidate for prediction in found}
+    taken = available.await_free(best)
+    assert taken is not None
+    assert taken.option == best.placement
 
 
 def test_a_trained_run_goes_on_without_its_base_and_its_nodes(

@@ -18,9 +18,13 @@ import transformers
 import yaml
 
 from cluster.session import Connection
+from jobs.loader import loads
 from jobs.storage.storage import Storage, open_storage
 from orchestrator.decisions.measurement import Measurement
-from orchestrator.records import registry, runs
+from orchestrator.records import lineage, registry, runs
+from orchestrator.records.receipt import FitResult
+from orchestrator.ui.operations import Operations, Place
+from serve.version import ModelVersion
 from tests import s3
 from tests.builders import MINILM, any_of, eventually, sweep, training_workers
 from tests.commands import call, printed
@@ -95,11 +99,43 @@ def check_refusal(url: str) -> None:
     assert secret not in refused.text
 
 
-def check_promote(version: str, storage: Path, url: str) -> None:
+def check_promote(version: str, storage: Storage, url: str) -> None:
     """A version is deployed by the name of its model, with the settings that it had."""
-    words = ("models", "promote", "tiny-reviews", version, "--storage", str(storage), "--json")
+    words = ("models", "promote", "tiny-reviews", version, "--storage", storage.url, "--json")
     promoted = printed("models promote", finish(winnow(*words))[1])
     assert (promoted["version"], promoted["url"]) == (version, url)
+    assert httpx.get(f"{url}/health").json()["version"] == version
+
+
+def published_again(run: runs.Run, version: ModelVersion) -> str:
+    """The id of another version of the same weights: its model card names another run."""
+    fit = run.value("fit", FitResult)
+    spec = loads(run.kept(runs.SPEC_FILE) or b"")
+    again = registry.publish(
+        spec, fit.checkpoint, version.labels, run_id="again", storage=run.storage
+    )
+    assert again.id != version.id
+    return again.id
+
+
+def check_rollback(version: str, storage: Storage, url: str, folder: Path) -> None:
+    """The dashboard's button deploys the version before by the name of the model."""
+    operations = Operations(Place(storage.url, folder))
+    operations.begin("rollback", "tiny-reviews", "olga")
+    assert eventually(lambda: operations.recent()[0].state != "running", within_s=240)
+    (done,) = operations.recent()
+    assert (done.state, done.text) == ("done", "done")
+    assert httpx.get(f"{url}/health").json()["version"] == version
+    last = lineage.lineage(storage, "tiny-reviews", version).deployed[-1]
+    assert (last.version, last.by) == (version, "olga")
+
+
+def check_moves(run: runs.Run, version: str, url: str, folder: Path) -> None:
+    """Versions are promoted and rolled back by the name of their model."""
+    first = registry.read(run.storage, "tiny-reviews", version)
+    check_promote(first.id, run.storage, url)
+    check_promote(published_again(run, first), run.storage, url)
+    check_rollback(first.id, run.storage, url, folder)
 
 
 def check_undeploy(version: str) -> None:
@@ -169,7 +205,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     again = json.loads(resumed[1])
     assert (again["run"], again["receipt"]) == (outcome["run"], receipt)
 
-    check_promote(outcome["model"]["id"], tmp_path / "storage", url)
+    check_moves(run, outcome["model"]["id"], url, tmp_path)
     check_undeploy(outcome["model"]["id"])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster import ingress
 from serve.deploy import routing
-from serve.deploy.rollout import grown
+from serve.deploy.rollout import Counts, grown
 from serve.deploy.routing import Route
 from tests.builders import eventually
 from tests.haproxy import Proxy, running
@@ -63,6 +63,9 @@ def test_a_gate_counts_on_while_haproxy_is_replaced(
 ) -> None:
     from serve.deploy import haproxy_client
 
+    def totals() -> Counts:
+        return haproxy_client.by_application(haproxy_client._totals())["replicas"]
+
     def ask(proxy: Proxy, *paths: str) -> None:
         for path in paths:
             httpx.get(f"http://{proxy.host}{path}")
@@ -72,11 +75,11 @@ def test_a_gate_counts_on_while_haproxy_is_replaced(
         with running(tmp_path, port) as proxy:
             monkeypatch.setenv(ingress.FOLDER, str(proxy.folder))
             ask(proxy, *["/fine"] * 20)
-            readings = [haproxy_client._counts("replicas")]
+            readings = [totals()]
             ask(proxy, "/fine", "/broken")
-            readings.append(haproxy_client._counts("replicas"))
+            readings.append(totals())
             proxy.reload(port)
             ask(proxy, "/fine", "/broken", "/broken")
-            readings.append(haproxy_client._counts("replicas"))
+            readings.append(totals())
     assert len({*readings[0], *readings[2]}) == 2  # processes
     assert grown(readings) == (5, 3)

@@ -101,28 +101,27 @@ def fit(tell: Callable[[Mapping[str, float]], None]) -> None:
         watch.show(Stepped(step, 0.5, 32, 512, 640, 0.1, 0.1 * step))
 
 
-@pytest.fixture
-def asked(
-    ray_cluster: Connection, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def asked(ray_cluster: Connection, version: ModelVersion) -> Iterator[None]:
     """An endpoint with a token that has answered."""
     from cluster import discovery
     from serve.deploy import deployment, endpoints
 
-    monkeypatch.setenv("MONITORED_TOKENS", "secret")
     spec = {
         "route": "/watched",
         "engine": "torch-fp32",
         "auth": {"tokens_from": "MONITORED_TOKENS"},
     }
     serving = ServeSpec.model_validate(spec)
-    endpoint = deployment.deploy(
-        version,
-        serving,
-        discovery.discover(),
-        port=ray_cluster.serve_port,
-        find_version=lambda *_: version,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MONITORED_TOKENS", "secret")
+        endpoint = deployment.deploy(
+            version,
+            serving,
+            discovery.discover(),
+            port=ray_cluster.serve_port,
+            find_version=lambda *_: version,
+        )
     headers = {"authorization": "Bearer secret"}
     answer = httpx.post(f"{endpoint.url}/predict", json={"inputs": "a film"}, headers=headers)
     assert answer.status_code == 200
@@ -171,6 +170,46 @@ def test_every_metric_that_is_asked_for_is_scraped(published: ModelVersion) -> N
         return not missing
 
     assert eventually(all_there, within_s=60), missing
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("asked")
+def test_the_dashboard_sees_requests_times_and_devices(
+    ray_cluster: Connection, version: ModelVersion, tmp_path: Path
+) -> None:
+    """Through the process that observes the cluster for all browsers."""
+    from orchestrator.ui.operations import Place
+    from orchestrator.ui.watching import Watch
+
+    watch, headers = Watch(Place("", tmp_path)), {"authorization": "Bearer secret"}
+    url = f"http://127.0.0.1:{ray_cluster.serve_port}/watched/predict"
+
+    def has_figures() -> bool:
+        httpx.post(url, json={"inputs": "a film"}, headers=headers)
+        found = watch.look().found
+        return found is not None and any(each.p95_ms for each in found.endpoints)
+
+    try:
+        assert eventually(has_figures, within_s=90), watch.look()
+        cluster = watch.look().found
+    finally:
+        watch.close()
+    assert cluster
+    (served,) = [each for each in cluster.endpoints if each.served.version == version.id]
+    assert served.served.route == "/watched"
+    assert served.requests_per_s
+    assert served.error_share == 0.0
+    assert served.p50_ms
+    assert served.p50_ms <= (served.p95_ms or 0) < 10_000
+    nodes = {each.devices: each for each in cluster.nodes}
+    assert {name.partition(" x ")[2] for name in nodes} == {"A100-80GB", "L40S", "T4", "cpu"}
+    assert nodes["4 x T4"].is_simulated
+    assert (nodes["4 x T4"].kind, nodes["4 x T4"].total) == ("GPU", 4.0)
+    head = next(each for name, each in nodes.items() if name.endswith("cpu"))
+    assert head.use
+    assert head.use.cpu_percent is not None
+    assert 0 < (head.use.memory_gib or 0) < (head.use.of_gib or 0)
+    assert head.taken >= 1  # by the endpoint
 
 
 def scraped() -> set[str]:

@@ -13,14 +13,14 @@ export function allow(granted) {
 /** Returns a button that asks and then posts; nothing for a token that may only read. */
 export function action(label, title, text, path, then = () => {}) {
   if (scope !== "operate") return null;
-  const button = h("button", { type: "button", class: "danger", onclick: async () => {
+  const button = h("button", { type: "button", class: "danger", id: `do-${path.replaceAll("/", "-")}`, onclick: async () => {
     if (!await confirmed(label, title, text)) return;
     button.disabled = true;
     try {
       await follow(await post(path));
       then();
     } catch (error) {
-      show([line(label, "failed", error.message)]);
+      show(label, line(label, "failed", error.message));
     } finally {
       button.disabled = false;
     }
@@ -44,12 +44,24 @@ function confirmed(label, title, text) {
   });
 }
 
+/** Follows the changes that go on, whoever asked for them. */
+export async function followRunning() {
+  for (const each of await get("operations")) {
+    if (each.state === "running") follow(each).catch(() => {});
+  }
+}
+
 async function follow(begun) {
   for (let operation = begun; ;) {
-    show([line(`${operation.kind} ${operation.target}`, operation.state, operation.text)]);
+    const by = operation.state === "running" ? ` by ${operation.by}` : "";
+    show(begun.number, line(`${operation.kind} ${operation.target}${by}`, operation.state, operation.text));
     if (operation.state !== "running") return;
     await new Promise((resolve) => setTimeout(resolve, FOLLOWED_MS));
-    operation = (await get("operations")).find((each) => each.number === begun.number) ?? operation;
+    try {
+      operation = (await get("operations")).find((each) => each.number === begun.number) ?? operation;
+    } catch (error) {
+      if (error.status) throw error;  // else the connection is lost, and the command goes on
+    }
   }
 }
 
@@ -57,12 +69,17 @@ function line(what, state, text) {
   return h("p", {}, badge(state), ` ${what}${text && text !== state ? `: ${text}` : ""}`);
 }
 
+const lines = new Map();
 let timer;
-function show(lines) {
+
+/** Shows the newest line of an operation beside those of the others, until nothing is new. */
+function show(key, shown) {
   const place = document.getElementById("operations");
   clearTimeout(timer);
-  place.replaceChildren(...lines);
+  const isNew = lines.get(key)?.textContent !== shown.textContent;
+  lines.set(key, shown);
+  place.replaceChildren(...lines.values());
   place.hidden = false;
-  say(place.textContent);
-  timer = setTimeout(() => { place.hidden = true; }, SHOWN_MS);
+  if (isNew) say(shown.textContent);
+  timer = setTimeout(() => { place.hidden = true; lines.clear(); }, SHOWN_MS);
 }

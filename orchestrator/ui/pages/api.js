@@ -56,3 +56,33 @@ export async function stream(path, signal, take) {
     }
   }
 }
+
+/** Streams until the page is hidden, and not before it is seen: browsers open few connections to one host. */
+export async function streamWhileSeen(path, signal, take) {
+  const attempt = new AbortController(), stop = () => attempt.abort(), hide = () => document.hidden && stop();
+  await seen(signal);
+  signal.addEventListener("abort", stop);
+  document.addEventListener("visibilitychange", hide);
+  try {
+    await stream(path, attempt.signal, take);
+  } catch (error) {
+    if (signal.aborted || !attempt.signal.aborted) throw error;
+  } finally {
+    signal.removeEventListener("abort", stop);
+    document.removeEventListener("visibilitychange", hide);
+  }
+}
+
+function seen(signal) {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (document.hidden && !signal.aborted) return;
+      document.removeEventListener("visibilitychange", look);
+      signal.removeEventListener("abort", look);
+      resolve();
+    };
+    document.addEventListener("visibilitychange", look);
+    signal.addEventListener("abort", look);
+    look();
+  });
+}

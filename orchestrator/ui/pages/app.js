@@ -1,9 +1,10 @@
 // Which page is shown, and to whom.
 
-import { allow } from "./actions.js";
+import { allow, followRunning } from "./actions.js";
 import { forgetToken, get, keepToken, takeToken } from "./api.js";
 import { h } from "./dom.js";
 import * as compare from "./compare.js";
+import * as devices from "./devices.js";
 import * as endpoints from "./endpoints.js";
 import * as models from "./models.js";
 import * as queue from "./queue.js";
@@ -11,6 +12,7 @@ import * as run from "./run.js";
 import * as runs from "./runs.js";
 
 const main = document.getElementById("main");
+const PAGES = new Map(Object.entries({ compare, models, endpoints, queue, devices }));
 let shown = new AbortController(), isKnown = false;
 
 async function route() {
@@ -18,8 +20,8 @@ async function route() {
   shown = new AbortController();
   const { signal } = shown;
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decodeURIComponent);
-  const page = name === "runs" ? (rest.length ? run : runs) : { compare, models, endpoints, queue }[name];
+  const [name = "runs", ...rest] = path.split("/").filter(Boolean).map(decoded);
+  const page = name === "runs" ? (rest.length ? run : runs) : PAGES.get(name);
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#/${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -42,11 +44,20 @@ async function route() {
   }
 }
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;  // a link that was cut off
+  }
+}
+
 async function greet() {
   const me = await get("me");
   isKnown = true;
   allow(me.scope);
   document.getElementById("nav").hidden = false;
+  followRunning().catch(() => {});
   document.getElementById("who").textContent = `${me.storage} · ${me.name}${me.scope === "read" ? " (may read)" : ""}`;
 }
 

@@ -17,15 +17,16 @@ export async function show(place, _, signal, query) {
   const found = await get(`compare?${ids.map((id) => `run=${encodeURIComponent(id)}`).join("&")}`, signal);
   const names = found.runs.map((run) => run.id), time = found.runs.map((run) => run.time_s), cost = found.runs.map((run) => run.cost_usd);
   const metrics = Object.entries(found.metrics), fields = Object.entries(found.fields);
-  const axes = [...fields, ["time, s", time], ["cost, $", cost], ...metrics].map(([name, values]) => ({ name, values })).filter(({ values }) => values.some((value) => value != null));
+  const known = (pairs) => pairs.map(([name, values]) => ({ name, values })).filter(({ values }) => values.some((value) => value != null));
+  const results = known([["time, s", time], ["cost, $", cost], ...metrics]).slice(0, MOST_AXES), all = known(fields);
+  const shown = [...all.slice(0, MOST_AXES - results.length), ...results], left = all.length - (shown.length - results.length);
   const rows = [
     ["state", found.runs.map((run) => badge(run.state))], ["owner", found.runs.map((run) => run.owner ?? NOTHING)], ["winner", found.runs.map((run) => run.winner ?? NOTHING)],
     ...metrics.map(([name, values]) => [name, values.map(metric)]), ["time", time.map(duration)], ["cost", cost.map(usd)],
     ...fields.map(([name, values]) => [name, values.map((value) => value == null ? NOTHING : String(value))])];
   const columns = [{ name: "", cell: ([name]) => name }, ...names.map((name, at) => ({ name: h("a", { href: `#/runs/${name}` }, name), cell: ([, values]) => values[at] }))];
-  if (axes.length > 1) {
-    const shown = axes.length > MOST_AXES ? [...axes.slice(0, MOST_AXES - metrics.length), ...axes.slice(-metrics.length)] : axes;
-    place.append(card("Parallel coordinates", axes.length > shown.length && h("p", { class: "soft" }, `${axes.length - shown.length} further fields are in the table`), parallel(shown, names)));
+  if (shown.length > 1) {
+    place.append(card("Parallel coordinates", left > 0 && h("p", { class: "soft" }, `${left} further fields are in the table`), parallel(shown, names)));
   }
   place.append(card("What differs", table("What differs between the runs", columns, rows)));
 }

@@ -51,6 +51,11 @@ export function badge(state) {
   return h("span", { class: `state ${/^[A-Za-z_]+$/.test(state) ? state : ""}` }, state);
 }
 
+/** Returns a bar with a text, such as a share of devices. */
+export function meter(label, value, most, text) {
+  return h("span", { class: "meter" }, h("progress", { max: most, value: Math.min(value, most), "aria-label": label }), ` ${text}`);
+}
+
 /** Reads a text to those who do not see the page. */
 export function say(text) {
   document.getElementById("said").textContent = text;

@@ -41,6 +41,18 @@ export function number(value, unit = "") {
   return `${value.toLocaleString(undefined, { maximumSignificantDigits: 4 })}${unit && ` ${unit}`}`;
 }
 
+/** Returns a time in milliseconds. */
+export function milliseconds(value) {
+  if (value == null) return NOTHING;
+  return value < 10 ? `${value.toFixed(1)} ms` : value < 10000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;
+}
+
+/** Returns a share as a percentage. */
+export function share(value) {
+  if (value == null) return NOTHING;
+  return `${Number((100 * value).toPrecision(2))}%`;
+}
+
 /** Returns metrics in one line. */
 export function metrics(values) {
   return Object.entries(values).map(([name, value]) => `${name} ${metric(value)}`).join(", ") || NOTHING;

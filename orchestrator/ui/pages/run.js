@@ -1,7 +1,7 @@
 // One run: what it says, its curves, its plan, what it found and what it costs.
 
 import { action } from "./actions.js";
-import { get, stream } from "./api.js";
+import { get, streamWhileSeen } from "./api.js";
 import { Curves, scatter } from "./charts.js";
 import { badge, card, facts, h, say, table } from "./dom.js";
 import { NOTHING, age, duration, interval, metric, metrics, number, params, usd, when } from "./format.js";
@@ -37,12 +37,12 @@ export async function show(place, [id], signal) {
   signal.addEventListener("abort", () => clearTimeout(waiting));
   function soon() {
     clearTimeout(waiting);
-    waiting = setTimeout(() => { read_at = Date.now(); read().catch(() => {}); }, Math.max(0, read_at + REREAD_MS - Date.now()));
+    waiting = setTimeout(() => { read_at = Date.now(); read().catch((error) => { if (!signal.aborted && (!error.status || error.status >= 500)) soon(); }); }, Math.max(0, read_at + REREAD_MS - Date.now()));
   }
   let state;
   while (!signal.aborted) {
     try {
-      await stream(`runs/${id}/events?after=${log.next}`, signal, (event, data) => {
+      await streamWhileSeen(`runs/${id}/events?after=${log.next}`, signal, (event, data) => {
         if (event === "lines") log.add(data);
         if (event === "problem") log.add({ next: log.next, lines: [{ time: new Date().toISOString(), stage: "", text: data.error }] });
         if (event === "state") {
@@ -56,7 +56,7 @@ export async function show(place, [id], signal) {
       say("the connection to the dashboard is lost; trying again");
     }
     if (state && state !== "running") return;
-    await new Promise((resolve) => setTimeout(resolve, REREAD_MS));
+    if (!document.hidden) await new Promise((resolve) => setTimeout(resolve, REREAD_MS));
   }
 }
 

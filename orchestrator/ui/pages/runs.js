@@ -53,11 +53,17 @@ export async function show(place, _, signal) {
   filter.placeholder = "run, owner or winner";
   place.addEventListener("chosen", draw, { signal });
   while (!signal.aborted) {
-    const text = document.hidden && shown ? shown : JSON.stringify(await get("runs", signal));
-    if (text !== shown) {
-      shown = text;
-      runs = JSON.parse(text);
-      draw();
+    try {
+      const text = document.hidden && shown ? shown : JSON.stringify(await get("runs", signal));
+      if (text !== shown) {
+        shown = text;
+        runs = JSON.parse(text);
+        draw();
+      }
+    } catch (error) {
+      if (signal.aborted || !shown || error.status === 401) throw error;
+      count.textContent = `${runs.length} runs as of a while ago; trying again: ${error.message}`;
+      shown = "again";
     }
     await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
   }

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cluster import local
 from cluster.session import Connection
-from tests.builders import MINIMAL
+from orchestrator.ui import standing
+from tests.builders import MINIMAL, eventually
 from tests.commands import call, own_process
 
 pytestmark = pytest.mark.ray
@@ -27,6 +29,33 @@ def test_up_takes_a_cluster_with_the_same_nodes_and_refuses_another(
     assert other.returncode == 1
     words = "with the simulated nodes A100-80GB:1, L40S:2, T4:4 is up, not one with the simulated"
     assert f"{words} nodes T4:1; stop it with `winnow down`" in " ".join(other.stderr.split())
+
+
+def test_up_starts_the_dashboard_beside_the_cluster_that_is_up(
+    ray_cluster: Connection, tmp_path: Path
+) -> None:
+    """Whatever its nodes; it sees them."""
+    home = {"WINNOW_HOME": os.environ["WINNOW_HOME"]}
+    done = call(tmp_path, "up", "--ui", "--json", environment=home)
+    assert done.returncode == 0, done.stdout
+    said = json.loads(done.stdout)
+    assert said["started"] is False
+    url, _, token = said["ui"].partition("/#token=")
+    headers = {"Authorization": f"Bearer {token}"}
+    names = set[str]()
+
+    def has_nodes() -> bool:
+        view = httpx.get(f"{url}/api/cluster", headers=headers, trust_env=False).json()
+        names.update(node["devices"] for node in (view["found"] or {"nodes": []})["nodes"])
+        return bool(names)
+
+    try:
+        assert eventually(has_nodes, within_s=120)
+        assert {"1 x A100-80GB", "2 x L40S", "4 x T4"} < names
+        again = json.loads(call(tmp_path, "up", "--ui", "--json", environment=home).stdout)
+        assert again["ui"] == said["ui"]
+    finally:
+        assert standing.stop()
 
 
 def test_a_local_cluster_is_known_by_its_addresses(ray_cluster: Connection, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What a job becomes on Kubernetes, checked against the schemas of those who read it."""
 
 import copy
+import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -255,6 +257,57 @@ def test_no_pod_of_ray_starts_without_the_secrets_that_the_job_names() -> None:
     for container in rays:
         values = {each["name"]: each for each in container["env"]}
         assert values["HF_TOKEN"]["valueFrom"] == wanted
+
+
+@pytest.mark.parametrize(("priority", "name"), [(50, "winnow-50"), (-3, "winnow-minus-3")])
+def test_kueue_knows_the_priority_by_a_class_that_is_written_too(priority: int, name: str) -> None:
+    found = manifests.documents_of(
+        whole_job(priority=priority), Options(IMAGE, namespace="ml", queue="gpus")
+    )
+    (document,) = found["job/rayjob.yaml"]
+    assert document["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == name
+    (made,) = found["priority/priority.yaml"]
+    assert (made["kind"], made["apiVersion"]) == (
+        "WorkloadPriorityClass",
+        "kueue.x-k8s.io/v1beta1",
+    )
+    assert (made["metadata"]["name"], made["value"]) == (name, priority)
+    (folder,) = found["priority/kustomization.yaml"]
+    assert "namespace" not in folder  # a class is of the whole cluster
+    assert folder["resources"] == ["priority.yaml"]
+
+
+def test_a_job_without_a_queue_or_a_priority_names_no_class(
+    files: dict[str, list[Document]],
+) -> None:
+    unqueued = manifests.documents_of(whole_job(priority=50), Options(IMAGE))
+    for found in (files, unqueued):
+        (document,) = found["job/rayjob.yaml"]
+        assert "kueue.x-k8s.io/priority-class" not in document["metadata"]["labels"]
+        assert not any(path.startswith("priority/") for path in found)
+
+
+def test_the_head_of_a_cluster_that_stays_serves_the_dashboard_behind_tokens() -> None:
+    options = Options(IMAGE, namespace="ml", has_ui=True)
+    found = manifests.documents_of(whole_job(), options)
+    (document,) = found["cluster/raycluster.yaml"]
+    pod = document["spec"]["headGroupSpec"]["template"]
+    kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pod}, VERSION, strict=True)
+    container = pod["spec"]["containers"][0]
+    script = container["lifecycle"]["postStart"]["exec"]["command"][-1]
+    words = shlex.split(script.partition("do ")[2].partition(";")[0])
+    assert words[:6] == ["python", "-m", "raywinnow", "ui", "--host", "0.0.0.0"]
+    options_of = dict(itertools.pairwise(words[4:]))
+    assert options_of["--storage"] == "s3://team/winnow"
+    assert options_of["--name"] == "reviews-cluster-head-svc.ml"
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert options_of["--tokens"] == f"{mounts['ui']}/tokens"
+    assert {"name": "winnow-ui", "containerPort": 8270} in container["ports"]
+    (policy,) = found["cluster/network.yaml"]
+    admitted = [rule["ports"] for rule in policy["spec"]["ingress"] if "ports" in rule]
+    assert [{"protocol": "TCP", "port": 8270}] in admitted
+    for path in ("job/rayjob.yaml", "endpoint/rayservice.yaml"):
+        assert "winnow-ui" not in objects.to_text(*found[path])
 
 
 def test_a_redis_takes_the_place_of_rocksdb() -> None:

@@ -1,60 +1,25 @@
 """The dashboard's answers, from a storage as runs write it."""
 
-import itertools
 import json
-import shutil
 import tarfile
-import time
-from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
-from starlette.routing import BaseRoute
 
-from jobs.storage.storage import Storage, open_storage
+from jobs.storage.storage import open_storage
 from jobs.training.events import Evaluated, Started, Stepped
+from orchestrator.decisions import select
 from orchestrator.notices import Notice, Pace
-from orchestrator.records import cancellation, lease, lineage, registry, removal, run_log, runs
-from orchestrator.ui import live
-from orchestrator.ui.access import Tokens
-from orchestrator.ui.app import create_application, routes_of
-from orchestrator.ui.listing import COMPLETED_S, FRESH_S, RunList
-from orchestrator.ui.operations import Place
+from orchestrator.records import cancellation, lease, registry, run_log, runs
+from orchestrator.ui import live, run_page
 from orchestrator.watch import FitWatch
-from serve.http import auth
-from serve.http.auth import Owner
-from tests.builders import eventually, job
-from tests.orchestrator.records import acting
+from tests.builders import eventually, inventory, plan_of
 from tests.orchestrator.ui import stored
+from tests.orchestrator.ui.asking import client
 from tests.orchestrator.ui.stored import Stored
 
 OLD = Path(__file__).parents[1] / "storage-0.1.0.tar.xz"
-URL = "http://127.0.0.1:8270"
-OWNERS = {"read": Owner("eve", "read"), "operate": Owner("olga", "operate")}
-BUTTONS = {
-    "/api/runs/{identity}/cancel",
-    "/api/models/{name}/{version}/promote",
-    "/api/models/{name}/rollback",
-    "/api/endpoints/{name}/undeploy",
-}
-
-
-def client(storage: Storage, folder: Path, scope: str = "read") -> TestClient:
-    """A client with a token of a scope, named as the scope."""
-    tokens = Tokens({auth.digest(name): owner for name, owner in OWNERS.items()})
-    names = frozenset({"127.0.0.1"})
-    application = create_application(storage, Place(storage.url, folder), tokens, names)
-    return TestClient(application, URL, headers={"Authorization": f"Bearer {scope}"})
-
-
-@pytest.fixture
-def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stored]:
-    """A storage with runs in every state, on a machine without a cluster."""
-    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with stored.everything(tmp_path) as found:
-        yield found
 
 
 def test_runs_models_and_endpoints_are_listed(full: Stored, tmp_path: Path) -> None:
@@ -71,9 +36,8 @@ def test_runs_models_and_endpoints_are_listed(full: Stored, tmp_path: Path) -> N
         deployed = [each["version"]["id"] for each in models if each["is_deployed"]]
         assert len(models) == 3
         assert deployed == [registry.deployed(full.storage, "reviews")[-1]]
-        for listing in ("endpoints", "queue"):
-            listed = reader.get(f"/api/{listing}").json()
-            assert (listed["is_up"], listed["found"], listed["error"]) == (False, [], "")
+        view = reader.get("/api/cluster").json()
+        assert (view["is_up"], view["found"], view["error"]) == (False, None, "")
 
 
 def test_a_run_has_its_plan_options_trials_curves_and_receipt(full: Stored, tmp_path: Path) -> None:
@@ -146,38 +110,40 @@ def test_what_a_run_says_is_streamed_until_its_end(full: Stored, tmp_path: Path)
     assert json.loads(events[1][1].removeprefix("data: ")) == {"state": "failed", "events": 2}
 
 
-def test_a_read_token_changes_nothing_on_any_route(full: Stored, tmp_path: Path) -> None:
-    routes = routes_of(full.storage, Place(full.storage.url, tmp_path)).routes
-    paths = {path for path in map(path_of, routes) if path.startswith("/api/")}
-    assert paths > BUTTONS
-    values = {"identity": full.running, "name": "reviews", "version": full.versions[0]}
-    before = content(full.storage.folder)
-    with client(full.storage, tmp_path) as reader:
-        for path, method in itertools.product(paths, ("POST", "PUT", "PATCH", "DELETE", "QUERY")):
-            answer = reader.request(method, path.format(**values))
-            assert (answer.status_code, "scope operate" in answer.text) == (403, True), path
-        for path in paths - {"/api/runs/{identity}/events"}:
-            reader.get(path.format(**values))
-        assert reader.get("/api/operations").json() == []
-    assert content(full.storage.folder) == before
-
-
-def test_nothing_is_said_without_a_token_or_to_another_host(full: Stored, tmp_path: Path) -> None:
-    routes = routes_of(full.storage, Place(full.storage.url, tmp_path)).routes
-    values = {"identity": full.running, "name": "reviews", "version": full.versions[0]}
-    with client(full.storage, tmp_path, "operate") as reader:
-        for route, method in itertools.product(routes, ("GET", "POST")):
-            path = path_of(route).format(**values) or "/index.html"
-            other = reader.request(method, path, headers={"Host": "evil.example"})
-            assert other.status_code == 421, path
-            if path.startswith("/api/"):
-                for token in ("", "Bearer wrong", "Basic operate"):
-                    refused = reader.request(method, path, headers={"Authorization": token})
-                    assert (refused.status_code, list(refused.json())) == (401, ["error"])
-        page = reader.get("/", headers={"Authorization": ""})
-        assert page.status_code == 200
-        assert page.headers["content-security-policy"].startswith("default-src 'self';")
-        assert full.running not in page.text
+def test_what_a_run_cost_so_far_leaves_out_its_pauses(tmp_path: Path) -> None:
+    """Interrupted after an hour, resumed after days; died an hour later, and is up for an hour."""
+    storage, spec = open_storage(tmp_path), stored.swept()
+    run, now = runs.create(storage, spec, stored.NOW), stored.NOW
+    plan = plan_of(spec, inventory(T4=1, V100_16GB=1))
+    winner = select.select_unmeasured(plan)
+    price = winner.candidate.placement.price_usd_per_hour
+    assert price
+    run.write("plan", plan)
+    run.write("winner", winner)
+    hours: dict[float, dict[str, str]] = {
+        0.0: {"event": "created", "digest": "1a"},
+        1.0: {"event": "finished", "stage": "winner"},
+        2.0: {"event": "interrupted"},
+        90.0: {"event": "resumed"},
+        90.1: {"event": "owned", "epoch": "2"},
+        200.0: {"event": "owned", "epoch": "3"},
+    }
+    notes = [
+        {"time": (now + timedelta(hours=at)).isoformat(), **note} for at, note in hours.items()
+    ]
+    text = "".join(f"{json.dumps(note)}\n" for note in notes)
+    storage.objects.write(f"runs/{run.id}/{runs.JOURNAL}", text.encode())
+    line = run_log.Line(now + timedelta(hours=91.1), "fit", "5/90 loss 0.1, 3 samples/s")
+    run.append(run_log.NAME, line)
+    key = runs.lease_key(spec)
+    with lease.held(storage.objects, key, "job", lambda _: None) as held:
+        notes[-1] |= {"epoch": str(held.epoch), "lease": key}
+        text = "".join(f"{json.dumps(note)}\n" for note in notes)
+        storage.objects.write(f"runs/{run.id}/{runs.JOURNAL}", text.encode())
+        page = run_page.page_of(run, live.Follower(storage).said(run), now + timedelta(hours=201))
+    assert page.summary.state == "running"
+    assert page.spent.cost_usd == pytest.approx(price * (1 + 1 + 1))
+    assert not page.spent.is_final
 
 
 def test_an_operator_cancels_a_run_through_its_command(full: Stored, tmp_path: Path) -> None:
@@ -202,54 +168,6 @@ def test_an_operator_cancels_a_run_through_its_command(full: Stored, tmp_path: P
         assert request.by == "olga"
 
 
-def test_names_that_commands_could_take_for_options_are_refused(
-    full: Stored, tmp_path: Path
-) -> None:
-    with client(full.storage, tmp_path, "operate") as operator:
-        for path in ("runs/--help/cancel", "models/-x/rollback", "endpoints/--help/undeploy"):
-            refused = operator.post(f"/api/{path}")
-            assert (refused.status_code, "is not valid" in refused.json()["error"]) == (422, True)
-        assert operator.get("/api/operations").json() == []
-
-
-def test_500_runs_and_50_models_are_listed_in_a_second(tmp_path: Path) -> None:
-    """In processor time, which other tests on the machine do not lengthen."""
-    storage = open_storage(tmp_path / "storage")
-    first = runs.create(storage, job(), stored.NOW, "alice@laptop")
-    first.note("failed", error="no data")
-    for number in range(1, 500):
-        copy = first.id.replace("120000", f"{120000 + number}")
-        shutil.copytree(first.folder, first.folder.with_name(copy))
-    for number in range(50):
-        made = acting.checkpoint(tmp_path / str(number), f"weights {number}")
-        registry.publish(job(), made, ("a",), run_id=f"run-{number}", storage=storage)
-    begin = time.process_time()
-    assert len(RunList(storage).every()) == 500
-    assert len(lineage.every(storage)) == 50
-    assert time.process_time() - begin < 1.0
-
-
-def test_a_listing_follows_the_storage(tmp_path: Path) -> None:
-    storage, now = open_storage(tmp_path), 0.0
-    listing = RunList(storage, lambda: now)
-    run, key = runs.create(storage, job(), stored.NOW), runs.lease_key(job())
-    with lease.held(storage.objects, key, "job", lambda _: None) as held:
-        run.note("owned", epoch=str(held.epoch), lease=key)
-        assert [each.state for each in listing.every()] == ["running"]
-    assert [each.state for each in listing.every()] == ["running"]  # seen a moment ago
-    now += FRESH_S
-    assert [each.state for each in listing.every()] == ["died"]
-    run.note("completed")
-    now += FRESH_S
-    assert [each.state for each in listing.every()] == ["completed"]
-    run.note("resumed")
-    now += COMPLETED_S
-    assert [each.state for each in listing.every()] == ["died"]
-    removal.remove_run(run)
-    now += FRESH_S
-    assert listing.every() == ()
-
-
 def test_curves_are_read_from_what_training_tells() -> None:
     told = list[Notice]()
     watch = FitWatch(told.append, 0.5, None, lambda: 0.0)
@@ -262,14 +180,3 @@ def test_curves_are_read_from_what_training_tells() -> None:
     assert found.losses == ((10, 0.2), (20, 0.1))
     assert found.metrics["accuracy"] == ((10, 0.1), (20, 0.2))
     assert found.metrics["recall@10"] == ((10, 12345.0), (20, 12345.0))
-
-
-def path_of(route: BaseRoute) -> str:
-    """The path of a route, or the prefix of a mount."""
-    return str(getattr(route, "path", ""))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file but the leases, which their holders renew."""
-    found = (path for path in folder.rglob("*") if path.is_file() and "leases" not in path.parts)
-    return {str(path): path.read_bytes() for path in found}

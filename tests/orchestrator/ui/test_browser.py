@@ -2,24 +2,18 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from docs.tools import pictures
 from orchestrator.records import cancellation, runs
-from orchestrator.ui.access import Tokens
-from orchestrator.ui.app import create_application
-from orchestrator.ui.operations import Place
-from serve.http import auth
-from serve.http.auth import Owner
+from orchestrator.ui.live import LOOK_S
 from tests.builders import eventually
-from tests.orchestrator.ui import browsing, stored
+from tests.orchestrator.ui import observing, stored
 from tests.orchestrator.ui.browsing import Page
-from tests.orchestrator.ui.stored import Stored
-from tests.serve.live import on_socket
+from tests.orchestrator.ui.shown import Dashboard, answering, browse
 
 pytestmark = pytest.mark.browser
 
@@ -28,39 +22,18 @@ VIEWS = ((1280, 900, "light"), (390, 844, "dark"))
 GRAVE = ("serious", "critical")
 
 
-@dataclass(frozen=True, slots=True)
-class Dashboard:
-    """A dashboard that answers, and what its storage has."""
-
-    url: str
-    stored: Stored
-
-
 @pytest.fixture
 def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     """A dashboard with the tokens `read` and `operate`, on a machine without a cluster."""
-    monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    owners = {auth.digest("read"): Owner("eve", "read")}
-    owners[auth.digest("operate")] = Owner("olga", "operate")
-    with stored.everything(tmp_path) as found:
-        place, names = Place(found.storage.url, tmp_path), frozenset({"127.0.0.1"})
-        with on_socket(create_application(found.storage, place, Tokens(owners), names)) as url:
-            yield Dashboard(url, found)
+    with answering(tmp_path, monkeypatch) as found:
+        yield found
 
 
-def browse(visit: Callable[[Page], Awaitable[None]]) -> None:
-    """Drives a page; skips where there is no browser, and fails if its console complains."""
-    browser = pictures.browser()
-    if browser is None:
-        pytest.skip("needs chromium")
-
-    async def drive() -> None:
-        async with browsing.page(browser) as page:
-            await visit(page)
-            assert page.problems == []
-
-    asyncio.run(drive())
+@pytest.fixture
+def beside_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    """The same, beside a cluster that serves, trains, and has owners and hosts with odd names."""
+    with answering(tmp_path, monkeypatch, observing.busy) as found:
+        yield found
 
 
 def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
@@ -77,6 +50,7 @@ def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
         f"models/reviews/{have.versions[0]}": "Deployments of the model",
         "endpoints": "No cluster is up",
         "queue": "No cluster is up",
+        "devices": "No cluster is up",
     }
 
     async def visit(page: Page) -> None:
@@ -97,6 +71,70 @@ def test_every_page_is_whole_and_accessible_in_both_sizes_and_schemes(
                 grave = [each for each in found["violations"] if each["impact"] in GRAVE]
                 assert grave == [], (path, width)
         assert await page.run("document.querySelectorAll('main img').length") == 0
+
+    browse(visit)
+
+
+def test_the_cluster_is_shown_live_in_both_sizes_and_schemes(beside_cluster: Dashboard) -> None:
+    """Names of owners and hosts stay text."""
+    old, new = beside_cluster.stored.versions[:2]
+    pages = {
+        "endpoints": (f"{new} answers 10% of /reviews, {old} the others", "412.6", "1.2%", "88 ms"),
+        "queue": ("L40S:2", f"1 of 1: {stored.OWNER}"),
+        "devices": ("2 of 2 GPUs", "0: 87%", "20.5 of 44.4 GiB", stored.OWNER, "does not answer"),
+    }
+
+    async def visit(page: Page) -> None:
+        for width, height, scheme in VIEWS:
+            await page.resize(width, height, scheme)
+            await page.go("about:blank")
+            await page.go(f"{beside_cluster.url}/#token=operate")
+            await page.see("olga")
+            await page.run(AXE.read_text("utf-8"))
+            for path, texts in pages.items():
+                await page.run(f"location.hash = '#/{path}'")
+                for text in texts:
+                    await page.see(text)
+                overflow = "document.documentElement.scrollWidth - innerWidth"
+                assert await page.run(overflow) <= 0, (path, width)
+                found = json.loads(await page.run("axe.run().then(JSON.stringify)"))
+                grave = [each for each in found["violations"] if each["impact"] in GRAVE]
+                assert grave == [], (path, width)
+                if folder := os.environ.get("WINNOW_PICTURES"):
+                    Path(folder, f"{path}-{width}.png").write_bytes(await page.picture())
+        assert await page.run("document.querySelectorAll('main img').length") == 0
+        await page.run("location.hash = '#/endpoints'")
+        buttons = "[...document.querySelectorAll('main button')].map((each) => each.textContent)"
+        await page.see("Undeploy topics")
+        labels = ("Roll reviews back", "Undeploy reviews", "Roll topics back", "Undeploy topics")
+        assert await page.run(buttons) == list(labels)
+
+    browse(visit)
+
+
+def test_a_page_that_nobody_sees_watches_nothing(beside_cluster: Dashboard) -> None:
+    def turn(hidden: str) -> str:
+        seen = f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})"
+        return f"{seen}; document.dispatchEvent(new Event('visibilitychange'))"
+
+    async def looks_at(now: float) -> bool:
+        """Whether the page makes the dashboard look at the cluster from a moment on."""
+        beside_cluster.observing.now = now
+        await asyncio.sleep(2 * LOOK_S + 1)
+        return beside_cluster.watch._looked_at == now
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{beside_cluster.url}/#token=read")
+        await page.see("eve")
+        await page.run("location.hash = '#/queue'")
+        await page.see("L40S:2")
+        assert await looks_at(1.0)
+        await page.run(turn("true"))
+        await asyncio.sleep(1)
+        assert not await looks_at(2.0)
+        await page.run(turn("false"))
+        await asyncio.sleep(1)
+        assert await looks_at(3.0)
 
     browse(visit)
 
@@ -123,6 +161,12 @@ def test_runs_are_filtered_sorted_chosen_and_compared(dashboard: Dashboard) -> N
         await page.run("[...document.links].find((a) => a.hash.startsWith('#/compare?')).click()")
         await page.see("train.optimizer.lr")
         assert await page.run("document.querySelectorAll('svg.parallel path.line').length") == 2
+        other = f"run={dashboard.stored.failed}&run={dashboard.stored.running}"
+        await page.run(f"location.hash = '#/compare?{other}'")
+        await page.see("further fields are in the table")
+        axes = "[...document.querySelectorAll('svg.parallel g > title')].map((e) => e.textContent)"
+        named = await page.run(axes)
+        assert len(named) == len(set(named)) == 12  # without metrics too
 
     browse(visit)
 
@@ -184,5 +228,24 @@ def test_a_reader_signs_in_and_has_no_buttons(dashboard: Dashboard) -> None:
         )
         assert outcome == 403
         page.problems.clear()  # the console tells of the refusal
+
+    browse(visit)
+
+
+def test_a_change_that_goes_on_is_shown_to_everybody_until_its_end(dashboard: Dashboard) -> None:
+    """Its command takes longer to start than a page to load."""
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{dashboard.url}/#token=operate")
+        await page.see("olga")
+        begun = await page.run(
+            "fetch('api/models/reviews/rollback', {method: 'POST',"
+            " headers: {Authorization: 'Bearer operate'}}).then((answer) => answer.status)"
+        )
+        assert begun == 202
+        await page.go("about:blank")
+        await page.go(f"{dashboard.url}/#token=read")
+        await page.see("rollback reviews by olga")
+        await page.see("it is not recorded how reviews@")
 
     browse(visit)
