@@ -229,7 +229,7 @@ class ServeSpec(SpecModel):
     model has positions for; left out, `data.max_length` of the job that trained it."""
     adapters: AdaptersSpec | None = None
     """Adapters of language models, published with `model.adapter.merge: false`, that share a base:
-    requests name them as `model: name@version`. They are read when they are first asked for."""
+    requests name one in `model`, as `name@version`. They are read when they are first asked for."""
     limits: LimitsSpec = LimitsSpec()
     """Limits beyond which requests are refused."""
     slo: SloSpec | None = None
