@@ -12,13 +12,14 @@ from jobs.errors import DeployError
 from serve.config import ReplicaConfig
 from serve.engines.generating.token_batch import CacheTooSmallError
 from serve.http.errors import HttpError
+from serve.tasks.causal_lm import engines
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.choices import merged
 from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH
 from serve.tasks.causal_lm.generation_request import SEEDS, GenerationRequest
-from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.prompts import Prompts
 from serve.tasks.causal_lm.schemas import PATH, ChatInfo
+from serve.tasks.causal_lm.text_engine import TextEngine, UnsupportedSettingError
 from serve.tasks.causal_lm.token_times import TokenTimes
 from serve.tasks.causal_lm.vocabulary import (
     GrammarError,
@@ -28,7 +29,7 @@ from serve.tasks.causal_lm.vocabulary import (
 from serve.tasks.generating.handler import GenerationHandler
 
 
-class ChatHandler(GenerationHandler[Generator]):
+class ChatHandler(GenerationHandler[TextEngine]):
     """Answers conversations with a language model."""
 
     path, other_paths = PATH, (COMPLETIONS_PATH,)
@@ -59,13 +60,9 @@ class ChatHandler(GenerationHandler[Generator]):
         super().adjust(changes)
         self.generator.batch_rows = self.config.batch_rows
 
-    def start(self, folder: Path) -> Generator:
-        """Returns the generator of the language model in a folder."""
-        own = self.config
-        settings = own.device, self.precision, own.threads, own.queue_tokens
-        longest = own.max_context or own.version.max_length
-        more: dict[str, Any] = {"batch_rows": own.batch_rows, "longest": longest}
-        return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+    def start(self, folder: Path) -> TextEngine:
+        """Returns the engine of the language model in a folder; raises DeployError."""
+        return engines.start(self.config, folder, self.precision)
 
     @property
     def info(self) -> ChatInfo:
@@ -143,6 +140,9 @@ class ChatHandler(GenerationHandler[Generator]):
                         yield index, piece
         except CacheTooSmallError as error:
             raise HttpError(422, "too_long", f"{error}; ask for fewer tokens") from None
+        except UnsupportedSettingError as error:
+            wrong = error.param or param
+            raise HttpError(422, "invalid_request", f"{wrong}: {error}", param=wrong) from None
         except (GrammarError, UnusableVocabularyError) as error:
             message = f"the answer cannot be held to the schema: {error}"
             raise HttpError(422, "invalid_request", message, param=param) from None
