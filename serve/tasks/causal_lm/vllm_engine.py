@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import threading
 import uuid
 from collections.abc import Coroutine, Iterator, Sequence
@@ -28,6 +29,8 @@ MOST_LOGPROBS = 20
 """Likeliest tokens of which requests may ask for the probabilities."""
 LEAST_SEQUENCES = 256
 """Answers that vLLM itself takes together at least, so that `batch_rows` may rise meanwhile."""
+LAST_ANSWERS_S = 1.0
+"""Time for errors to reach clients before a replica ends."""
 SHARE_OF_MEMORY, SHARE_OF_FREE = 0.9, 0.95
 """Of the GPU's memory, and of its free memory: vLLM takes the smaller one."""
 
@@ -114,9 +117,16 @@ class VllmEngine(OutsideEngine):
                     await self._written(job)
         except Exception as found:  # noqa: BLE001 - given to this client; the others continue
             error = found
+            self._check_alive()
         finally:
             self._tasks.pop(job, None)
             self._end(job, error)
+
+    def _check_alive(self) -> None:
+        """Ends the replica if vLLM's process has died, so that Ray starts another."""
+        if self._llm.errored:
+            LOG.critical("vLLM has died; the replica ends")
+            self._loop.call_later(LAST_ANSWERS_S, os._exit, 1)
 
     async def _written(self, job: OutsideJob) -> None:
         penalty = self._penalty(job.settings)
