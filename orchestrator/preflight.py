@@ -26,7 +26,7 @@ from jobs.spec import JobSpec, metric_rules
 from jobs.spec.data import SourceSpec
 from jobs.spec.harness import MARK, valid_name
 from jobs.spec.rules import Violation
-from jobs.spec.serve import EngineName
+from jobs.spec.serve import EngineName, TextEngineName
 from jobs.storage import files
 from jobs.storage.bucket import BucketObjects
 from jobs.storage.storage import S3_SCHEME, open_storage
@@ -42,7 +42,7 @@ TIMEOUT_S = 5.0
 error, because workers may have access to it."""
 
 
-def _names(engine: EngineName, spec: JobSpec) -> bool:
+def _names(engine: EngineName | TextEngineName, spec: JobSpec) -> bool:
     """Whether a job names an engine to serve with."""
     return bool(spec.serve and spec.serve.engine == engine)
 
@@ -55,6 +55,16 @@ PACKAGES: tuple[tuple[str, str, str, Callable[[JobSpec], bool]], ...] = (
     *(
         ("serve.engine", package, optional_packages.EXTRA, functools.partial(_names, engine))
         for engine, needed in optional_packages.NEEDS.items()
+        for package in needed
+    ),
+    *(
+        (
+            "serve.engine",
+            package,
+            optional_packages.TEXT_EXTRAS[text],
+            functools.partial(_names, text),
+        )
+        for text, needed in optional_packages.TEXT_NEEDS.items()
         for package in needed
     ),
 )
@@ -84,7 +94,7 @@ def check(spec: JobSpec, *, is_trained: bool = False) -> None:
 def remarks(spec: JobSpec) -> tuple[str, ...]:
     """What the job can do without and will not have: engines for CPUs that are not installed."""
     serve = spec.serve
-    if serve is None or serve.engine != "auto" or "engine" not in spec.task.serve_fields:
+    if serve is None or serve.engine != "auto" or not spec.task.has_scoring_engines:
         return ()
     if serve.accelerators.name.lower() != catalogue.CPU:
         return ()

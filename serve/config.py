@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 import pydantic_core
 
-from jobs.spec.serve import AdaptersSpec, EngineName, ServeSpec
+from jobs.spec.serve import AdaptersSpec, EngineName, ServeSpec, TextEngineName
 from jobs.spec.train import Precision
 from jobs.training.config import Device
 from serve.batching.policy import BLOCK_BATCHES, Limits
@@ -26,7 +26,9 @@ class ReplicaConfig:
     device: Device = "cpu"
     threads: int = 1
     engine: EngineName | None = None
-    """None to select the fastest engine that passes the acceptance check."""
+    """Engine that scores rows; None to select the fastest that passes the acceptance check."""
+    text_engine: TextEngineName | None = None
+    """Engine that writes a language model's answers; None to select the fastest one."""
     precision: Precision | None = None
     """Precision of the engine; None for any that passes the acceptance check."""
     batch_rows: int = 64
@@ -90,12 +92,22 @@ def configure(
         is_gpu: True if the replica has a GPU.
         token_hashes: SHA-256 of the accepted bearer tokens, in hex.
     """
+    engine: EngineName | None = None
+    text_engine: TextEngineName | None = None
+    match spec.engine:
+        case "auto":
+            pass
+        case "torch" | "vllm" | "openvino" as name:
+            text_engine = name
+        case other:
+            engine = other
     return ReplicaConfig(
         version=version,
         route=route,
         device="cuda" if is_gpu else "cpu",
         threads=1 if is_gpu else spec.accelerators.count,
-        engine=None if spec.engine == "auto" else spec.engine,
+        engine=engine,
+        text_engine=text_engine,
         precision=None if spec.precision == "auto" else spec.precision,
         batch_rows=spec.batching.max_batch_size,
         queue_tokens=spec.limits.queue_tokens,

@@ -13,7 +13,7 @@ from jobs.loader.draft import Draft
 from jobs.loader.fields import all_field_paths
 from jobs.loader.validation import validate
 from jobs.loader.words import path_meant
-from jobs.spec import metric_rules, rules, training_rules, unsupported
+from jobs.spec import engine_rules, metric_rules, rules, training_rules, unsupported
 from jobs.spec.job import JobSpec
 
 RULES: tuple[rules.Rule, ...] = (
@@ -21,6 +21,7 @@ RULES: tuple[rules.Rule, ...] = (
     metric_rules.violations,
     training_rules.violations,
     unsupported.unsupported,
+    engine_rules.engine_suits_the_job,
 )
 """Rules across fields that need nothing but the job."""
 

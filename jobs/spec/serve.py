@@ -31,7 +31,9 @@ EngineName = Literal[
     "torch-fp16",
     "torch-fp32",
 ]
-"""Library and what it computes in."""
+"""Library and what it computes in, of engines that score rows."""
+TextEngineName = Literal["torch", "vllm", "openvino"]
+"""Library of an engine that writes the answers of a language model."""
 
 
 class ReplicasSpec(SpecModel):
@@ -204,10 +206,12 @@ class ServeSpec(SpecModel):
     fallback: Items[Accelerators] = ()
     """Other GPUs for replicas that find no free `accelerators`: the first in the list that are
     free, with the same number for a replica. Each replica chooses its own engine."""
-    engine: EngineName | Literal["auto"] = "auto"
+    engine: Literal[EngineName, TextEngineName, "auto"] = "auto"
     """The library and precision that run the model; auto measures them and takes the fastest whose
-    scores are those of training. OpenVINO and ONNX Runtime need `pip install
-    'raywinnow[cpu-engines]'`; auto leaves out what is not installed."""
+    scores are those of training. For causal-lm and preference it is the library alone: torch, vllm
+    on a GPU, or openvino on a CPU, and auto takes the fastest that writes the model's answers.
+    OpenVINO and ONNX Runtime need `pip install 'raywinnow[cpu-engines]'`, and vLLM `pip install
+    'raywinnow[vllm]'`; auto leaves out what is not installed."""
     precision: Precision | Literal["auto"] = "auto"
     """Precision that engines may compute in; auto allows all whose scores pass."""
     replicas: ReplicasSpec = ReplicasSpec()

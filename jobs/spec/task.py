@@ -14,6 +14,8 @@ from jobs.spec.base import SpecModel
 from jobs.spec.row_form import RowForm
 
 Goal = Literal["max", "min"]
+EngineKind = Literal["scores", "text"]
+"""What the engines do that serve a task: score rows, or write the answers of a language model."""
 ServeField = Literal[
     "adapters", "engine", "grpc", "fronts", "max_context", "slo.p95_ttft", "slo.p95_tpot"
 ]
@@ -115,6 +117,8 @@ class Task:
     """Rules of a rollout's gate that compare answers of two versions."""
     serve_fields: tuple[ServeField, ...] = ("engine", "grpc", "fronts")
     """Fields of the serve section that its endpoint honours, of those that not all do."""
+    engines: EngineKind = "scores"
+    """The engines that its endpoint chooses from, if it honours `serve.engine`."""
     learns_from: tuple[RowForm, ...] = ()
     """Forms of rows that `winnow init` writes its first job for."""
     lengths: tuple[int, ...] = (128, 256, 512)
@@ -138,6 +142,11 @@ class Task:
     def metric(self, name: str) -> Metric | None:
         """The metric of a name; None where the task has none."""
         return next((metric for metric in self.metrics if metric.name == name), None)
+
+    @property
+    def has_scoring_engines(self) -> bool:
+        """Whether its endpoint chooses between engines that score rows."""
+        return "engine" in self.serve_fields and self.engines == "scores"
 
     @property
     def is_decoder(self) -> bool:

@@ -53,8 +53,10 @@ def tune_serve(
 ) -> None:
     """Measure every engine on every kind of device; print the cheapest options within the SLO."""
     spec, serving = load_served(job, settings, "tune")
-    if "engine" not in spec.task.serve_fields:
-        raise DeployError(f"{spec.task.name} has one engine, so there is none to choose")
+    if not spec.task.has_scoring_engines:
+        raise DeployError(
+            f"{spec.task.name}: tune-serve measures engines that score rows, and this task has none"
+        )
     model = registry.read(storage_of(spec), spec.name, version)
     quiet_libraries()
     with results_only(), session.connect(address=address, insecure_local=insecure_local):

@@ -1,9 +1,9 @@
-"""Packages that only engines for CPUs need, of the extra `cpu-engines`."""
+"""Packages that only some engines need, of the extras `cpu-engines` and `vllm`."""
 
 import importlib.util
 from collections.abc import Iterable, Mapping
 
-from jobs.spec.serve import EngineName
+from jobs.spec.serve import EngineName, TextEngineName
 
 EXTRA = "cpu-engines"
 NEEDS: Mapping[EngineName, tuple[str, ...]] = {
@@ -13,6 +13,12 @@ NEEDS: Mapping[EngineName, tuple[str, ...]] = {
     "onnx-fp32": ("onnxruntime", "onnx"),
 }
 """Packages by engine; torch's engines need none."""
+TEXT_NEEDS: Mapping[TextEngineName, tuple[str, ...]] = {
+    "vllm": ("vllm",),
+    "openvino": ("openvino", "nncf", "openvino_genai"),
+}
+"""Packages by engine that writes text."""
+TEXT_EXTRAS: Mapping[TextEngineName, str] = {"vllm": "vllm", "openvino": EXTRA}
 
 
 def missing(name: EngineName) -> tuple[str, ...]:
@@ -38,9 +44,18 @@ def left_out(names: Iterable[EngineName]) -> str:
     )
 
 
-def install() -> str:
-    """The command that brings these packages."""
-    return f"pip install 'raywinnow[{EXTRA}]'"
+def text_refusal(name: TextEngineName) -> str:
+    """Why an engine cannot write text here and what to install; empty if nothing is missing."""
+    needed = TEXT_NEEDS.get(name, ())
+    packages = [each for each in needed if importlib.util.find_spec(each) is None]
+    if not packages:
+        return ""
+    return f"{name} needs {_joined(packages)}; {install(TEXT_EXTRAS[name])}"
+
+
+def install(extra: str = EXTRA) -> str:
+    """The command that brings the packages of an extra."""
+    return f"pip install 'raywinnow[{extra}]'"
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -99,7 +99,8 @@ TASK = Task(
     eval_batch=16,
     scores_vocabulary=True,
     gate_rules=("perplexity",),
-    serve_fields=("adapters", "max_context", "slo.p95_ttft", "slo.p95_tpot"),
+    engines="text",
+    serve_fields=("adapters", "engine", "max_context", "slo.p95_ttft", "slo.p95_tpot"),
     learns_from=(CONVERSATIONS, DOCUMENTS),
     lengths=(128, 256, 512, 1024, 2048),
 )

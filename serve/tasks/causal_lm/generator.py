@@ -2,9 +2,7 @@
 
 import asyncio
 import collections
-import concurrent.futures
 import contextlib
-import functools
 import logging
 import threading
 import time
@@ -25,20 +23,16 @@ from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.batch_writer import BatchWriter
 from serve.tasks.causal_lm.post import Pieces, Post, together
 from serve.tasks.causal_lm.sampling import Sampler
-from serve.tasks.causal_lm.vocabulary import Grammar, Vocabulary
+from serve.tasks.causal_lm.text_engine import ModelTexts
 from serve.tasks.causal_lm.writing import Row, WritingJob
 from serve.tasks.generating.thread import GenerationThread
 
 LOG = logging.getLogger(__name__)
-
-
-UNBOUNDED = 2**31
-"""Positions of models that need none."""
 FADING = 0.99
 """Weight that a step's tokens and time keep in the speed after another step."""
 
 
-class Generator(GenerationThread[WritingJob]):
+class Generator(ModelTexts, GenerationThread[WritingJob]):
     """A language model on its own thread.
 
     Answers are written together, if the model's rows are proven not to change each other, else one
@@ -89,55 +83,8 @@ class Generator(GenerationThread[WritingJob]):
         return min(self._asked or self.positions, self.positions)
 
     @property
-    def positions(self) -> int:
-        """Most tokens that the model has positions for."""
-        config = self._model.config.get_text_config()
-        return int(getattr(config, "max_position_embeddings", None) or UNBOUNDED)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of the model's logits."""
-        return int(self._model.config.get_text_config().vocab_size)
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        """Numbers of the tokenizer's special tokens by their texts."""
-        texts = self.tokenizer.all_special_tokens
-        return dict(zip(texts, self.tokenizer.all_special_ids, strict=True))
-
-    @property
-    def end_texts(self) -> list[str]:
-        """Texts of the tokens that end an answer."""
-        return [self.tokenizer.decode([end]) for end in sorted(self._ends)]
-
-    @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        """The model's tokens as bytes; the first call takes a second for a large vocabulary.
-
-        Raises:
-            UnusableVocabularyError: if they cannot be told.
-        """
-        return Vocabulary(self.tokenizer, self._ends)
-
-    @functools.cached_property
-    def _compiling(self) -> concurrent.futures.ThreadPoolExecutor:
-        """The one thread that compiles grammars, so that clients' schemas hold one core at most."""
-        return concurrent.futures.ThreadPoolExecutor(1, "grammars")
-
-    async def grammar(self, text: str, timeout_s: float) -> Grammar:
-        """Compiles a grammar that `vocabulary` wrote, after those of other requests.
-
-        Raises:
-            DeadlineError: if it takes longer than the timeout.
-            GrammarError: if it is wrong or too long.
-            UnusableVocabularyError: if the tokens cannot be told.
-        """
-        loop = asyncio.get_running_loop()
-        made = loop.run_in_executor(self._compiling, lambda: self.vocabulary.grammar(text))
-        try:
-            return await asyncio.wait_for(made, timeout_s)
-        except TimeoutError:
-            raise DeadlineError from None
+    def _config(self) -> Any:
+        return self._model.config
 
     async def write(
         self,

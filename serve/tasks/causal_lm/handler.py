@@ -14,15 +14,15 @@ from serve.config import ReplicaConfig
 from serve.engines.generating.adapters import Adapted, UnsuitableAdapterError
 from serve.engines.generating.token_batch import CacheTooSmallError
 from serve.http.errors import HttpError
-from serve.tasks.causal_lm import adapters
+from serve.tasks.causal_lm import adapters, engines
 from serve.tasks.causal_lm.adapters import AdapterLibrary, Named
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.choices import merged
 from serve.tasks.causal_lm.completion_schemas import COMPLETIONS_PATH
 from serve.tasks.causal_lm.generation_request import SEEDS, GenerationRequest
-from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.prompts import Prompts
 from serve.tasks.causal_lm.schemas import PATH, ChatInfo
+from serve.tasks.causal_lm.text_engine import TextEngine, UnsupportedSettingError
 from serve.tasks.causal_lm.token_times import TokenTimes
 from serve.tasks.causal_lm.vocabulary import (
     GrammarError,
@@ -32,7 +32,7 @@ from serve.tasks.causal_lm.vocabulary import (
 from serve.tasks.generating.handler import GenerationHandler
 
 
-class ChatHandler(GenerationHandler[Generator]):
+class ChatHandler(GenerationHandler[TextEngine]):
     """Answers conversations with a language model."""
 
     path, other_paths, takes_adapters = PATH, (COMPLETIONS_PATH,), True
@@ -67,20 +67,21 @@ class ChatHandler(GenerationHandler[Generator]):
         super().adjust(changes)
         self.generator.batch_rows = self.config.batch_rows
 
-    def start(self, folder: Path) -> Generator:
-        """Returns the generator of the language model, or of the adapter, in a folder."""
+    def start(self, folder: Path) -> TextEngine:
+        """Returns the engine of the language model, or of the adapter, in a folder.
+
+        Raises:
+            DeployError: if it cannot be served.
+        """
         own = self.config
-        settings = own.device, self.precision, own.threads, own.queue_tokens
-        longest = own.max_context or own.version.max_length
-        more: dict[str, Any] = {"batch_rows": own.batch_rows, "longest": longest}
         if not adapters.is_adapter(folder):
-            return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+            return engines.start(own, folder, self.precision)
         limits = own.adapters or AdaptersSpec()
         self._library = library = AdapterLibrary(own.version, limits.models, 2 * limits.slots)
         rank = max(limits.rank or 0, library.own.rank)
-        more["adapted"] = Adapted(library.base, library.own, limits.slots, rank)
+        adapted = Adapted(library.base, library.own, limits.slots, rank)
         try:
-            return Generator(folder, "AutoModelForCausalLM", *settings, **more)
+            return engines.start(own, folder, self.precision, adapted)
         except UnsuitableAdapterError as error:
             message = f"{own.version.name} {own.version.id} {error}"
             raise DeployError(f"{message}; train it with model.adapter.merge: true") from None
@@ -177,6 +178,9 @@ class ChatHandler(GenerationHandler[Generator]):
                         yield index, piece
         except CacheTooSmallError as error:
             raise HttpError(422, "too_long", f"{error}; ask for fewer tokens") from None
+        except UnsupportedSettingError as error:
+            wrong = error.param or param
+            raise HttpError(422, "invalid_request", f"{wrong}: {error}", param=wrong) from None
         except (GrammarError, UnusableVocabularyError) as error:
             message = f"the answer cannot be held to the schema: {error}"
             raise HttpError(422, "invalid_request", message, param=param) from None

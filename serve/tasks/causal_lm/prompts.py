@@ -10,9 +10,9 @@ from jobs.training.data import chat_template, conversations
 from serve.http.errors import HttpError
 from serve.tasks.causal_lm import tool_format
 from serve.tasks.causal_lm.completion_schemas import CompletionRequest
-from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.messages import Message, NamedTool, Tool
 from serve.tasks.causal_lm.schemas import ChatRequest, JsonFormat, SchemaFormat, TextFormat
+from serve.tasks.causal_lm.text_engine import TextEngine
 from serve.tasks.causal_lm.tool_format import ToolFormat, UnknownFormatError
 from serve.tasks.causal_lm.vocabulary import json_grammar, lark_grammar
 
@@ -37,7 +37,7 @@ class Asked:
 class Prompts:
     """Prompts for one model."""
 
-    def __init__(self, generator: Generator, longest: int) -> None:
+    def __init__(self, generator: TextEngine, longest: int) -> None:
         """Args: the model's generator, and most tokens of a prompt with its answer."""
         self._generator, self._longest = generator, longest
 

@@ -8,7 +8,7 @@ from typing import Any
 import prometheus_client
 
 from serve.tasks.causal_lm.answer import Piece
-from serve.tasks.causal_lm.generator import Generator
+from serve.tasks.causal_lm.text_engine import TextEngine
 
 FIRST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2)
@@ -17,7 +17,9 @@ TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6,
 class TokenTimes:
     """Times of tokens, and the use of the cache."""
 
-    def __init__(self, registry: prometheus_client.CollectorRegistry, generator: Generator) -> None:
+    def __init__(
+        self, registry: prometheus_client.CollectorRegistry, generator: TextEngine
+    ) -> None:
         fixed: dict[str, Any] = {"registry": registry, "namespace": "winnow_serve"}
         self._first = prometheus_client.Histogram(
             "time_to_first_token_seconds",

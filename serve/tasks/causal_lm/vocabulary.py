@@ -68,14 +68,15 @@ class Vocabulary:
             raise GrammarError(
                 f"it has {len(text)} characters as a grammar; the limit is {MAX_GRAMMAR}"
             )
-        return Grammar(llguidance.LLMatcher(self._tokens, text))
+        return Grammar(llguidance.LLMatcher(self._tokens, text), text)
 
 
 class Grammar:
     """A compiled grammar, which any number of answers may follow."""
 
-    def __init__(self, matcher: Any) -> None:
-        self._begun = matcher
+    def __init__(self, matcher: Any, text: str) -> None:
+        """Args: llguidance's matcher before the first token, and what it was compiled from."""
+        self._begun, self.text = matcher, text
         Matcher(matcher)  # raises GrammarError if it is wrong
 
     def begin(self) -> "Matcher":
@@ -124,6 +125,14 @@ def json_grammar(schema: Any) -> str:
 def lark_grammar(rules: str) -> str:
     """Returns the grammar of rules in llguidance's form of Lark, in which `%json` has schemas."""
     return str(llguidance.LLMatcher.grammar_from_lark(rules))
+
+
+def as_lark(text: str) -> str:
+    """Returns the Lark rules of a grammar of `json_grammar` or `lark_grammar`."""
+    if not text.startswith("{"):
+        return text
+    (found,) = json.loads(text)["grammars"]
+    return f"start: %json {json.dumps(found['json_schema'])}"
 
 
 def json_rule(schema: Any) -> str:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import prometheus_client
 
@@ -14,10 +14,21 @@ from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.config import ReplicaConfig
 from serve.http.handler import Handler, error_of
 from serve.http.metrics import Metrics
-from serve.tasks.generating.thread import GenerationThread
 from serve.version import fetched
 
-GeneratorT = TypeVar("GeneratorT", bound=GenerationThread[Any])
+
+class Queued(Protocol):
+    """What writes text, as far as all handlers use it."""
+
+    queue_tokens: int
+    """Most tokens that wait."""
+
+    @property
+    def load(self) -> Load:
+        """The requests that wait or are being answered."""
+
+
+GeneratorT = TypeVar("GeneratorT", bound=Queued)
 
 
 @dataclass(slots=True)

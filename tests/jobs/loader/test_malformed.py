@@ -333,8 +333,8 @@ resources:
 
 def test_fields_that_no_stage_honours_yet_are_refused() -> None:
     chat = MINIMAL.replace("bert-base-uncased}", "gpt2, task: causal-lm}")
-    found = problems_of(chat + "serve: {route: /chat, engine: torch-bf16}\n")
-    assert [p for p in found if "serve.engine: is not supported yet" in p]
+    found = problems_of(chat + "serve: {route: /chat, grpc: true}\n")
+    assert [p for p in found if "serve.grpc: is not supported yet" in p]
 
 
 def test_secrets_are_names_of_variables() -> None:
@@ -480,7 +480,26 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
             PROMPTS + "serve: {route: /a, rollout: {gate: [slo, 'accuracy>=0']}}\n",
             "serve.rollout.gate[1]: accuracy is not judged for causal-lm; it has",
         ),
-        (PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n", "serve.engine: is not supported yet"),
+        (
+            PROMPTS + "serve: {route: /a, engine: onnx-fp32}\n",
+            "serve.engine: onnx-fp32 does not serve causal-lm; use auto, or torch, vllm, openvino",
+        ),
+        (
+            PROMPTS + "serve: {route: /a, engine: vllm}\n",
+            "serve.engine: vllm runs on GPUs, and serve.accelerators is cpu; use auto, torch or",
+        ),
+        (
+            PROMPTS + "serve: {route: /a, engine: openvino, accelerators: 'T4:1'}\n",
+            "serve.engine: openvino runs on CPUs, and serve.accelerators is T4:1; use auto, torch",
+        ),
+        (
+            PROMPTS + "serve: {route: /a, engine: openvino, precision: bf16}\n",
+            "serve.precision: bf16 is no precision in which openvino writes text; use fp32",
+        ),
+        (
+            MINIMAL + "serve: {route: /a, engine: vllm}\n",
+            "serve.engine: vllm does not serve text-classification; use auto, or openvino-int8,",
+        ),
         (PROMPTS + "serve: {route: /a, grpc: true}\n", "serve.grpc: is not supported yet"),
         (PROMPTS + "serve: {route: /a, fronts: 2}\n", "serve.fronts: is not supported yet"),
         (
