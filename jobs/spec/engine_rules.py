@@ -37,9 +37,7 @@ def engine_suits_the_job(spec: JobSpec) -> Iterator[Violation]:
         yield Violation(place, f"{message}; use auto, torch or vllm")
     adapter = spec.model.adapter
     if name in ("vllm", "openvino") and adapter is not None and not adapter.merge:
-        message = (
-            f"{name} serves no adapters; use auto or torch, or set model.adapter.merge to true"
-        )
+        message = f"{name} serves no adapters; use auto or torch, or merge the adapter"
         yield Violation(place, message)
     if name == "openvino" and serve.precision not in OPENVINO_PRECISIONS:
         message = f"{serve.precision} is no precision in which openvino writes text; use fp32"

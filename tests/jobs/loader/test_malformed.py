@@ -473,6 +473,11 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
             "serve.adapters.slots: 0 must be at least 1",
         ),
         (
+            PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
+            + "serve: {route: /a, engine: openvino}\n",
+            "serve.engine: openvino serves no adapters; use auto or torch, or merge the adapter",
+        ),
+        (
             MINIMAL + "serve: {route: /a, adapters: {slots: 2}}\n",
             "serve.adapters: is not supported yet for text-classification",
         ),
