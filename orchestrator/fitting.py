@@ -69,6 +69,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.train.min_workers,
             secrets_of(context.spec),
             context.devices,
+            context.workers,
         )
         shelf = checkpoints_of(context.run)
         result = fitting.fit(

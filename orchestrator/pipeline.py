@@ -161,7 +161,9 @@ def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
 
 
 def _give_back(context: Context, winner: Winner) -> None:
-    """End the lease of the fit, unless the endpoint needs devices of the same kind next."""
+    """End the workers and the lease of the fit, unless the endpoint needs such devices next."""
+    if context.workers:
+        context.workers.close()
     serving = context.spec.serve
     sku = catalogue.find(serving.accelerators.name).name if serving else None
     if sku != winner.candidate.placement.sku:

@@ -46,7 +46,7 @@ def probe(
         findings = speed.ProbeCallbacks(
             speeds.take, speeds.take_launch, give_up, context.remark, first_free
         )
-        speed.measure(context.spec, todo, context.run.folder, findings)
+        speed.measure(context.spec, todo, context.run.folder, findings, workers=context.workers)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
         _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
@@ -89,7 +89,15 @@ def _time_compiled(
         speeds.take, speeds.take_launch, speeds.give_up, context.remark, devices.first_free
     )
     try:
-        speed.measure(context.spec, [candidate], context.run.folder, callbacks, rounds=1)
+        speed.measure(
+            context.spec,
+            [candidate],
+            context.run.folder,
+            callbacks,
+            rounds=1,
+            workers=context.workers,
+            is_fresh=True,
+        )
     except TrainingError as error:
         speeds.take(Measurement(candidate.id, None, failure=str(error), fault=NOT_COMPILABLE))
         context.remark(f"{candidate.id} is left out: {error}")
@@ -161,12 +169,19 @@ def _time_again(
 ) -> bool:
     """Time candidates briefly; returns whether any has a new measurement."""
     names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
-    context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+    context.notify(StageStarted("confirm", f"{names} again"))
     callbacks = speed.ProbeCallbacks(
         speeds.take, speeds.take_launch, log=context.remark, first_free=devices.first_free
     )
     try:
-        speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)
+        speed.measure(
+            context.spec,
+            todo,
+            context.run.folder,
+            callbacks,
+            is_brief=True,
+            workers=context.workers,
+        )
     except (TrainingError, ClusterError) as error:
         context.remark(f"{names} could not be timed again, so the first timing counts: {error}")
     return len(speeds.every) > before
@@ -204,8 +219,13 @@ class Speeds:
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Of each candidate that was measured to the end."""
+        workers = self._context.workers
         return predict.predict_all(
-            self._context.spec, self.plan.candidates, self.measurements, self.launches
+            self._context.spec,
+            self.plan.candidates,
+            self.measurements,
+            self.launches,
+            workers.warm if workers else "",
         )
 
     def add(self, candidate: Candidate) -> None:

@@ -177,6 +177,7 @@ def _try(
         concurrent=taken.devices // candidate.placement.workers,
         storage=context.run.folder,
         on_trial=take,
+        workers=context.workers,
     )
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     return tuple(found)

@@ -19,6 +19,7 @@ from jobs.errors import ClusterError, InfeasibleError, RunError, TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import open_storage
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
@@ -233,15 +234,17 @@ def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     assert len(losses_of(spread)) == 5
 
 
-def test_a_trial_in_kept_workers_is_bit_by_bit_that_in_fresh_ones(
+def test_orders_to_kept_workers_give_bit_by_bit_what_fresh_ones_give(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    """After one that was stopped early they stay; after one that fails there are new ones."""
+    """After one that is stopped early they stay, also for the fit; after a failure others start."""
     from cluster.discovery import discover
+    from orchestrator.stages import fit as fitting
     from orchestrator.stages.failures import GroupError
-    from orchestrator.stages.group import DeviceWait
+    from orchestrator.stages.line import packed
+    from orchestrator.stages.orders import train_in_worker
     from orchestrator.stages.secrets import Secrets
-    from orchestrator.stages.tuning import Trials
+    from orchestrator.stages.workers import Workers
 
     def stop(event: Event) -> None:
         if isinstance(event, Stepped):
@@ -251,27 +254,40 @@ def test_a_trial_in_kept_workers_is_bit_by_bit_that_in_fresh_ones(
     config = training_config(reviews, tiny_model, micro_batch_size=16)
     long = dataclasses.replace(config, epochs=5000.0)
     steep = config.optimizer.model_copy(update={"lr": 1e30})
-    with contextlib.closing(Trials()) as trials:
+    with contextlib.closing(Workers(Secrets(), tmp_path, 60.0)) as workers:
 
         def run(changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
-            wait = DeviceWait()
-            trials.run(
-                placement, Secrets(), train, changed, report, storage=tmp_path, device_wait=wait
+            workers.on(placement)
+            workers.line.run(packed(train_in_worker, changed), report)
+            return workers.groups
+
+        def fitted(name: str) -> tuple[tuple[int, float], ...]:
+            rules = fitting.Rules(workers=workers)
+            store = CheckpointStore(tmp_path / name)
+            heard: list[str] = []
+            found = fitting.fit(
+                config, placement, store, rules, lambda _: None, lambda *_: None, heard.append
             )
-            return trials.groups
+            assert heard == []
+            return found.losses
 
         kept, fresh = list[Event](), list[Event]()
         with pytest.raises(SystemExit):
             run(long, stop)
-        first = trials.groups
+        first = workers.groups
         assert run(config, kept.append) == first
+        in_kept = fitted("kept")
+        assert (workers.groups, workers.warm) == (first, placement.name)
         with pytest.raises(GroupError, match="loss"):
             run(dataclasses.replace(config, optimizer=steep), lambda _: None)
-        assert trials.groups == []
+        assert not workers.serves(placement)
+        in_fresh = fitted("fresh")
         assert run(config, fresh.append) != first
     assert eventually(lambda: _worker_groups_left() == [])
     assert losses_of(kept) == losses_of(fresh)
     assert len(losses_of(kept)) == 5
+    assert in_kept == in_fresh
+    assert [loss for _, loss in in_kept] == losses_of(kept)
 
 
 def test_the_trials_of_a_placement_share_one_group(
