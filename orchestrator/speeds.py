@@ -228,6 +228,13 @@ class Speeds:
             workers.warm if workers else "",
         )
 
+    def evaluation_steps(self, candidate: Candidate) -> float:
+        """Returns how many steps of a candidate an evaluation takes as long as."""
+        measured = predict.settle(self.measured[candidate.id])
+        if measured.step_s is None or measured.overheads is None:
+            return 0.0
+        return measured.overheads.eval_s / measured.step_s.mean
+
     def add(self, candidate: Candidate) -> None:
         """Record that a compiled candidate is tried."""
         self.plan = self.plan.trying({candidate.id})

@@ -69,6 +69,11 @@ class Start:
     """Where the order to leave goes if the work reads it there itself."""
     is_over: Callable[[], bool] = bool
     """Returns whether the group is to be ended at once."""
+
+    def own_orders(self) -> ray.util.queue.Queue | None:
+        """Returns a new queue for the order to leave, where the workers need one."""
+        return queue_here() if self.leave and self.orders is None else None
+
     silence_s: float = math.inf
     """Longest time without a report before the workers count as hung."""
 
@@ -127,17 +132,15 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
 def _stream(start: Start) -> Generator[Event, None, None]:
     os.environ.update(SETTINGS)
     placement, leave = start.placement, start.leave
-    reads_orders = start.orders is not None  # an empty queue is false
-    messages, orders = queue_here(), queue_here() if leave and not reads_orders else None
-    channels = {"messages": messages, "orders": orders}
-    trainer = _trainer(start, channels)
+    messages, orders = queue_here(), start.own_orders()
+    trainer = _trainer(start, {"messages": messages, "orders": orders})
     outcome: list[BaseException | None] = []
     members = Members(start.on_group)
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     failure: Failure | None = None
     try:
-        order = LeaveOrder(start.orders if reads_orders else orders, leave, members)
+        order = LeaveOrder(orders if start.orders is None else start.orders, leave, members)
         for message in _drain(messages, thread, order, start):
             if isinstance(message, WorkerStarted):
                 members.add(message)

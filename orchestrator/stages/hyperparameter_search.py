@@ -31,9 +31,6 @@ ROUNDS = 3
 ASHA_REDUCTION = 3
 """One trial in three continues at each rung of ASHA."""
 
-GRACE_EVALUATIONS = 2
-"""Evaluations before a trial may be stopped: during learning-rate warm-up, trials do not differ."""
-
 
 def run_trials(
     spec: JobSpec,
@@ -144,7 +141,7 @@ def _asha(budget: TrialBudget) -> ray.tune.schedulers.ASHAScheduler:
     return ray.tune.schedulers.ASHAScheduler(
         time_attr="step",
         max_t=budget.steps + 1,  # ASHA must not stop a trial at its last step
-        grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
+        grace_period=max(1, budget.grace_steps),
         reduction_factor=ASHA_REDUCTION,
     )
 

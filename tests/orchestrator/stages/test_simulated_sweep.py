@@ -234,60 +234,70 @@ def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     assert len(losses_of(spread)) == 5
 
 
-def test_orders_to_kept_workers_give_bit_by_bit_what_fresh_ones_give(
+class _Kept:
+    """Gives orders to workers that are kept on two cores."""
+
+    def __init__(self, config: TrainingConfig, folder: Path) -> None:
+        from cluster.discovery import discover
+        from orchestrator.stages.secrets import Secrets
+        from orchestrator.stages.workers import Workers
+
+        self.config, self.folder = config, folder
+        self.placement = place(AcceleratorRequest("cpu", 2), discover(), {})
+        self.workers = Workers(Secrets(), folder, 60.0)
+
+    def train(self, changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
+        """Train as a trial does; returns the placement groups."""
+        from orchestrator.stages.line import packed
+        from orchestrator.stages.orders import train_in_worker
+
+        self.workers.on(self.placement)
+        self.workers.line.run(packed(train_in_worker, changed), report)
+        return self.workers.groups
+
+    def fit(self, name: str) -> list[float]:
+        """Train as the winner is trained; returns the losses."""
+        from orchestrator.stages import fit as fitting
+
+        store, rules = CheckpointStore(self.folder / name), fitting.Rules(workers=self.workers)
+
+        def fail(*what: object) -> None:
+            raise AssertionError(what)
+
+        found = fitting.fit(
+            self.config, self.placement, store, rules, lambda _: None, fail, lambda _: None
+        )
+        return [loss for _, loss in found.losses]
+
+
+def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    """After one that is stopped early they stay, also for the fit; after a failure others start."""
-    from cluster.discovery import discover
-    from orchestrator.stages import fit as fitting
+    """After a trial that is stopped early they stay, after one that fails there are new ones."""
     from orchestrator.stages.failures import GroupError
-    from orchestrator.stages.line import packed
-    from orchestrator.stages.orders import train_in_worker
-    from orchestrator.stages.secrets import Secrets
-    from orchestrator.stages.workers import Workers
 
     def stop(event: Event) -> None:
         if isinstance(event, Stepped):
             sys.exit()  # as Tune's report does in a trial that is stopped early
 
-    placement = place(AcceleratorRequest("cpu", 2), discover(), {})
     config = training_config(reviews, tiny_model, micro_batch_size=16)
-    long = dataclasses.replace(config, epochs=5000.0)
     steep = config.optimizer.model_copy(update={"lr": 1e30})
-    with contextlib.closing(Workers(Secrets(), tmp_path, 60.0)) as workers:
-
-        def run(changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
-            workers.on(placement)
-            workers.line.run(packed(train_in_worker, changed), report)
-            return workers.groups
-
-        def fitted(name: str) -> tuple[tuple[int, float], ...]:
-            rules = fitting.Rules(workers=workers)
-            store = CheckpointStore(tmp_path / name)
-            heard: list[str] = []
-            found = fitting.fit(
-                config, placement, store, rules, lambda _: None, lambda *_: None, heard.append
-            )
-            assert heard == []
-            return found.losses
-
-        kept, fresh = list[Event](), list[Event]()
+    kept = _Kept(config, tmp_path)
+    events, later = list[Event](), list[Event]()
+    with contextlib.closing(kept.workers):
         with pytest.raises(SystemExit):
-            run(long, stop)
-        first = workers.groups
-        assert run(config, kept.append) == first
-        in_kept = fitted("kept")
-        assert (workers.groups, workers.warm) == (first, placement.name)
+            kept.train(dataclasses.replace(config, epochs=5000.0), stop)
+        first = kept.workers.groups
+        assert kept.train(config, events.append) == first
+        losses = [losses_of(events), kept.fit("kept")]
+        assert (kept.workers.groups, kept.workers.warm) == (first, kept.placement.name)
         with pytest.raises(GroupError, match="loss"):
-            run(dataclasses.replace(config, optimizer=steep), lambda _: None)
-        assert not workers.serves(placement)
-        in_fresh = fitted("fresh")
-        assert run(config, fresh.append) != first
+            kept.train(dataclasses.replace(config, optimizer=steep), lambda _: None)
+        losses.append(kept.fit("fresh"))
+        assert kept.train(config, later.append) != first
     assert eventually(lambda: _worker_groups_left() == [])
-    assert losses_of(kept) == losses_of(fresh)
-    assert len(losses_of(kept)) == 5
-    assert in_kept == in_fresh
-    assert [loss for _, loss in in_kept] == losses_of(kept)
+    assert len(losses[0]) == 5
+    assert all(each == losses[0] for each in (*losses, losses_of(later)))
 
 
 def test_the_trials_of_a_placement_share_one_group(
