@@ -207,9 +207,10 @@ def connected(
 
 
 def _load_training() -> None:
-    """Import what trains, without Ray: torch and transformers take as long as Ray's start."""
+    """Import torch, transformers and Ray's libraries, which take as long as Ray's start."""
     with contextlib.suppress(Exception):  # shown where it is imported for use
-        importlib.import_module("jobs.training.session")
+        for module in ("jobs.training.session", "orchestrator.pipeline"):
+            importlib.import_module(module)
 
 
 def training_alone(spec: JobSpec) -> JobSpec:

@@ -146,7 +146,7 @@ def confirm(
     trials: Sequence[TrialResult],
     devices: Availability,
 ) -> bool:
-    """Time the best again in fresh processes, and a third time where that disagrees.
+    """Time the best again right before the choice, and a third time where that disagrees.
 
     Returns whether anything was timed; a failure only leaves the first timing as it is. `trials`
     count as spent.
