@@ -22,6 +22,9 @@ from orchestrator.stages.line import Began, Finished, Order
 ORDER_POLL_S = 60.0
 """How long rank 0 waits for an order before it tells the others that it is still there; Ray Train
 ends a group whose workers wait for each other for longer than COLLECTIVE_TIMEOUT_S."""
+GET_S = 0.2
+"""How long one request for an order lasts: that of a worker which is killed would take the next
+order, which is given later than this."""
 LEAVE_POLL_S = 0.5
 """How often rank 0 looks whether its order has been taken back."""
 
@@ -56,9 +59,10 @@ class _Desk:
     def next(self) -> object:
         """Returns what rank 0 takes from the queue; None if there is nothing yet."""
         taken, self._taken = self._taken, None
-        if self._world.is_main and taken is None:
+        deadline = time.monotonic() + ORDER_POLL_S
+        while self._world.is_main and taken is None and time.monotonic() < deadline:
             with contextlib.suppress(queues.Empty):
-                taken = self._orders.get(timeout=ORDER_POLL_S)
+                taken = self._orders.get(timeout=GET_S)
         return self._world.gather(taken)[0]
 
     def carry_out(self, order: Order, report: Callable[[Any], None]) -> None:

@@ -20,7 +20,9 @@ from orchestrator.stages.leave_order import LEAVE
 
 LEAVE_S = 45.0
 """How long the workers may take to end an order that was taken back; then the group is ended."""
-ANSWER_POLL_S = 1.0
+ANSWER_POLL_S = 0.25
+"""How long one request for an answer lasts: that of a process which is killed would take the next
+answer."""
 
 _numbers = itertools.count()
 
