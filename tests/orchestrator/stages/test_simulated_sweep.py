@@ -21,7 +21,7 @@ from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import open_storage
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, Stepped
+from jobs.training.events import Event, Saved, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
 from orchestrator.context import Context
@@ -255,7 +255,7 @@ class _Kept:
         self.workers.line.run(packed(train_in_worker, changed), report)
         return self.workers.groups
 
-    def fit(self, name: str) -> list[float]:
+    def fit(self, name: str, report: Callable[[Event], None] = lambda _: None) -> list[float]:
         """Train as the winner is trained; returns the losses."""
         from orchestrator.stages import fit as fitting
 
@@ -264,9 +264,7 @@ class _Kept:
         def fail(*what: object) -> None:
             raise AssertionError(what)
 
-        found = fitting.fit(
-            self.config, self.placement, store, rules, lambda _: None, fail, lambda _: None
-        )
+        found = fitting.fit(self.config, self.placement, store, rules, report, fail, lambda _: None)
         return [loss for _, loss in found.losses]
 
 
@@ -298,6 +296,31 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
     assert eventually(lambda: _worker_groups_left() == [])
     assert len(losses[0]) == 5
     assert all(each == losses[0] for each in (*losses, losses_of(later)))
+
+
+def test_a_fit_in_kept_workers_leaves_with_a_checkpoint_and_goes_on_in_fresh_ones(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    kept = _Kept(training_config(reviews, tiny_model, micro_batch_size=16, epochs=100), tmp_path)
+    saved = list[Saved]()
+
+    def leave(event: Event) -> None:
+        if isinstance(event, Stepped):
+            kept.workers.leave.set()  # as a signal or new devices do
+        if isinstance(event, Saved):
+            saved.append(event)
+
+    with contextlib.closing(kept.workers):
+        kept.workers.on(kept.placement)
+        assert eventually(lambda: kept.workers.serves(kept.placement), within_s=90)
+        with pytest.raises(TrainingError, match="run again with --resume"):
+            kept.fit("left", leave)
+        assert not kept.workers.serves(kept.placement)
+        rest, whole = kept.fit("left"), kept.fit("whole")
+    (left_after,) = {each.step for each in saved}
+    assert 0 < left_after < 500
+    assert len(whole) == 500
+    assert rest == whole[left_after:]
 
 
 def test_the_trials_of_a_placement_share_one_group(
