@@ -41,8 +41,8 @@ def connect(
     cluster; with `start`, starts the local cluster if it is not up, and leaves it running.
     `insecure_local` True accepts a cluster without tokens on this machine, and None accepts any
     cluster, for commands that only read. `log` gets what is waited for. `meanwhile` is called in
-    a thread while the local cluster starts; it must raise nothing and not import ray. Import
-    modules that import ray inside the block, because Ray reads its environment on import.
+    a thread while the local cluster starts; it must raise nothing, and may import ray. Otherwise
+    import modules that import ray inside the block, because Ray reads its environment on import.
 
     Raises:
         ClusterError: if there is no cluster to join, or it requires no token.
@@ -89,6 +89,8 @@ def connect(
 
 def _start(meanwhile: Callable[[], None]) -> local.LocalCluster:
     """Start the local cluster, and call a function in the meantime."""
+    _check_ray_is_not_loaded()
+    os.environ.update(local.environment())  # before the function imports ray
     thread = threading.Thread(target=meanwhile)
     thread.start()
     cluster, _ = local.start()

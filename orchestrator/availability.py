@@ -121,7 +121,10 @@ class Availability:
         names = ", ".join(placement.name for placement in placements)
         limit, began = format_duration(self._wait.timeout), time.monotonic()
         told: Place | None = None
+        workers = self._context.workers
         while isinstance(answer := self._context.devices.take(placements, groups), Place):
+            if workers:
+                workers.close()  # another run is to have their devices
             waited_s = time.monotonic() - began
             if waited_s >= self._wait.timeout.total_seconds():
                 self._context.devices.give_back()
@@ -140,6 +143,8 @@ class Availability:
             time.sleep(ASK_S)
         waited_s = time.monotonic() - began
         self._context.clock.leave_out(waited_s)
+        if workers:
+            workers.keep(answer.placement)
         if told:
             waited = format_duration(timedelta(seconds=round(waited_s)))
             self._context.remark(f"{answer.option.name} is leased after waiting for {waited}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from jobs.spec import JobSpec
 from jobs.storage.storage import Storage
-from orchestrator.decisions.leases import Devices, Unqueued
+from orchestrator.decisions.leases import Devices, KeptWorkers, Unqueued
 from orchestrator.notices import Notify, Remark
 from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
@@ -43,6 +43,8 @@ class Context:
     """Whether training may continue from a checkpoint of changed inputs."""
     devices: Devices = field(default_factory=Unqueued)
     """Leases devices to the run."""
+    workers: KeptWorkers | None = None
+    """The workers that stages give to each other; None if each stage starts its own."""
     tracking: Tracking = field(default_factory=Tracking)
     """The trackers that the job names; none before the plan is made."""
 

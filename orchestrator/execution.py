@@ -14,7 +14,7 @@ from jobs.errors import RunError, WinnowError
 from jobs.spec import JobSpec
 from orchestrator import interruption, notifications
 from orchestrator.context import Context
-from orchestrator.decisions.leases import Devices, Ticket
+from orchestrator.decisions.leases import Devices, KeptWorkers, Ticket
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
 from orchestrator.records import cancellation, inputs, lease, run_log, runs
@@ -62,7 +62,7 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
         connected(place, tell, _load_training) as cluster,
     ):
         tell(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
-        with _queued(spec, run) as devices:
+        with _queued(spec, run) as devices, _kept_workers(spec, run) as workers:
             yield Context(
                 spec,
                 run,
@@ -71,6 +71,7 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
                 cluster.serve_port,
                 accepts_changes=beginning.accept_changes,
                 devices=devices,
+                workers=workers,
             )
 
 
@@ -87,6 +88,26 @@ def _queued(spec: JobSpec, run: Run) -> Iterator[Devices]:
         yield devices
     finally:
         devices.leave()
+
+
+@contextlib.contextmanager
+def _kept_workers(spec: JobSpec, run: Run) -> Iterator[KeptWorkers | None]:
+    """The workers that the stages of a run give to each other, ended at the end.
+
+    None if the job's secrets are not set, which the plan says in words.
+    """
+    from orchestrator.stages.secrets import secrets_of  # once Ray is connected
+    from orchestrator.stages.workers import Workers
+
+    workers = None
+    with contextlib.suppress(RunError):
+        wait_s = spec.wait.timeout.total_seconds()
+        workers = Workers(secrets_of(spec), run.folder, wait_s)
+    try:
+        yield workers
+    finally:
+        if workers:
+            workers.close()
 
 
 @contextlib.contextmanager
@@ -186,9 +207,10 @@ def connected(
 
 
 def _load_training() -> None:
-    """Import what trains, without Ray: torch and transformers take as long as Ray's start."""
+    """Import torch, transformers and Ray's libraries, which take as long as Ray's start."""
     with contextlib.suppress(Exception):  # shown where it is imported for use
-        importlib.import_module("jobs.training.session")
+        for module in ("jobs.training.session", "orchestrator.pipeline"):
+            importlib.import_module(module)
 
 
 def training_alone(spec: JobSpec) -> JobSpec:

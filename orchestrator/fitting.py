@@ -2,14 +2,14 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError, PublishError
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TRAINING_CONFIG
-from jobs.training.events import Event
+from jobs.training.events import Event, Metered
 from orchestrator.context import Context
 from orchestrator.decisions import budget
 from orchestrator.decisions.budget import Spent
@@ -25,17 +25,25 @@ from orchestrator.stages.secrets import secrets_of
 from orchestrator.watch import FitWatch
 
 
-def fit_stage(context: Context, winner: Winner, spent_usd: float = 0.0) -> FitResult:
+def fit_stage(
+    context: Context,
+    winner: Winner,
+    spent_usd: float = 0.0,
+    on_trained: Callable[[], None] = lambda: None,
+) -> FitResult:
     """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
 
-    `spent_usd`: what of the budget's cost is gone. Raises PublishError when the saved model does
+    `spent_usd`: what of the budget's cost is gone. `on_trained` is called after the last step,
+    before the saved model is proven. Raises PublishError when the saved model does
     not score as it did in training.
     """
-    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd))
+    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd, on_trained))
     return replace(fit, run=context.run.id)  # older releases did not record it
 
 
-def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
+def _fit(
+    context: Context, winner: Winner, spent_usd: float, on_trained: Callable[[], None]
+) -> FitResult:
     config = training_config(context.spec, winner.candidate.execution, winner.params)
     config = replace(
         config,
@@ -56,6 +64,8 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
         def take(event: Event) -> None:
             watch.show(event)
             context.tracking.take(event)
+            if isinstance(event, Metered):
+                on_trained()
 
         def failed(failure: Failed, decision: Retry | GiveUp) -> None:
             done = _shown(failure, decision)
@@ -69,6 +79,7 @@ def _fit(context: Context, winner: Winner, spent_usd: float) -> FitResult:
             context.spec.train.min_workers,
             secrets_of(context.spec),
             context.devices,
+            context.workers,
         )
         shelf = checkpoints_of(context.run)
         result = fitting.fit(

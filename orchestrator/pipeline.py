@@ -1,7 +1,7 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from orchestrator.fitting import fit_stage
 from orchestrator.harness import check_measured, harness_stage
 from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
-from orchestrator.publishing import deploy_stage, publish_stage, upload_stage
+from orchestrator.publishing import ServeAhead, deploy_stage, publish_stage, upload_stage
 from orchestrator.records import receipt as receipts
 from orchestrator.records import report, runs
 from orchestrator.records.outcome import Outcome
@@ -35,15 +35,15 @@ def run(context: Context) -> Outcome:
     context = _measured(context)
     with availability.requested_nodes(context) as keep:
         plan = plan_stage(context)
-        with _tracked(context) as context:
+        with _tracked(context) as context, ServeAhead(context) as ahead:
             found = sweeping.run_sweep(context, plan)
             keep(found.winner.candidate.placement)
-            fit, receipt = train_stage(context, found)
+            fit, receipt = train_stage(context, found, ahead.begin)
             model = publish_stage(context.run, context.spec, fit, context.notify)
             context.tracking.log_files(context.spec, "model", [Path(model.path)])
             check_measured(context.spec, fit)
             check_limits(context.spec, found.winner, receipt)
-            endpoint = deploy_stage(context, model) if context.spec.serve else None
+            endpoint = deploy_stage(context, model, ahead) if context.spec.serve else None
             upload_stage(context, model)
             context.run.note("completed")
             return Outcome(
@@ -136,9 +136,14 @@ def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> P
     return plan
 
 
-def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
-    """Train and judge the winner, compare it with what was predicted, and write the report."""
-    fit = fit_stage(context, found.winner, found.cost_usd)
+def train_stage(
+    context: Context, found: Sweep, on_trained: Callable[[], None] = lambda: None
+) -> tuple[FitResult, Receipt]:
+    """Train and judge the winner, compare it with what was predicted, and write the report.
+
+    `on_trained` is called after the last step, before the saved model is proven.
+    """
+    fit = fit_stage(context, found.winner, found.cost_usd, on_trained)
     fit = harness_stage(context, found.winner, fit, found.cost_usd)
     _give_back(context, found.winner)
     is_priced = found.winner.candidate.placement.price_usd_per_hour
@@ -161,7 +166,9 @@ def train_stage(context: Context, found: Sweep) -> tuple[FitResult, Receipt]:
 
 
 def _give_back(context: Context, winner: Winner) -> None:
-    """End the lease of the fit, unless the endpoint needs devices of the same kind next."""
+    """End the workers and the lease of the fit, unless the endpoint needs such devices next."""
+    if context.workers:
+        context.workers.close()
     serving = context.spec.serve
     sku = catalogue.find(serving.accelerators.name).name if serving else None
     if sku != winner.candidate.placement.sku:

@@ -1,6 +1,7 @@
 """From a trained model to a published version, and from a version to its endpoint."""
 
 import functools
+import threading
 
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
@@ -29,9 +30,48 @@ def publish_stage(run: Run, spec: JobSpec, fit: FitResult, notify: Notify) -> Mo
     return model
 
 
-def deploy_stage(context: Context, model: ModelVersion) -> Endpoint:
+class ServeAhead:
+    """Starts Ray Serve in a thread, while something else is done that the endpoint waits for."""
+
+    def __init__(self, context: Context) -> None:
+        self._spec, self._port = context.spec.serve, context.serve_port
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def __enter__(self) -> "ServeAhead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread:  # a thread that waits on Ray crashes this process at shutdown
+            self._thread.join()
+
+    def begin(self) -> None:
+        """Start it, if the job has an endpoint, and return at once."""
+        if self._spec and self._thread is None:
+            self._thread = threading.Thread(target=self._start, daemon=True)
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until it has started, if it was begun; raises DeployError if it cannot."""
+        if self._thread:
+            self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _start(self) -> None:
+        from serve.deploy import deployment
+
+        assert self._spec is not None
+        try:
+            deployment.start(self._spec, self._port)
+        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+            self._error = error
+
+
+def deploy_stage(context: Context, model: ModelVersion, ahead: ServeAhead) -> Endpoint:
     """Bring up the endpoint; always done, because an endpoint may have gone since."""
     assert context.spec.serve is not None
+    ahead.finish()
     endpoint = deploy_version(
         context.storage, context.spec.serve, model, context.serve_port, context.notify
     )

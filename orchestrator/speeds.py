@@ -47,7 +47,7 @@ def probe(
         findings = speed.ProbeCallbacks(
             speeds.take, speeds.take_launch, give_up, context.remark, first_free
         )
-        speed.measure(context.spec, todo, context.run.folder, findings)
+        speed.measure(context.spec, todo, context.run.folder, findings, workers=context.workers)
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
         _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
@@ -91,7 +91,15 @@ def _time_compiled(
         speeds.take, speeds.take_launch, speeds.give_up, context.remark, first_free
     )
     try:
-        speed.measure(context.spec, [candidate], context.run.folder, callbacks, rounds=1)
+        speed.measure(
+            context.spec,
+            [candidate],
+            context.run.folder,
+            callbacks,
+            rounds=1,
+            workers=context.workers,
+            is_fresh=True,
+        )
     except TrainingError as error:
         speeds.take(Measurement(candidate.id, None, failure=str(error), fault=NOT_COMPILABLE))
         context.remark(f"{candidate.id} is left out: {error}")
@@ -140,7 +148,7 @@ def confirm(
     trials: Sequence[TrialResult],
     devices: Availability,
 ) -> bool:
-    """Time the best again in fresh processes, and a third time where that disagrees.
+    """Time the best again right before the choice, and a third time where that disagrees.
 
     Returns whether anything was timed; a failure only leaves the first timing as it is. `trials`
     count as spent.
@@ -163,13 +171,20 @@ def _time_again(
 ) -> bool:
     """Time candidates briefly; returns whether any has a new measurement."""
     names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
-    context.notify(StageStarted("confirm", f"{names} in fresh processes"))
+    context.notify(StageStarted("confirm", f"{names} again"))
     first_free = functools.partial(devices.first_free, is_optional=True)
     callbacks = speed.ProbeCallbacks(
         speeds.take, speeds.take_launch, log=context.remark, first_free=first_free
     )
     try:
-        speed.measure(context.spec, todo, context.run.folder, callbacks, is_brief=True)
+        speed.measure(
+            context.spec,
+            todo,
+            context.run.folder,
+            callbacks,
+            is_brief=True,
+            workers=context.workers,
+        )
     except (TrainingError, ClusterError) as error:
         context.remark(f"{names} could not be timed again, so the first timing counts: {error}")
     return len(speeds.every) > before
@@ -207,9 +222,21 @@ class Speeds:
     @property
     def predictions(self) -> tuple[Prediction, ...]:
         """Of each candidate that was measured to the end."""
+        workers = self._context.workers
         return predict.predict_all(
-            self._context.spec, self.plan.candidates, self.measurements, self.launches
+            self._context.spec,
+            self.plan.candidates,
+            self.measurements,
+            self.launches,
+            workers.warm if workers else "",
         )
+
+    def evaluation_steps(self, candidate: Candidate) -> float:
+        """Returns how many steps of a candidate an evaluation takes as long as."""
+        measured = predict.settle(self.measured[candidate.id])
+        if measured.step_s is None or measured.overheads is None:
+            return 0.0
+        return measured.overheads.eval_s / measured.step_s.mean
 
     def add(self, candidate: Candidate) -> None:
         """Record that a compiled candidate is tried."""

@@ -158,7 +158,8 @@ def _try(
     while taken is None:
         candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
         taken = devices.await_free(candidate, max(1, total - len(found)))
-    length = search.trial_budget(spec, max(m.train_rows for m in speeds.measurements))
+    rows = max(m.train_rows for m in speeds.measurements)
+    length = search.trial_budget(spec, rows, speeds.evaluation_steps(candidate))
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
     )
@@ -177,6 +178,7 @@ def _try(
         concurrent=taken.devices // candidate.placement.workers,
         storage=context.run.folder,
         on_trial=take,
+        workers=context.workers,
     )
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     return tuple(found)

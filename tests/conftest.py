@@ -168,7 +168,7 @@ def start_serving(connection: session.Connection) -> None:
     """Ray Serve keeps the options that it begins with."""
     from serve.deploy import deployment
 
-    deployment._start(ServeSpec(route="/any", grpc=True), connection.serve_port)
+    deployment.start(ServeSpec(route="/any", grpc=True), connection.serve_port)
 
 
 @pytest.fixture(scope="session")

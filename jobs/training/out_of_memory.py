@@ -1,6 +1,6 @@
-"""Recognises errors that mean too little memory, on a device or on the host."""
+"""Recognises errors that mean too little memory, on a device or on the host; imports no torch."""
 
-import torch
+import sys
 
 HOST_OUT_OF_MEMORY = (
     "can't allocate memory",  # torch's allocator
@@ -12,7 +12,9 @@ HOST_OUT_OF_MEMORY = (
 
 def is_out_of_memory(error: Exception) -> bool:
     """Returns whether an error means that the memory of a device or the host is exhausted."""
-    is_named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    torch = sys.modules.get("torch")  # without it nothing of torch has failed
+    kinds = (MemoryError, torch.OutOfMemoryError) if torch else MemoryError
+    is_named = isinstance(error, kinds)
     return is_named or any(words in str(error) for words in HOST_OUT_OF_MEMORY)
 
 

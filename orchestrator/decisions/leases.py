@@ -1,10 +1,12 @@
 """Leases of devices, and what is known of the runs that want them, as values."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from cluster.placement import Placement
+from orchestrator.decisions.measurement import Launch
 
 Resource = Literal["GPU", "CPU"]
 Slot = tuple[str, Resource]
@@ -171,3 +173,40 @@ class Unqueued:
 
     def give_back(self) -> None:
         """Do nothing."""
+
+
+class KeptWorkers(Protocol):
+    """A worker group that stays between the stages of a run, on one placement at a time.
+
+    After a failure the next order starts fresh processes.
+    """
+
+    @property
+    def line(self) -> Any:
+        """Gives orders to the workers, from any process of the run."""
+
+    @property
+    def warm(self) -> str:
+        """Name of the placement whose workers run; empty without any."""
+
+    @property
+    def leave(self) -> threading.Event:
+        """Once it is set, the workers get the order to save and end."""
+
+    def on(self, placement: Placement, *, is_fresh: bool = False) -> None:
+        """Have workers on a placement, which start at once unless they run; with `is_fresh` anew.
+
+        Workers on another placement are ended.
+        """
+
+    def keep(self, placement: Placement) -> None:
+        """End the workers unless they are on this placement."""
+
+    def serves(self, placement: Placement) -> bool:
+        """Returns whether the workers run on this placement."""
+
+    def close(self) -> None:
+        """End the workers, if there are any."""
+
+    def launches(self) -> list[Launch]:
+        """Returns the starts and ends of workers since the last call."""

@@ -27,11 +27,13 @@ def predict_all(
     candidates: Sequence[Candidate],
     measurements: Sequence[Measurement],
     launches: Sequence[Launch],
+    warm: str = "",
 ) -> tuple[Prediction, ...]:
     """Predict every candidate with a complete measurement.
 
     Setup costs that only the first probe of a worker group has are added to the other candidates,
-    whose full runs have them too.
+    whose full runs have them too. `warm` names the placement whose workers run already, so that a
+    run there starts none.
     """
     by_id = {candidate.id: candidate for candidate in candidates}
     found = [m for m in measurements if m.candidate in by_id]
@@ -40,7 +42,7 @@ def predict_all(
         candidate = by_id[measured.candidate]
         name = candidate.placement.name
         beside = [m.overheads for m in found if m.candidate.startswith(f"{name}/") and m.overheads]
-        started = [launch for launch in launches if launch.placement == name]
+        started = [launch for launch in launches if launch.placement == name != warm]
         predictions.append(_predict(spec, candidate, measured, beside, started))
     return tuple(prediction for prediction in predictions if prediction)
 

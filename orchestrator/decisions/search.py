@@ -1,6 +1,7 @@
 """The quality search: its space, its trials' budget, and the metric that compares trials."""
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from jobs.loader.overrides import SPEED_FIELDS
@@ -11,8 +12,11 @@ from jobs.spec.task import Metric
 from jobs.training.data import batches
 from orchestrator.decisions.resolve import Scalar
 
-EVALUATIONS_PER_TRIAL = 4
-"""Evaluations of a quality trial, so that a bad trial can be stopped early."""
+EVALUATIONS, FEW_EVALUATIONS = 4, 2
+"""Evaluations of a trial: a bad one is stopped after half of its steps, and the others show how it
+learns. Without them a trial has FEW_EVALUATIONS."""
+EVALUATION_SHARE = 0.1
+"""Largest share of a trial's steps that the evaluations between may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,15 @@ class TrialBudget:
     steps: int
     eval_every: Cadence = field(default=Cadence(1, "step"))
 
+    @property
+    def grace_steps(self) -> int:
+        """Steps before a trial may be stopped: the first evaluation at or after half of them.
+
+        During the warm-up of the learning rate, trials do not differ.
+        """
+        every = int(self.eval_every.value)
+        return every * math.ceil(self.steps / 2 / every)
+
 
 def quality_space(spec: JobSpec) -> Space:
     """Returns the searched fields that affect learning; probes decide precision and micro batch."""
@@ -86,13 +99,19 @@ def trial_count(spec: JobSpec) -> int:
     return trials if grid is None else len(grid)
 
 
-def trial_budget(spec: JobSpec, train_rows: int) -> TrialBudget:
-    """Returns the budget of a trial, a share of the full run."""
+def trial_budget(spec: JobSpec, train_rows: int, evaluation_steps: float = 0.0) -> TrialBudget:
+    """Returns the budget of a trial, a share of the full run.
+
+    `evaluation_steps` is how many steps an evaluation takes as long as.
+    """
     share = spec.sweep.trial_share if spec.sweep else 1.0
     epochs = spec.train.epochs * share
     steps = batches.total_steps(train_rows, spec.train.global_batch_size, epochs)
-    every = Cadence(max(1, steps // EVALUATIONS_PER_TRIAL), "step")
-    return TrialBudget(epochs, steps, every)
+    between = (EVALUATIONS - FEW_EVALUATIONS) * evaluation_steps
+    # early stopping counts evaluations
+    is_dear = between > EVALUATION_SHARE * steps and spec.train.early_stopping is None
+    count = FEW_EVALUATIONS if is_dear else EVALUATIONS
+    return TrialBudget(epochs, steps, Cadence(max(1, math.ceil(steps / count)), "step"))
 
 
 def judged_metric(spec: JobSpec) -> Metric:

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ray.exceptions
 
@@ -33,12 +33,13 @@ def wait_for_devices(
     devices: Devices,
     *,
     regains: bool = True,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Placement:
     """Take devices of the placement or, after REGAIN_S, of one with `counts` workers.
 
     Returns the placement on the nodes that are up now: a replaced node has a new id. Nodes to avoid
     are used only if the others do not suffice. Without `regains` no device is lost: fewer workers
-    do once Ray counts those of the last group as free.
+    do once Ray counts those of the last group as free. `on_wait` is called while others have them.
 
     Raises:
         ClusterError: if the devices are not free within the job's timeout.
@@ -51,6 +52,7 @@ def wait_for_devices(
         taken = devices.take(options, awaits_first=not may_shrink) if options else None
         if isinstance(taken, Taken) and (may_shrink or taken.option.workers == wanted.workers):
             return taken.placement
+        on_wait()
         if not options and may_shrink:
             devices.give_back()
         time.sleep(LOOK_S)

@@ -30,7 +30,7 @@ from jobs.training.events import (
 )
 from jobs.training.loop import Leave, train
 from orchestrator.decisions import recovery
-from orchestrator.decisions.leases import Devices, Unqueued
+from orchestrator.decisions.leases import Devices, KeptWorkers, Unqueued
 from orchestrator.decisions.recovery import Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import (
     fewer_workers,
@@ -42,6 +42,7 @@ from orchestrator.records.receipt import FitResult
 from orchestrator.stages.elastic import Growth, wait_for_devices
 from orchestrator.stages.failures import GroupError
 from orchestrator.stages.group import DeviceWait, Start, stream
+from orchestrator.stages.line import packed
 from orchestrator.stages.secrets import Secrets
 
 
@@ -60,6 +61,8 @@ class Rules:
     """Environment variables of the workers."""
     devices: Devices = field(default_factory=Unqueued)
     """Leases devices to each attempt."""
+    workers: KeptWorkers | None = None
+    """Those that the run has kept, which train in the first attempt; later ones start others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,14 @@ def _devices(
 ) -> Placement:
     """Take devices, as `wait_for_devices` does, and count the wait."""
     begin = time.monotonic()
-    found = wait_for_devices(wanted, counts, avoid, rules.wait, rules.devices, regains=regains)
+
+    def on_wait() -> None:
+        if rules.workers:  # another run is to have their devices
+            rules.workers.close()
+
+    found = wait_for_devices(
+        wanted, counts, avoid, rules.wait, rules.devices, regains=regains, on_wait=on_wait
+    )
     progress.waited_s += time.monotonic() - begin
     return found
 
@@ -189,8 +199,22 @@ def _attempt(
     log: Callable[[str], None],
     growth: Growth,
 ) -> None:
-    leave, payload = threading.Event(), FitPayload(config, checkpoints)
+    payload = FitPayload(config, checkpoints)
     progress.has_left = False
+
+    def take(event: Event) -> None:
+        if isinstance(event, Started):
+            growth.begin()
+        progress.record(event, config.metrics[0])
+        on_event(event)
+
+    if rules.workers and rules.workers.serves(placement):
+        with leave_on_signal(rules.workers.leave, log), growth.watched(rules.workers.leave):
+            _in_kept_workers(rules.workers, payload, rules.hang_after_s, take)
+        return
+    if rules.workers:
+        rules.workers.close()
+    leave = threading.Event()
     start = Start(
         rules.secrets.bound_to(work),
         payload,
@@ -205,12 +229,20 @@ def _attempt(
     try:
         with leave_on_signal(leave, log), growth.watched(leave), contextlib.closing(events):
             for event in events:
-                if isinstance(event, Started):
-                    growth.begin()
-                progress.record(event, config.metrics[0])
-                on_event(event)
+                take(event)
     finally:  # also of an attempt that fails before it has started
         progress.waited_s += device_wait.waited_s
+
+
+def _in_kept_workers(
+    workers: KeptWorkers, payload: FitPayload, silence_s: float, take: Callable[[Event], None]
+) -> None:
+    """Train in the workers that the run has kept; after a failure they are ended."""
+    try:
+        workers.line.run(packed(work, payload), take, silence_s=silence_s)
+    except BaseException:
+        workers.close()
+        raise
 
 
 def work(payload: FitPayload, report: Report, leave: Leave) -> None:

@@ -27,6 +27,7 @@ from orchestrator.stages import failures
 from orchestrator.stages.devices import is_free, release, selectors, worker_resources
 from orchestrator.stages.failures import Failure, GroupError
 from orchestrator.stages.leave_order import LeaveOrder, Members
+from orchestrator.stages.secrets import Work
 from orchestrator.stages.worker import Message, WorkerStarted, run_worker
 
 COLLECTIVE_TIMEOUT_S = 300
@@ -50,10 +51,6 @@ SETTINGS = {
 }
 """Ray Train's settings, which it reads from the driver's environment."""
 
-Work = Callable[..., object]
-"""A function that every worker of a group runs. Its arguments are a payload, a function that
-reports events, and, if the group has a `leave` event, a function that returns whether to leave."""
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -68,6 +65,15 @@ class Start:
     """Gets the placement group's id, with which `release` frees it if this process is killed."""
     leave: threading.Event | None = None
     """Once it is set, the workers get the order to leave, and have GRACE_S to end."""
+    orders: ray.util.queue.Queue | None = None
+    """Where the order to leave goes if the work reads it there itself."""
+    is_over: Callable[[], bool] = bool
+    """Returns whether the group is to be ended at once."""
+
+    def own_orders(self) -> ray.util.queue.Queue | None:
+        """Returns a new queue for the order to leave, where the workers need one."""
+        return queue_here() if self.leave and self.orders is None else None
+
     silence_s: float = math.inf
     """Longest time without a report before the workers count as hung."""
 
@@ -126,17 +132,16 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
 def _stream(start: Start) -> Generator[Event, None, None]:
     os.environ.update(SETTINGS)
     placement, leave = start.placement, start.leave
-    messages, orders = queue_here(), queue_here() if leave else None
-    channels = {"messages": messages, "orders": orders}
-    trainer = _trainer(start, channels)
+    messages, orders = queue_here(), start.own_orders()
+    trainer = _trainer(start, {"messages": messages, "orders": orders})
     outcome: list[BaseException | None] = []
     members = Members(start.on_group)
     thread = threading.Thread(target=_fit, args=(trainer, outcome), daemon=True)
     thread.start()
     failure: Failure | None = None
     try:
-        order = LeaveOrder(orders, leave, members)
-        for message in _drain(messages, thread, order, start.silence_s):
+        order = LeaveOrder(orders if start.orders is None else start.orders, leave, members)
+        for message in _drain(messages, thread, order, start):
             if isinstance(message, WorkerStarted):
                 members.add(message)
             elif isinstance(message, Failure):
@@ -216,11 +221,11 @@ def _fit(trainer: ray.train.torch.TorchTrainer, outcome: list[BaseException | No
 
 
 def _drain(
-    messages: ray.util.queue.Queue, thread: threading.Thread, order: LeaveOrder, silence_s: float
+    messages: ray.util.queue.Queue, thread: threading.Thread, order: LeaveOrder, start: Start
 ) -> Iterator[Message]:
     """Yield messages until the group ends; raises GroupError if it is silent or lost."""
-    received_s = time.monotonic()
-    while not order.is_late:
+    received_s, silence_s = time.monotonic(), start.silence_s
+    while not order.is_late and not start.is_over():
         order.send_if_due()
         is_over = not thread.is_alive()
         try:

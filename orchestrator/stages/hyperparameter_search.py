@@ -1,9 +1,7 @@
 """The quality stage: trials over the fields that affect learning, stopped early by ASHA."""
 
 import json
-import os
 import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,32 +12,24 @@ import ray.tune
 import ray.tune.schedulers
 import ray.tune.search.optuna
 
-from jobs.errors import TrainingError, first_line
+from jobs.errors import TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.task import Metric
-from jobs.training.events import Evaluated, Event
-from jobs.training.loop import train
 from orchestrator.decisions import search
 from orchestrator.decisions.candidate import Candidate
+from orchestrator.decisions.leases import KeptWorkers
 from orchestrator.decisions.recovery import Cause, may_pass
-from orchestrator.decisions.resolve import Params, Scalar, training_config, with_params
+from orchestrator.decisions.resolve import Params, Scalar
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
-from orchestrator.stages import failures, tuning
+from orchestrator.stages import tuning
 from orchestrator.stages.devices import release
-from orchestrator.stages.group import DeviceWait
-from orchestrator.stages.secrets import Secrets, secrets_of
+from orchestrator.stages.drivers import drive_trial
+from orchestrator.stages.secrets import secrets_of
 
 ROUNDS = 3
 """Most attempts at a trial that ends because a worker or node is lost."""
 ASHA_REDUCTION = 3
 """One trial in three continues at each rung of ASHA."""
-
-WORST = {"max": -sys.float_info.max, "min": sys.float_info.max}
-"""Metric value that a failed trial reports, by the metric's goal: worse than any real value."""
-STOP_TIMEOUT_S = 90
-"""How long a trial that is stopped early may take to end, before Tune gives up its process."""
-GRACE_EVALUATIONS = 2
-"""Evaluations before a trial may be stopped: during learning-rate warm-up, trials do not differ."""
 
 
 def run_trials(
@@ -51,8 +41,11 @@ def run_trials(
     concurrent: int,
     storage: Path,
     on_trial: Callable[[TrialResult], None],
+    workers: KeptWorkers | None = None,
 ) -> None:
     """Run the trials that are not among `finished` on one candidate's placement.
+
+    One at a time runs in the `workers` of the run, if there are any; several have their own.
 
     If all fields are lists and the trials suffice, every combination is tried; otherwise Optuna
     proposes values. A trial that ends because a worker or node is lost is repeated, up to ROUNDS
@@ -67,12 +60,15 @@ def run_trials(
         done.append(trial)
         on_trial(trial)
 
+    if workers and concurrent > 1:
+        workers.close()
+        workers = None
     for _ in range(ROUNDS):
         missing = _missing(spec, done)
         if not missing:
             return
         recorder = _Recorder(search.judged_metric(spec), candidate, budget, record)
-        _round(spec, candidate, budget, done, missing, recorder, concurrent, storage)
+        _round(spec, done, missing, recorder, concurrent, storage, workers)
         lost = recorder.lost
         if not lost:
             return
@@ -84,26 +80,31 @@ def run_trials(
 
 def _round(
     spec: JobSpec,
-    candidate: Candidate,
-    budget: TrialBudget,
     finished: Sequence[TrialResult],
     missing: list[dict[str, Scalar]] | int,
     recorder: "_Recorder",
     concurrent: int,
     storage: Path,
+    workers: KeptWorkers | None,
 ) -> None:
+    candidate, budget = recorder.candidate, recorder.budget
+    placement = candidate.placement
+    if workers:
+        workers.on(placement)  # while Tune starts the driver
     driver = ray.tune.with_parameters(
-        _drive,
+        drive_trial,
+        line=workers.line if workers else None,
         secrets=secrets_of(spec),
         spec=spec,
         candidate=candidate,
         budget=budget,
         storage=storage,
     )
+    resources = tuning.HEAD_ONLY if workers else tuning.driver_resources(placement)
     is_grid = isinstance(missing, list)
     reports = tuning.Reports(recorder.report, recorder.end)
     tuner = ray.tune.Tuner(
-        ray.tune.with_resources(driver, tuning.driver_resources(candidate.placement)),
+        ray.tune.with_resources(driver, resources),
         param_space={"params": ray.tune.grid_search(missing)} if is_grid else None,
         tune_config=ray.tune.TuneConfig(
             metric=recorder.metric.name,
@@ -140,7 +141,7 @@ def _asha(budget: TrialBudget) -> ray.tune.schedulers.ASHAScheduler:
     return ray.tune.schedulers.ASHAScheduler(
         time_attr="step",
         max_t=budget.steps + 1,  # ASHA must not stop a trial at its last step
-        grace_period=max(1, GRACE_EVALUATIONS * int(budget.eval_every.value)),
+        grace_period=max(1, budget.grace_steps),
         reduction_factor=ASHA_REDUCTION,
     )
 
@@ -160,8 +161,8 @@ class _Recorder:
         self.ended = 0
         self.lost: dict[str, TrialResult] = {}
         """Trials to repeat, by id: a worker or node was lost."""
-        self._candidate = candidate
-        self._budget = budget
+        self.candidate = candidate
+        self.budget = budget
         self._on_trial = on_trial
         self._histories: dict[str, list[tuple[int, float]]] = {}
         self._groups = set[str]()
@@ -184,7 +185,7 @@ class _Recorder:
             return
         if "failure" in last:
             self.failures.append(last["failure"])
-            failed = TrialResult(trial, self._candidate.id, params, {}, failure=last["failure"])
+            failed = TrialResult(trial, self.candidate.id, params, {}, failure=last["failure"])
             self._on_trial(failed)
             return
         self.ended += 1
@@ -192,11 +193,11 @@ class _Recorder:
         reached = max((step for step, _ in history), default=last["step"])
         result = TrialResult(
             id=trial,
-            candidate=self._candidate.id,
+            candidate=self.candidate.id,
             params=params,
             metrics={name: last[name] for name in last["metric_names"]},
             history=history,
-            stopped_early=reached < self._budget.steps,
+            stopped_early=reached < self.budget.steps,
             duration_s=last["time_total_s"],
         )
         self._on_trial(result)
@@ -209,54 +210,7 @@ class _Recorder:
     def lose(self, params: Params, message: str) -> None:
         """Record a trial that may succeed when it is repeated."""
         name = f"lost-{json.dumps(dict(params), sort_keys=True)}"
-        self.lost[name] = TrialResult(name, self._candidate.id, dict(params), {}, failure=message)
-
-
-def _drive(
-    config: dict[str, Any],
-    *,
-    secrets: Secrets,
-    spec: JobSpec,
-    candidate: Candidate,
-    budget: TrialBudget,
-    storage: Path,
-) -> None:
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(STOP_TIMEOUT_S)
-    try:
-        _train(secrets, config["params"], spec, candidate, budget, storage)
-    except Exception as error:
-        judged, cause = search.judged_metric(spec), failures.classify_worker_error(error)
-        failure = {"failure": first_line(error), "cause": cause, "groups": tuning.TRIALS.groups}
-        ray.tune.report({"step": budget.steps, judged.name: WORST[judged.goal], **failure})
-        if candidate.placement.workers == 1 and cause is not Cause.INPUT:
-            raise  # this process may be spoiled, so that Tune must not reuse it
-
-
-def _train(
-    secrets: Secrets,
-    params: Params,
-    spec: JobSpec,
-    candidate: Candidate,
-    budget: TrialBudget,
-    storage: Path,
-) -> None:
-    shorter: Params = {"train.epochs": budget.epochs, "train.eval.every": str(budget.eval_every)}
-    resolved = training_config(with_params(spec, shorter), candidate.execution, params)
-
-    def report(event: Event) -> None:
-        if isinstance(event, Evaluated):
-            own = {"step": event.step, "metric_names": list(event.metrics)}
-            ray.tune.report({**own, "groups": tuning.TRIALS.groups, **event.metrics})
-
-    tuning.TRIALS.run(
-        candidate.placement,
-        secrets,
-        train,
-        resolved,
-        report,
-        storage=storage,
-        device_wait=DeviceWait(spec.wait.timeout.total_seconds()),
-    )
+        self.lost[name] = TrialResult(name, self.candidate.id, dict(params), {}, failure=message)
 
 
 def _optuna(

@@ -12,6 +12,8 @@ from orchestrator.stages.worker import WorkerStarted
 
 NOTICE_POLL_S = 5.0
 """How often the cluster is queried for draining nodes."""
+LEAVE = "leave"
+"""The order itself."""
 GRACE_S = 90.0
 """How long a group may take to save and end after the order to leave."""
 
@@ -58,7 +60,7 @@ class LeaveOrder:
             self.draining = failures.draining_nodes() & set(self.members.nodes.values())
         if self.draining or (self.leave and self.leave.is_set()):
             self.sent_s = now
-            self.orders.put("leave")
+            self.orders.put(LEAVE)
 
     @property
     def is_late(self) -> bool:

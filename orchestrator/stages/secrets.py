@@ -2,12 +2,15 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobs.errors import RunError, hide
 from jobs.spec import JobSpec
-from orchestrator.stages.group import Work
+
+Work = Callable[..., object]
+"""A function that every worker of a group runs. Its arguments are a payload, a function that
+reports events, and, if the group has a `leave` event, a function that returns whether to leave."""
 
 
 @dataclass(frozen=True, slots=True)

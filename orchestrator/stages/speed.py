@@ -1,7 +1,6 @@
 """The speed stage: measures every candidate with a short probe on Ray Tune."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray.cloudpickle
 import ray.exceptions
 import ray.tune
 import ray.tune.search
@@ -16,20 +16,20 @@ from pydantic import TypeAdapter
 
 from cluster import labels
 from cluster.placement import Placement
-from jobs.errors import TrainingError, WinnowError
+from jobs.errors import TrainingError
 from jobs.spec import JobSpec
-from jobs.training.events import OutOfMemory, Probed, WorkersReady
 from jobs.training.probing import environment
-from jobs.training.probing.probe import ProbeRequest, probe_all
+from jobs.training.probing.probe import ProbeRequest
 from jobs.training.probing.timing import GiveUp
 from orchestrator.decisions.candidate import Candidate
-from orchestrator.decisions.leases import Taken, Unqueued
-from orchestrator.decisions.measurement import Launch, Measurement, summarise
+from orchestrator.decisions.leases import KeptWorkers, Taken, Unqueued
+from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.recovery import Cause, Failed, may_pass
 from orchestrator.decisions.resolve import probe_timing, training_config
-from orchestrator.stages import failures, tuning
-from orchestrator.stages.group import DeviceWait, Start, Work, stream
+from orchestrator.stages import tuning
+from orchestrator.stages.drivers import drive_probes
 from orchestrator.stages.secrets import secrets_of
+from orchestrator.stages.workers import Workers
 
 ROUNDS_WITHOUT_RESULT = 3
 """Consecutive rounds of probes without any result after which the stage fails, by default."""
@@ -37,7 +37,6 @@ ENVIRONMENT_TIMEOUT_S = 60.0
 """How long a node may take to import torch and describe itself."""
 
 MEASUREMENT = TypeAdapter(Measurement)
-LAUNCH = TypeAdapter(Launch)
 
 GiveUpRule = Callable[[Candidate], GiveUp]
 """Returns what a candidate's probe compares it with, to stop early."""
@@ -67,22 +66,60 @@ def measure(
     *,
     is_brief: bool = False,
     rounds: int = ROUNDS_WITHOUT_RESULT,
+    workers: KeptWorkers | None = None,
+    is_fresh: bool = False,
 ) -> None:
     """Probe candidates with one Tune trial, and thus one worker group, for each placement.
 
     Probes follow the given order, except that placements with free devices go first; placements
     that stay busy are left out. A group ends when it runs out of memory or loses a worker; new
-    groups probe its remaining candidates. With `is_brief` only steps are timed.
+    groups probe its remaining candidates. With `is_brief` only steps are timed. `workers` are those
+    of the run, which stay; without them, or with `is_fresh`, the probes start others.
 
     Raises:
         TrainingError: if a round without results has a permanent failure, or after
             `rounds` of them.
     """
+    with _kept(spec, storage, workers, callbacks) as kept:
+        stage = _Stage(spec, storage, callbacks, kept, is_brief=is_brief, is_fresh=is_fresh)
+        _measure(stage, candidates, rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What all rounds of probes share."""
+
+    spec: JobSpec
+    storage: Path
+    callbacks: ProbeCallbacks
+    workers: KeptWorkers
+    is_brief: bool
+    is_fresh: bool
+
+
+@contextlib.contextmanager
+def _kept(
+    spec: JobSpec, storage: Path, workers: KeptWorkers | None, callbacks: ProbeCallbacks
+) -> Iterator[KeptWorkers]:
+    """Yields the run's workers, or others that end with the block; tells what starting took."""
+    kept = workers or Workers(secrets_of(spec), storage, spec.wait.timeout.total_seconds())
+    try:
+        yield kept
+    finally:
+        if workers is None:
+            kept.close()
+        _tell_launches(kept, callbacks)
+
+
+def _tell_launches(workers: KeptWorkers, callbacks: ProbeCallbacks) -> None:
+    for launch in workers.launches():
+        callbacks.on_launch(launch)
+
+
+def _measure(stage: _Stage, candidates: Sequence[Candidate], rounds: int) -> None:
     left, empty_rounds = {candidate.id: candidate for candidate in candidates}, 0
     while left:
-        done, busy, problems = _probe_round(
-            spec, list(left.values()), storage, callbacks, is_brief=is_brief
-        )
+        done, busy, problems = _probe_round(stage, list(left.values()))
         empty_rounds = 0 if done or busy else empty_rounds + 1
         lasting = [problem for problem in problems if not may_pass(problem.cause)]
         if empty_rounds and (lasting or empty_rounds == rounds):
@@ -109,21 +146,18 @@ def environment_of(placement: Placement) -> dict[str, str]:
 
 
 def _probe_round(
-    spec: JobSpec,
-    candidates: Sequence[Candidate],
-    storage: Path,
-    callbacks: ProbeCallbacks,
-    *,
-    is_brief: bool,
+    stage: _Stage, candidates: Sequence[Candidate]
 ) -> tuple[set[str], list[Placement], list[Failed]]:
     """Probe each placement once.
 
     Returns the ids of candidates with a result, the placements that stayed busy, and the failures.
     """
+    spec, callbacks = stage.spec, stage.callbacks
     done: set[str] = set()
     problems: list[Failed] = []
 
     def on_report(_: str, report: dict[str, Any]) -> None:
+        _tell_launches(stage.workers, callbacks)
         if "failure" in report:
             problems.append(Failed(Cause(report["cause"]), report["failure"]))
         elif "remark" in report:
@@ -132,8 +166,6 @@ def _probe_round(
             search.busy.append(placements[report["busy"]])
         elif "busy" in report:
             problems.append(Failed(Cause.INPUT, report["message"]))
-        elif "launch" in report:
-            callbacks.on_launch(LAUNCH.validate_python(report["launch"]))
         else:
             measured = MEASUREMENT.validate_python(report["measurement"])
             done.add(measured.candidate)
@@ -141,15 +173,14 @@ def _probe_round(
 
     placements = list(dict.fromkeys(candidate.placement for candidate in candidates))
     groups = [[c for c in candidates if c.placement == place] for place in placements]
-    requests = [[_request(spec, c, storage, is_brief=is_brief) for c in group] for group in groups]
+    requests = [[_request(stage, candidate) for candidate in group] for group in groups]
     driver = ray.tune.with_parameters(
-        _drive,
-        work=secrets_of(spec).bound_to(probe_all),
-        groups=requests,
-        storage=storage,
-        wait_s=spec.wait.timeout.total_seconds(),
+        drive_probes,
+        line=stage.workers.line,
+        groups=[bytes(ray.cloudpickle.dumps(each)) for each in requests],
+        silences=[max(request.timing.silence_s for request in each) for each in requests],
     )
-    search, reports = _InOrder(groups, callbacks), tuning.Reports(on_report)
+    search, reports = _InOrder(groups, stage), tuning.Reports(on_report)
     tuner = ray.tune.Tuner(
         ray.tune.with_resources(driver, tuning.HEAD_ONLY),
         tune_config=ray.tune.TuneConfig(
@@ -158,7 +189,7 @@ def _probe_round(
             # one placement at a time: probes on one machine would slow each other down
             max_concurrent_trials=1,
         ),
-        run_config=tuning.run_config(f"speed-{time.time_ns():x}", storage, reports),
+        run_config=tuning.run_config(f"speed-{time.time_ns():x}", stage.storage, reports),
     )
     tuner.fit()
     problems += [Failed(Cause.LOST_WORKER, text) for _, text in reports.crashed]
@@ -168,10 +199,10 @@ def _probe_round(
 class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
     """Suggests free placements in order, with the rules by which their probes stop early."""
 
-    def __init__(self, groups: list[list[Candidate]], callbacks: ProbeCallbacks) -> None:
+    def __init__(self, groups: list[list[Candidate]], stage: _Stage) -> None:
         super().__init__()
         self._left = {group[0].placement: (n, group) for n, group in enumerate(groups)}
-        self._callbacks = callbacks
+        self._callbacks, self._stage = stage.callbacks, stage
         self.busy: list[Placement] = []
         """Placements whose devices stayed busy."""
 
@@ -186,11 +217,14 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
             return str(self.FINISHED)
         placement = taken.option
         number, group = self._left.pop(placement)
-        text = f"starting workers; candidates to probe: {len(group)}"
-        self._callbacks.log(f"{placement.name}: {text}")
+        workers = self._stage.workers
+        is_warm = workers.serves(taken.placement) and not self._stage.is_fresh
+        text = "the workers run already" if is_warm else "starting workers"
+        self._callbacks.log(f"{placement.name}: {text}; candidates to probe: {len(group)}")
+        workers.on(taken.placement, is_fresh=self._stage.is_fresh)  # while Tune starts the driver
         rule = self._callbacks.give_up
         rules = {candidate.id: rule(candidate) for candidate in group} if rule else {}
-        return {"placement": number, "leased": taken.placement, "give_up": rules}
+        return {"placement": number, "give_up": rules}
 
     def on_trial_complete(self, trial_id: str, *_: Any, **__: Any) -> None:
         """Do nothing: the order does not depend on results."""
@@ -199,66 +233,11 @@ class _InOrder(ray.tune.search.Searcher):  # type: ignore[misc]
         """Do nothing: a resumed sweep starts a new search over the candidates that are left."""
 
 
-def _request(spec: JobSpec, candidate: Candidate, storage: Path, *, is_brief: bool) -> ProbeRequest:
+def _request(stage: _Stage, candidate: Candidate) -> ProbeRequest:
     return ProbeRequest(
         candidate=candidate.id,
-        config=training_config(spec, candidate.execution, {}),
-        timing=probe_timing(spec, candidate.execution),
-        scratch=storage / "probe" / "checkpoints",
-        is_brief=is_brief,
+        config=training_config(stage.spec, candidate.execution, {}),
+        timing=probe_timing(stage.spec, candidate.execution),
+        scratch=stage.storage / "probe" / "checkpoints",
+        is_brief=stage.is_brief,
     )
-
-
-def _drive(config: dict[str, Any], **fixed: Any) -> None:
-    try:
-        _probe(config, **fixed)
-    except failures.BusyError as error:
-        ray.tune.report({"busy": config["placement"], "message": str(error)})
-    except WinnowError as error:
-        ray.tune.report({"failure": str(error), "cause": failures.classify_worker_error(error)})
-
-
-def _probe(
-    config: dict[str, Any],
-    *,
-    work: Work,
-    groups: list[list[ProbeRequest]],
-    storage: Path,
-    wait_s: float,
-) -> None:
-    placement, rules = config["leased"], config["give_up"]
-    device_wait = DeviceWait(wait_s, lambda text: ray.tune.report({"remark": text}))
-    requests = [
-        dataclasses.replace(request, give_up=rules.get(request.candidate))
-        for request in groups[config["placement"]]
-    ]
-    for result in _stream(work, requests, placement, storage, device_wait):
-        name = "launch" if isinstance(result, Launch) else "measurement"
-        ray.tune.report({name: dataclasses.asdict(result)})
-
-
-def _stream(
-    work: Work,
-    requests: Sequence[ProbeRequest],
-    placement: Placement,
-    storage: Path,
-    device_wait: DeviceWait,
-) -> Iterator[Measurement | Launch]:
-    """Yield the measurements of one worker group, and last its launch times.
-
-    A single worker also runs in a group, because the full run starts one too.
-    """
-    launched = last = time.monotonic()
-    start_s: float | None = None
-    silence_s = max(request.timing.silence_s for request in requests)
-    start = Start(work, requests, placement, "probe", storage, silence_s=silence_s)
-    events = stream(start, device_wait)
-    with contextlib.closing(events):
-        for event in events:
-            last = time.monotonic()
-            if isinstance(event, WorkersReady):
-                start_s = last - launched - device_wait.waited_s
-            if isinstance(event, Probed | OutOfMemory):
-                yield summarise(event)
-    if start_s is not None:
-        yield Launch(placement.name, start_s, time.monotonic() - last)

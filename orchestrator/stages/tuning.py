@@ -1,26 +1,18 @@
-"""Ray Tune for the speed and quality stages: driver resources, running work, trial reports."""
+"""Ray Tune for the speed and quality stages: driver resources and trial reports."""
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ray
 import ray.tune
 import ray.tune.execution.class_cache
-import torch
 
 from cluster.placement import Placement
-from jobs.training.events import Report
-from jobs.training.probing.probe import free_memory
 from orchestrator.stages.devices import ON_HEAD, selector, worker_resources
-from orchestrator.stages.group import DeviceWait, Work
-from orchestrator.stages.kept_group import KeptGroup
-from orchestrator.stages.secrets import Secrets
-from orchestrator.stages.worker import check_node, lower_priority
 
 HEAD_ONLY = ray.tune.PlacementGroupFactory([ON_HEAD])
-"""Resources of a trial that only drives a worker group, so that drivers take no devices."""
+"""Resources of a trial that only drives workers, so that drivers take no devices."""
 
 TrialCallback = Callable[[str, dict[str, Any]], None]
 """Gets a trial's id and its report."""
@@ -33,62 +25,6 @@ def driver_resources(placement: Placement) -> ray.tune.PlacementGroupFactory:
     return ray.tune.PlacementGroupFactory(
         [worker_resources(placement)], bundle_label_selector=[selector(placement)]
     )
-
-
-class Trials:
-    """Runs the trials of one process after each other, in it or in one worker group."""
-
-    def __init__(self) -> None:
-        self._group: KeptGroup | None = None
-
-    @property
-    def groups(self) -> list[str]:
-        """Hex ids of the placement groups that this process holds."""
-        return list(self._group.groups) if self._group else []
-
-    def run(
-        self,
-        placement: Placement,
-        secrets: Secrets,
-        work: Work,
-        payload: object,
-        report: Report,
-        *,
-        storage: Path,
-        device_wait: DeviceWait,
-    ) -> None:
-        """Run the work in this process for one worker, else in a Ray Train group.
-
-        `report` gets its events. After a failure the next work begins in fresh workers, unless it
-        runs in this process, which the caller has to end.
-        """
-        if placement.workers == 1:
-            check_node(placement)
-            lower_priority()
-            free_memory(torch.device(placement.device))
-            secrets.bound_to(work)(payload, report)
-            return
-        if self._group is None:
-            self._group = KeptGroup(placement, secrets, "trials", storage, device_wait)
-        try:
-            self._group.run(work, payload, report)
-        except SystemExit:  # Tune stops this trial early
-            if not self._group.take_back():
-                self.close()
-            raise
-        except Exception:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the group, if there is one."""
-        if self._group:
-            self._group.close()
-        self._group = None
-
-
-TRIALS = Trials()
-"""The trials of this process, which Tune reuses for as long as there are more."""
 
 
 def run_config(name: str, storage: Path, callback: ray.tune.Callback) -> ray.tune.RunConfig:

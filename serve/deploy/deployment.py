@@ -79,8 +79,7 @@ def deploy(
             gate of the rollout; or if the route belongs to another model.
     """
     nodes = serving_nodes(spec, inventory)
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    _start(spec, port)
+    start(spec, port)
     base = f"http://{HOST}:{port}"
     grpc_at = f"{HOST}:{grpc_port(port)}" if spec.grpc else None
     endpoint = Endpoint(version.name, f"{base}{spec.route}", version.id, grpc_at)
@@ -151,13 +150,14 @@ def grpc_port(port: int) -> int:
     return port + GRPC_ABOVE
 
 
-def _start(spec: ServeSpec, port: int) -> None:
-    """Starts Ray Serve if it is not running.
+def start(spec: ServeSpec, port: int) -> None:
+    """Starts Ray Serve if it is not running, as `deploy` does first of all.
 
     Raises:
         DeployError: if its proxy cannot start, such as on a port that another process holds, or
             `serve.grpc` is set and Ray Serve is running without gRPC.
     """
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     options: dict[str, Any] = {}
     if spec.grpc:
         grpc_api.messages()

@@ -31,6 +31,19 @@ class Windows:
         self.sizes.append(len(results))
         self.results += results
 
+    def last(self, count: int) -> "Windows":
+        """Returns the last windows."""
+        steps = sum(self.sizes[-count:])
+        return Windows(self.widths[-steps:], self.seconds[-steps:], self.sizes[-count:])
+
+    def with_more(self, later: "Windows") -> StepTimes:
+        """Returns the timed steps of these windows and of later ones."""
+        return StepTimes(
+            (*self.widths, *later.widths),
+            (*self.seconds, *later.seconds),
+            (*self.sizes, *later.sizes),
+        )
+
     @property
     def spent_s(self) -> float:
         """Seconds since the start of the first window."""
@@ -52,6 +65,8 @@ class Stepper:
     def __init__(self, session: Session, timing: ProbeTiming, report: Report) -> None:
         self._session, self._timing, self._report = session, timing, report
         self._position = 0
+        self._steady = Windows()
+        """The last two windows of the warm-up, if they are equally fast."""
 
     def warm_up(self) -> tuple[list[float], bool]:
         """Runs windows until two are equally fast or the limit is reached.
@@ -67,19 +82,22 @@ class Stepper:
             state = 2 if steady else int(spent_s >= timing.warmup_limit_s)
             state = int(self._session.world.broadcast(value=state))
             if state:
+                self._steady = windows.last(2) if state == 2 else Windows()
                 return windows.seconds, state == 2
 
     def measure(self, steps_of_width: dict[int, int], limit_s: float) -> tuple[Windows, bool]:
         """Times windows until the mean is known well enough, or the limit is exceeded.
 
-        `limit_s`: mean step time above which a better candidate is known. Returns the windows, and
-        whether the probe stopped early.
+        `limit_s`: mean step time above which a better candidate is known; whether it is exceeded is
+        judged by the steady windows of the warm-up too. Returns the windows, and whether the probe
+        stopped early.
         """
         timing, windows = self._timing, Windows()
         while True:
             self._window(windows)
             mean, spent_s = mean_over(windows.times, steps_of_width), windows.spent_s
-            least = mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value)
+            judged = mean_over(self._steady.with_more(windows), steps_of_width)
+            least = judged.value - max(judged.half_width, GIVE_UP_MARGIN * judged.value)
             is_long = spent_s >= timing.duration_s and len(windows.seconds) >= timing.steps
             is_known = mean.half_width <= timing.half_width * mean.value
             is_over = is_long and is_known and len(windows.sizes) >= LEAST_WINDOWS

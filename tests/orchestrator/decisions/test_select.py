@@ -141,7 +141,25 @@ def test_lists_are_tried_in_full_when_the_trials_suffice(trials: int, points: in
 def test_a_trial_gets_its_share_of_the_run_and_several_evaluations() -> None:
     spec = job(train__epochs=3, sweep=sweep(SPACE, trial_share=0.5))
     budget = search.trial_budget(spec, train_rows=3200)
-    assert (budget.epochs, budget.steps, budget.eval_every.value) == (1.5, 150, 37)
+    assert (budget.epochs, budget.steps, budget.eval_every.value) == (1.5, 150, 38)
+    assert budget.grace_steps == 76
+
+
+@pytest.mark.parametrize(("evaluation_steps", "every"), [(7.0, 38), (8.0, 75)])
+def test_a_trial_is_evaluated_less_often_where_that_would_take_long(
+    evaluation_steps: float, every: int
+) -> None:
+    """It can be stopped after half of its steps all the same."""
+    spec = job(train__epochs=3, sweep=sweep(SPACE, trial_share=0.5))
+    budget = search.trial_budget(spec, 3200, evaluation_steps)
+    assert budget.eval_every.value == every
+    assert 75 <= budget.grace_steps <= 76
+    patient = job(
+        train__epochs=3,
+        train__early_stopping={"metric": "accuracy", "patience": 2},
+        sweep=sweep(SPACE, trial_share=0.5),
+    )
+    assert search.trial_budget(patient, 3200, evaluation_steps).eval_every.value == 38
 
 
 def test_a_recorded_winner_moves_to_the_nodes_that_are_there_now() -> None:

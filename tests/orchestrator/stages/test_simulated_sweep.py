@@ -19,8 +19,9 @@ from jobs.errors import ClusterError, InfeasibleError, RunError, TrainingError
 from jobs.spec import JobSpec
 from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import open_storage
+from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, Stepped
+from jobs.training.events import Event, Saved, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
 from orchestrator.context import Context
@@ -233,45 +234,93 @@ def test_ray_train_gives_the_loss_curve_of_one_plain_process(
     assert len(losses_of(spread)) == 5
 
 
-def test_a_trial_in_kept_workers_is_bit_by_bit_that_in_fresh_ones(
+class _Kept:
+    """Gives orders to workers that are kept on two cores."""
+
+    def __init__(self, config: TrainingConfig, folder: Path) -> None:
+        from cluster.discovery import discover
+        from orchestrator.stages.secrets import Secrets
+        from orchestrator.stages.workers import Workers
+
+        self.config, self.folder = config, folder
+        self.placement = place(AcceleratorRequest("cpu", 2), discover(), {})
+        self.workers = Workers(Secrets(), folder, 60.0)
+
+    def train(self, changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
+        """Train as a trial does; returns the placement groups."""
+        from orchestrator.stages.line import packed
+        from orchestrator.stages.orders import train_in_worker
+
+        self.workers.on(self.placement)
+        self.workers.line.run(packed(train_in_worker, changed), report)
+        return self.workers.groups
+
+    def fit(self, name: str, report: Callable[[Event], None] = lambda _: None) -> list[float]:
+        """Train as the winner is trained; returns the losses."""
+        from orchestrator.stages import fit as fitting
+
+        store, rules = CheckpointStore(self.folder / name), fitting.Rules(workers=self.workers)
+
+        def fail(*what: object) -> None:
+            raise AssertionError(what)
+
+        found = fitting.fit(self.config, self.placement, store, rules, report, fail, lambda _: None)
+        return [loss for _, loss in found.losses]
+
+
+def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    """After one that was stopped early they stay; after one that fails there are new ones."""
-    from cluster.discovery import discover
+    """After a trial that is stopped early they stay, after one that fails there are new ones."""
     from orchestrator.stages.failures import GroupError
-    from orchestrator.stages.group import DeviceWait
-    from orchestrator.stages.secrets import Secrets
-    from orchestrator.stages.tuning import Trials
 
     def stop(event: Event) -> None:
         if isinstance(event, Stepped):
             sys.exit()  # as Tune's report does in a trial that is stopped early
 
-    placement = place(AcceleratorRequest("cpu", 2), discover(), {})
     config = training_config(reviews, tiny_model, micro_batch_size=16)
-    long = dataclasses.replace(config, epochs=5000.0)
     steep = config.optimizer.model_copy(update={"lr": 1e30})
-    with contextlib.closing(Trials()) as trials:
-
-        def run(changed: TrainingConfig, report: Callable[[Event], None]) -> list[str]:
-            wait = DeviceWait()
-            trials.run(
-                placement, Secrets(), train, changed, report, storage=tmp_path, device_wait=wait
-            )
-            return trials.groups
-
-        kept, fresh = list[Event](), list[Event]()
+    kept = _Kept(config, tmp_path)
+    events, later = list[Event](), list[Event]()
+    with contextlib.closing(kept.workers):
         with pytest.raises(SystemExit):
-            run(long, stop)
-        first = trials.groups
-        assert run(config, kept.append) == first
+            kept.train(dataclasses.replace(config, epochs=5000.0), stop)
+        first = kept.workers.groups
+        assert kept.train(config, events.append) == first
+        losses = [losses_of(events), kept.fit("kept")]
+        assert (kept.workers.groups, kept.workers.warm) == (first, kept.placement.name)
         with pytest.raises(GroupError, match="loss"):
-            run(dataclasses.replace(config, optimizer=steep), lambda _: None)
-        assert trials.groups == []
-        assert run(config, fresh.append) != first
+            kept.train(dataclasses.replace(config, optimizer=steep), lambda _: None)
+        losses.append(kept.fit("fresh"))
+        assert kept.train(config, later.append) != first
     assert eventually(lambda: _worker_groups_left() == [])
-    assert losses_of(kept) == losses_of(fresh)
-    assert len(losses_of(kept)) == 5
+    assert len(losses[0]) == 5
+    assert all(each == losses[0] for each in (*losses, losses_of(later)))
+
+
+def test_a_fit_in_kept_workers_leaves_with_a_checkpoint_and_goes_on_in_fresh_ones(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    kept = _Kept(training_config(reviews, tiny_model, micro_batch_size=16, epochs=100), tmp_path)
+    saved = list[Saved]()
+
+    def leave(event: Event) -> None:
+        if isinstance(event, Stepped):
+            kept.workers.leave.set()  # as a signal or new devices do
+        if isinstance(event, Saved):
+            saved.append(event)
+
+    with contextlib.closing(kept.workers):
+        kept.workers.on(kept.placement)
+        assert eventually(lambda: kept.workers.serves(kept.placement), within_s=90)
+        with pytest.raises(TrainingError, match="run again with --resume"):
+            kept.fit("left", leave)
+        assert not kept.workers.serves(kept.placement)
+        rest, whole = kept.fit("left"), kept.fit("whole")
+    (left_after,) = {each.step for each in saved}
+    assert 0 < left_after < 500
+    assert len(whole) == 500
+    assert rest == whole[left_after:]
 
 
 def test_the_trials_of_a_placement_share_one_group(

@@ -1,0 +1,176 @@
+"""Gives orders to the workers that a run keeps; a process that does so imports no torch."""
+
+import contextlib
+import itertools
+import math
+import os
+import queue as queues
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ray.cloudpickle
+import ray.util.queue
+
+from jobs.training.events import Report
+from orchestrator.decisions.recovery import Cause, Failed
+from orchestrator.stages.devices import release
+from orchestrator.stages.failures import BusyError, GroupError
+from orchestrator.stages.leave_order import LEAVE
+
+LEAVE_S = 45.0
+"""How long the workers may take to end an order that was taken back; then the group is ended."""
+ANSWER_POLL_S = 0.25
+"""How long one request for an answer lasts: that of a process which is killed would take the next
+answer."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all workers of a group do next: `work(payload, report, leave=…)`.
+
+    Workers pass it to each other without Ray, so it has no secrets.
+    """
+
+    id: str
+    call: bytes
+    """Pickled function and payload, because the process that gives the order need not know them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Ends the present order early; without one it does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The first event of an order."""
+
+    order: str
+    group: str
+    """Hex id of the placement group of rank 0."""
+    nodes: frozenset[str]
+    """Ray ids of the workers' nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last event of an order."""
+
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The workers wait for devices."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The workers have ended; the next order starts others."""
+
+    failed: Failed | None = None
+    busy: str = ""
+    """Why the workers did not get their devices, if that is so."""
+
+
+def packed(work: Callable[..., object], payload: object) -> bytes:
+    """Returns a function and its payload for `Line.run`."""
+    return bytes(ray.cloudpickle.dumps((work, payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Gives orders to the workers of a run, from any process of it, one after another."""
+
+    orders: ray.util.queue.Queue
+    answers: ray.util.queue.Queue
+
+    def run(
+        self,
+        call: bytes,
+        report: Report,
+        *,
+        silence_s: float = math.inf,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Run a function that `packed` returned in all workers, and pass on its events.
+
+        `silence_s` is the longest time without an event before the workers count as hung; `log`
+        gets what the workers wait for. Returns early if the workers have the order to leave.
+
+        Raises:
+            GroupError: if a worker fails, is lost or hangs.
+            BusyError: if the devices stay busy.
+        """
+        order = Order(f"{os.getpid()}-{next(_numbers)}-{time.time_ns():x}", call)
+        self._forget()
+        self.orders.put(order)
+        began: Began | None = None
+        while True:
+            event = self._next(began, silence_s)
+            if isinstance(event, Ended):
+                _raise(event)
+                return
+            if isinstance(event, Finished) and event.order == order.id:
+                return
+            if isinstance(event, Waiting):
+                log(event.text)
+            elif isinstance(event, Began):
+                began = event if event.order == order.id else None
+            elif began:  # and none of an order whose giver is gone
+                self._pass_on(event, report, began)
+
+    def renew(self) -> None:
+        """End the workers, so that the next order has fresh processes."""
+        self._forget()
+        self.orders.put(LEAVE)
+        with contextlib.suppress(GroupError, BusyError):
+            while not isinstance(event := self.answers.get(timeout=LEAVE_S), Ended):
+                pass
+            _raise(event)
+
+    def _next(self, began: Began | None, silence_s: float) -> object:
+        """Returns the next answer; raises GroupError after a silence of an order that has begun."""
+        heard_s = time.monotonic()
+        while True:
+            with contextlib.suppress(queues.Empty):
+                return self.answers.get(timeout=ANSWER_POLL_S)
+            if began and time.monotonic() - heard_s > silence_s:
+                release(began.group)
+                text = f"the workers reported nothing for {silence_s:.0f} s (train.hang_after)"
+                raise GroupError(Failed(Cause.HANG, text, began.nodes))
+
+    def _pass_on(self, event: object, report: Report, began: Began) -> None:
+        try:
+            report(event)  # type: ignore[arg-type]  # the events of whoever gave the order
+        except SystemExit:  # Tune stops this trial early
+            self._take_back(began)
+            raise
+
+    def _take_back(self, began: Began) -> None:
+        """End the present order; end the workers if they have not left it in LEAVE_S."""
+        self.orders.put(TakenBack())
+        deadline = time.monotonic() + LEAVE_S
+        with contextlib.suppress(queues.Empty):
+            while (left_s := deadline - time.monotonic()) > 0:
+                if isinstance(self.answers.get(timeout=left_s), Finished | Ended):
+                    return
+        release(began.group)
+
+    def _forget(self) -> None:
+        """Drop the answers to earlier orders, whose givers may be gone."""
+        with contextlib.suppress(queues.Empty):
+            while True:
+                self.answers.get_nowait()
+
+
+def _raise(ended: Ended) -> None:
+    if ended.failed:
+        raise GroupError(ended.failed)
+    if ended.busy:
+        raise BusyError(ended.busy)
