@@ -3,7 +3,8 @@
     python benchmarks/hf_trainer.py WORK --batch 16 [--seconds 10] [--lora]      (or under torchrun)
 
 WORK is a folder that benchmarks/train.py prepares. Prints one JSON line with samples and unpadded
-tokens per second over all workers, once 40 steps have warmed it up.
+tokens per second over all workers, once 40 steps have warmed it up. With `--epochs` it trains so
+many epochs to their end.
 """
 
 import argparse
@@ -46,16 +47,18 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--batch", type=int, required=True, help="per device")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--epochs", type=int, help="train them all, not for some seconds")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--lora", action="store_true", help="an adapter on a causal model")
     arguments = parser.parse_args()
     rows, model, collate = (language if arguments.lora else classification)(arguments.work)
-    clock = Clock(arguments.seconds, 10 if arguments.lora else WARMUP_STEPS)
+    seconds = float("inf") if arguments.epochs else arguments.seconds
+    clock = Clock(seconds, 10 if arguments.lora else WARMUP_STEPS)
     with tempfile.TemporaryDirectory() as folder:
         settings = transformers.TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=arguments.batch,
-            num_train_epochs=1000,
+            num_train_epochs=arguments.epochs or 1000,
             bf16=arguments.precision == "bf16",
             dataloader_num_workers=4,
             save_strategy="no",
