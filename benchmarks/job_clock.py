@@ -115,7 +115,8 @@ def run(work: Path) -> dict[str, Any]:
     said = (work / "log").read_text(encoding="utf-8")
     print(said, file=sys.stderr)
     if ended.returncode:
-        raise SystemExit(f"winnow run ended with {ended.returncode}")
+        told = ended.stdout.decode()[:1000]
+        raise SystemExit(f"winnow run ended with {ended.returncode}: {told}")
     outcome = json.loads(ended.stdout)
     winnow.predict(outcome["endpoint"]["url"], ["a fine film"])
     whole_s = time.monotonic() - begin
