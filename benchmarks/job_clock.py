@@ -79,6 +79,7 @@ def main() -> int:
             found = run(work)
         finally:
             subprocess.run([*WINNOW, "down"], check=False, cwd=work)
+        print(json.dumps({name: found[name] for name in found if name != "receipt"}), flush=True)
         found["trainer_s"] = trainer(work, arguments)
     found |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": arguments.device}
     found |= {"torch": torch.__version__, "smoke": arguments.smoke}
