@@ -8,7 +8,8 @@ once, each of whom asks again when the answer is complete: prompts of 64 tokens,
 turns answers are written by the batch that a replica chooses, by the one of any device (`padded`),
 and one after the other by transformers' `generate` (`alone`). `continuous` is transformers'
 continuous batching, as it comes, of as many prompts as there are users, on a GPU. `adapters` is
-`together` with eight adapters of rank 16 of all linear layers, which users ask for in turn.
+`together` with eight adapters of rank 16 of all linear layers, which users ask for in turn, and
+`openvino` OpenVINO GenAI in fp32, on a CPU.
 Prints tokens per second, the 95th percentile of the time to the first piece, and the ratio of the
 replica's choice to `alone`.
 """
@@ -40,10 +41,12 @@ from serve.engines.generating.adapters import Adapted, Adapter, LowRank  # noqa:
 from serve.engines.generating.padded_batch import PaddedBatch  # noqa: E402
 from serve.tasks.causal_lm.answer import Settings  # noqa: E402
 from serve.tasks.causal_lm.generator import Generator  # noqa: E402
+from serve.tasks.causal_lm.outside_engine import Limits  # noqa: E402
+from serve.tasks.causal_lm.text_engine import TextEngine  # noqa: E402
 
 PROMPT, ANSWER = 64, 128
 """Tokens of each prompt, and of each answer."""
-MODES = ("together", "adapters", "padded", "alone", "continuous")
+MODES = ("together", "adapters", "openvino", "padded", "alone", "continuous")
 SLOTS, RANK = 8, 16
 """Adapters of the mode `adapters`, and their rank."""
 SHAPES: dict[str, dict[str, int]] = {
@@ -114,6 +117,8 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
     """Rates of some users over the seconds, after a first answer."""
     if how == "continuous":
         return continuous(folder, users, arguments.seconds)
+    if how == "openvino":
+        return by_openvino(folder, users, arguments)
     precision: Precision = "bf16" if arguments.device == "cuda" else "fp32"
     choices: dict[str, Any] = {
         "together": choice.choose,
@@ -138,6 +143,18 @@ def measured(folder: Path, users: int, how: str, arguments: argparse.Namespace) 
         start_s = time.monotonic() - begin
         found = asyncio.run(asked(made, users, arguments.seconds, known))
         made.close()
+    return {**found, "engine": made.engine, "start_s": round(start_s, 1)}
+
+
+def by_openvino(folder: Path, users: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Rates of OpenVINO GenAI."""
+    from serve.tasks.causal_lm.openvino_engine import OpenVinoEngine
+
+    limits, begin = Limits(2 * (PROMPT + ANSWER), max(64, users), 10**9), time.monotonic()
+    made = OpenVinoEngine(folder, folder / "exports", limits, arguments.threads)
+    start_s = time.monotonic() - begin
+    found = asyncio.run(asked(made, users, arguments.seconds))
+    made.close()
     return {**found, "engine": made.engine, "start_s": round(start_s, 1)}
 
 
@@ -189,7 +206,7 @@ def continuous(folder: Path, users: int, seconds: float) -> dict[str, Any]:
 
 
 async def asked(
-    made: Generator, users: int, seconds: float, known: Sequence[Adapter] = ()
+    made: TextEngine, users: int, seconds: float, known: Sequence[Adapter] = ()
 ) -> dict[str, Any]:
     """Asks from all users until the time is over."""
     size, firsts, tokens = len(made.tokenizer), list[float](), [0]
