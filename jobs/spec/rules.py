@@ -9,13 +9,18 @@ from jobs.spec import paths
 from jobs.spec.data import FORMATS
 from jobs.spec.harness import MARK
 from jobs.spec.job import JobSpec
+from jobs.spec.model import LoraSpec
 from jobs.spec.quantities import format_duration
-from jobs.spec.serve import RULES_OF_ALL
+from jobs.spec.serve import RULES_OF_ALL, AdaptersSpec
 from jobs.spec.sweep import LogUniform, Uniform
 
 Path = tuple[str | int, ...]
 LEAST_SILENCE = timedelta(minutes=1)
 """Of workers that hang."""
+OUTPUT_LAYERS = ("lm_head", "embed_out")
+"""What transformers calls the output layers of language models."""
+MOST_COLUMNS = 16_384
+"""Of all adapters in one layer, which each token is multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +104,28 @@ def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
         message = f"an endpoint of {spec.task.name} serves whole models; set merge to true"
         yield Violation(("model", "adapter"), message)
     if spec.serve is not None and spec.serve.adapters is not None and not is_alone:
-        message = "serves what is not merged; remove it, or set model.adapter.merge to false"
+        message = "is for adapters that are not merged; remove it, or set merge to false"
         yield Violation(("serve", "adapters"), message)
+    if spec.serve is not None and adapter is not None and is_alone:
+        yield from _adapter_fits(spec.serve.adapters or AdaptersSpec(), adapter)
+
+
+def _adapter_fits(limits: AdaptersSpec, adapter: LoraSpec) -> Iterator[Violation]:
+    """An adapter that is not merged suits the slots of its endpoint."""
+    named = [name for name in OUTPUT_LAYERS if name in adapter.target_modules]
+    if named and not isinstance(adapter.target_modules, str):
+        message = f"an endpoint adapts no output layer ({named[0]}); remove it or set merge to true"
+        yield Violation(("model", "adapter", "target_modules"), message)
+    if limits.rank is not None and limits.rank < adapter.r:
+        message = f"{limits.rank} is less than model.adapter.r, {adapter.r}"
+        yield Violation(("serve", "adapters", "rank"), message)
+    columns = limits.slots * max(limits.rank or 0, adapter.r)
+    if columns > MOST_COLUMNS:
+        message = (
+            f"{limits.slots} of rank {columns // limits.slots} are {columns:,} columns in each"
+        )
+        message += f" layer; at most {MOST_COLUMNS:,} are served"
+        yield Violation(("serve", "adapters", "slots"), message)
 
 
 def sources_can_be_read(spec: JobSpec) -> Iterator[Violation]:

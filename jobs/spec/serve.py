@@ -188,8 +188,8 @@ class AdaptersSpec(SpecModel):
     slots: Annotated[int, Field(ge=1, le=256)] = 8
     """Adapters in the device's memory at once; others wait until no answer needs one of these."""
     rank: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Greatest rank of an adapter; left out, that of the version which is deployed. Each token is
-    multiplied with slots · rank columns in every adapted layer."""
+    """Greatest rank of an adapter, at least that of the version which is deployed; left out, its
+    own. Each token is multiplied with slots · rank columns in every adapted layer."""
     models: Items[Annotated[str, Field(pattern=r"^[a-z0-9*?][a-z0-9*?-]*$")]] = ()
     """Further published models, such as `support-*`, whose versions may be asked for; those of the
     job's own name always may."""

@@ -161,6 +161,21 @@ def test_mixed_answers_are_those_of_peft(
     assert made.slots.loads >= COUNT
 
 
+def test_a_batch_that_fails_leaves_the_slots_to_the_next_kind(
+    base: str, known: list[Adapter]
+) -> None:
+    """The mask of another form of rows would make any other batch fail too."""
+    model = DECODER.from_pretrained(base).eval()
+    slots = AdapterSlots(model, Adapted(base, known[0], 2, RANK))
+    slots.select(torch.zeros(1, 64, dtype=torch.int64))
+    options: dict[str, Any] = {"rows": 4, "longest": 64, "captures": False, "room": 1000}
+    batch = choice.cached_batch(model, **options, adapters=slots)
+    assert choice.is_right(model, batch, slots)
+    slots.select(torch.zeros(1, 64, dtype=torch.int64))
+    model.set_attn_implementation("sdpa")
+    assert choice.padded_room(model, slots) > 0
+
+
 def test_a_beginning_is_not_taken_over_from_another_adapter(
     base: str, known: list[Adapter]
 ) -> None:
@@ -299,7 +314,7 @@ def test_an_adapter_that_is_more_than_low_rank_is_refused(
 
 def test_slots_refuse_what_is_larger_than_they_are(base: str, known: list[Adapter]) -> None:
     slots = AdapterSlots(DECODER.from_pretrained(base), Adapted(base, known[3], 2, 2))
-    with pytest.raises(adapters.UnsuitableAdapterError, match=r"adapts model\.layers"):
+    with pytest.raises(adapters.UnsuitableAdapterError, match=r"changes model\.layers"):
         slots.check(known[0])
     (name, low), *_ = known[3].layers.items()
     with pytest.raises(adapters.UnsuitableAdapterError, match="has rank 3; adapters here have 2"):
@@ -427,7 +442,7 @@ def test_an_adapter_that_cannot_be_asked_for_is_not_found(
         "support@latest": "write name@id",
         "support@000000000000": "it is not published here",
         "../support@000000000000": "write name@id",
-        changed("00000000000a", "other"): "write name@id",
+        changed("00000000000a", "other"): "serve.adapters.models does not have this name",
         changed("00000000000b", base="another"): "has another base",
         changed("00000000000c", tokenizer=True): "has another tokenizer.json",
         damaged: "it is not published here",

@@ -29,11 +29,16 @@ def describe(device: Device) -> dict[str, str]:
     return found | {"cuda": str(torch.version.cuda), "nccl": nccl, **_gpu()}
 
 
-@functools.cache
 def code_digest() -> str:
-    """Returns the first 12 characters of the SHA-256 of the source that trains: ours of `jobs`."""
+    """Returns `digest_of` the source that trains: ours of `jobs`."""
+    return digest_of(Path(__file__).parents[2])
+
+
+@functools.cache
+def digest_of(folder: Path) -> str:
+    """Returns the first 12 characters of the SHA-256 of a folder's Python source."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parents[2].rglob("*.py")):
+    for path in sorted(folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -115,7 +115,8 @@ class AdapterSlots:
         self._dtype = model.dtype
         self._columns = torch.arange(slots, device=model.device).repeat_interleave(self.rank)
         """Slot of each column, (slots · rank,)."""
-        self.mask = torch.zeros(1, 1, self.width, dtype=model.dtype, device=model.device)
+        self._none = torch.zeros(1, 1, self.width, dtype=model.dtype, device=model.device)
+        self.mask = self._none
         """1 for the columns of each token's adapter, (rows, tokens, slots · rank) or broadcast."""
         self._layers = {name: self._adapted(model, name) for name in settings.first.layers}
         self._names: list[str | None] = [None] * slots
@@ -148,7 +149,7 @@ class AdapterSlots:
         """Raises UnsuitableAdapterError if an adapter does not suit the slots."""
         other = sorted(set(adapter.layers) - set(self._layers))
         if other:
-            message = f"adapts {other[0]}, which adapters here do not ({len(other)} such layers)"
+            message = f"changes {other[0]}, which the deployed adapter does not"
             raise UnsuitableAdapterError(message)
         if adapter.rank > self.rank:
             raise UnsuitableAdapterError(f"has rank {adapter.rank}; adapters here have {self.rank}")
@@ -190,6 +191,10 @@ class AdapterSlots:
                     layer.up[own][: len(low.down)].copy_(low.up.t())
         self._names[slot] = adapter.name
         self.loads += 1
+
+    def reset(self) -> None:
+        """Computes rows of any form without adapters, until the next `select`."""
+        self.mask = self._none
 
     def select(self, slots: torch.Tensor) -> None:
         """Sets the slot of each row of the next forward pass, (rows, tokens) or (rows, 1)."""

@@ -58,14 +58,14 @@ def choose(
     if reason:
         return None, reason
     if model.device.type != "cuda" or model.dtype not in (torch.bfloat16, torch.float16):
-        return PaddedBatch(model, padded_room(model), adapters), ""
+        return PaddedBatch(model, padded_room(model, adapters), adapters), ""
     reasons = list[str]()
     for compiles in (True, False):
         batch, reason = _captured(model, rows, longest, adapters, compiles=compiles)
         if batch is not None:
             return batch, "; ".join(reasons)
         reasons.append(reason)
-    return PaddedBatch(model, padded_room(model), adapters), "; ".join(reasons)
+    return PaddedBatch(model, padded_room(model, adapters), adapters), "; ".join(reasons)
 
 
 def reason_for_one_by_one(model: Any, adapters: AdapterSlots | None = None) -> str:
@@ -130,6 +130,8 @@ def cached_batch(
     Raises:
         UnusualAttentionError: if the model's attention is another than that of such a cache.
     """
+    if adapters is not None:
+        adapters.reset()  # rows of one form may have been selected last
     if model.config._attn_implementation != cache_attention.USUAL:
         raise cache_attention.UnusualAttentionError("its attention is not PyTorch's")
     window, tokens = window_of(model.config), MEASURED_TOKENS
@@ -148,9 +150,9 @@ def cached_batch(
 
 
 @torch.inference_mode()
-def padded_room(model: Any) -> int:
+def padded_room(model: Any, adapters: AdapterSlots | None = None) -> int:
     """Returns the tokens of all rows that a padded cache may hold, from the free memory."""
-    tried = PaddedBatch(model, TRIED_TOKENS * 2)
+    tried = PaddedBatch(model, TRIED_TOKENS * 2, adapters)
     tried.read([_begun(tried, [0])])
     # a step makes each layer's cache anew, and reading prompts takes memory too
     return int(SHARE_OF_MEMORY * free_memory(model.device) / tried.size_bytes)

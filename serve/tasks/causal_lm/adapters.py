@@ -2,6 +2,8 @@
 
 import asyncio
 import collections
+import concurrent.futures
+import functools
 import json
 import math
 import re
@@ -13,14 +15,17 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 
 from jobs.errors import CheckpointError, DeployError, StorageError, WinnowError
 from jobs.spec.model import REGISTRY_SCHEME
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from jobs.training.model import location
+from serve.batching.client import DeadlineError
 from serve.engines.generating.adapters import Adapter, LowRank, UnsuitableAdapterError
 from serve.http.errors import HttpError
+from serve.http.handler import error_of
 from serve.version import ModelVersion
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -31,8 +36,10 @@ PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 """How peft names weights: the layer's name is between."""
 UNUSUAL = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
 """Settings of peft whose adapters are more than a product for each layer."""
-SHARED_FILES = ("tokenizer.json", "chat_template.jinja")
-"""Files that all adapters behind one replica have in common, since it has one tokenizer."""
+SHARED_FILES = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
+"""Files that all adapters behind one replica have in common, since it has one of each."""
+READERS = 2
+"""Adapters that are read at once, beside the threads that render prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,8 @@ class AdapterLibrary:
         self._version, self._models, self._kept = version, models, kept
         self._folder = Path(version.path)
         self._manifest = manifest.read(self._folder)
-        self._read = collections.OrderedDict[str, asyncio.Task[Adapter]]()
+        self._read = collections.OrderedDict[str, asyncio.Future[Adapter]]()
+        self._readers = concurrent.futures.ThreadPoolExecutor(READERS, "adapters")
         try:
             self.own = read(self._folder, f"{version.name}@{version.id}")
         except UnsuitableAdapterError as error:
@@ -84,39 +92,48 @@ class AdapterLibrary:
             own = f"{self._version.name} {self._version.id}"
             raise DeployError(f"the base of the adapter {own}: {error}") from None
 
-    async def named(self, model: str, check: Callable[[Adapter], None]) -> Named:
+    async def named(self, model: str, check: Callable[[Adapter], None], timeout_s: float) -> Named:
         """Returns the adapter `name@id`; `check` raises UnsuitableAdapterError for one of no use.
 
         Raises:
             HttpError: 404 if it is not published or of another base, 503 if the storage does not
-                answer.
+                answer, 504 if it is not read in time.
         """
         found = REFERENCE.fullmatch(model)
-        if found is None or not self._is_open(found[1]):
+        if found is None:
             raise self._unknown("write name@id, as winnow models list shows them")
+        if not self._is_open(found[1]):
+            raise self._unknown("serve.adapters.models does not have this name")
+        try:
+            adapter = await asyncio.wait_for(self._being_read(model, *found.groups()), timeout_s)
+            check(adapter)
+        except TimeoutError:
+            raise error_of(DeadlineError()) from None
+        except UnsuitableAdapterError as error:  # kept, as a version never changes
+            raise self._unknown(f"this adapter {error}") from None
+        except WinnowError as error:
+            self._read.pop(model, None)  # it may be published later
+            if isinstance(error, StorageError):
+                message = "the storage with the adapters does not answer; try again later"
+                raise HttpError(503, "unavailable", message, param="model") from None
+            raise self._unknown("it is not published here") from None
+        return Named(model, found[2], adapter)
+
+    def _being_read(self, model: str, name: str, identity: str) -> "asyncio.Future[Adapter]":
+        """Returns what an adapter becomes once it is read; the caller may leave before."""
         if model not in self._read:
-            self._read[model] = asyncio.create_task(asyncio.to_thread(self._load, *found.groups()))
+            loop = asyncio.get_running_loop()
+            load = functools.partial(self._load, name, identity)
+            self._read[model] = loop.run_in_executor(self._readers, load)
         self._read.move_to_end(model)
         while len(self._read) > self._kept:
             self._read.popitem(last=False)
-        try:
-            adapter = await asyncio.shield(self._read[model])
-            check(adapter)
-        except StorageError:
-            self._read.pop(model, None)
-            message = "the storage with the adapters does not answer; try again later"
-            raise HttpError(503, "unavailable", message, param="model") from None
-        except (WinnowError, UnsuitableAdapterError) as error:
-            self._read.pop(model, None)  # it may be published later
-            is_unknown = isinstance(error, WinnowError)
-            reason = "it is not published here" if is_unknown else f"this adapter {error}"
-            raise self._unknown(reason) from None
-        return Named(model, found[2], adapter)
+        return asyncio.shield(self._read[model])
 
     @property
     def names(self) -> list[str]:
         """The adapters that were read and are kept."""
-        done = [name for name, task in self._read.items() if task.done() and not task.exception()]
+        done = [name for name, read in self._read.items() if read.done() and not read.exception()]
         return sorted({self.own.name, *done})
 
     def _is_open(self, name: str) -> bool:
@@ -130,8 +147,7 @@ class AdapterLibrary:
 
     def _load(self, name: str, identity: str) -> Adapter:
         folder = self._folder_of(name, identity)
-        details = manifest.verify(folder)
-        self._check_shared(details)
+        self._check_shared(manifest.read(folder))
         return read(folder, f"{name}@{identity}")
 
     def _check_shared(self, details: Mapping[str, Any]) -> None:
@@ -150,6 +166,7 @@ class AdapterLibrary:
         """
         beside = self._folder.parent.parent / name / identity
         if beside.is_dir():
+            manifest.verify(beside)
             return beside
         own, key = self._version, f"models/{name}/{identity}"
         if not own.url:
@@ -174,6 +191,15 @@ def read(folder: Path, name: str) -> Adapter:
         weights = safetensors.torch.load_file(folder / WEIGHTS)
     except (OSError, ValueError, safetensors.SafetensorError):
         raise UnsuitableAdapterError(f"has no readable {CONFIG} and {WEIGHTS}") from None
+    try:
+        layers = _layers(settings, weights)
+    except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError):
+        raise UnsuitableAdapterError("has files that peft does not write") from None
+    return Adapter(name, layers)
+
+
+def _layers(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, LowRank]:
+    """Returns what an adapter adds to each layer; raises UnsuitableAdapterError, or Python's."""
     unusual = [each for each in UNUSUAL if settings.get(each)]
     if settings.get("peft_type") != "LORA" or unusual:
         found = ", ".join(unusual) or f"peft_type {settings.get('peft_type')}"
@@ -187,4 +213,6 @@ def read(folder: Path, name: str) -> Adapter:
             raise UnsuitableAdapterError(f"is not of plain low rank: it has {key}")
         if f".lora_{kind}" == DOWN:
             layers[layer] = LowRank(weights[key], weights[f"{PREFIX}{layer}{UP}"].float() * scale)
-    return Adapter(name, layers)
+    if not layers:
+        raise UnsuitableAdapterError("changes no layer")
+    return layers

@@ -33,7 +33,7 @@ router = fastapi.APIRouter()
 async def continue_text(body: CompletionRequest, request: fastapi.Request) -> Any:
     """Continues a text, complete or as a stream of events."""
     handler = cast("ChatHandler", app.require_handler())
-    named = await handler.named(body.model)
+    named = await handler.named(body.model, app.timeout(request))
     prompts = await handler.prompts.beginnings(body)
     tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
     pieces = handler.write(prompts, body, app.timeout(request), named=named)

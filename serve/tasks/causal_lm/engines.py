@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,8 @@ LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 NAME = TypeAdapter[TextEngineName](TextEngineName)
 CHOICE_FILE = "text-engine.json"
+SERVE = Path(__file__).parents[2]
+"""Our code that serves."""
 CANDIDATES: Mapping[str, tuple[TextEngineName, ...]] = {
     "cpu": ("torch", "openvino"),
     "cuda": ("torch", "vllm"),
@@ -100,7 +103,11 @@ def start(
         _write_choice(config, key, chosen, tried)
         found = ", ".join(f"{each.engine} {each.tokens_per_s:.0f} tokens/s" for each in tried)
         LOG.info("serve.engine: auto takes %s (%s)", chosen, found)
-    return _named(chosen, config, folder, precision)
+    try:
+        return _named(chosen, config, folder, precision)
+    except DeployError as error:  # such as of memory that another replica still holds
+        LOG.warning("serve.engine: auto takes torch: %s", error)
+        return _torch(config, folder, precision)
 
 
 def candidates(config: ReplicaConfig) -> tuple[TextEngineName, ...]:
@@ -256,6 +263,8 @@ def _key(
 ) -> dict[str, str]:
     """Returns the machine and settings for which a kept choice is valid."""
     own = {"names": ",".join(names), "precision": precision, "longest": str(_longest(config))}
+    own |= {"rows": str(config.batch_rows), "serve": environment.digest_of(SERVE)}
+    own |= {name: metadata.version(name) for name in names if name != "torch"}
     return {**environment.describe(config.device), **own, "threads": str(config.threads)}
 
 

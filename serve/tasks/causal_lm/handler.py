@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import DeployError
+from jobs.errors import DeployError, first_line
 from jobs.spec.serve import AdaptersSpec
 from serve.config import ReplicaConfig
 from serve.engines.generating.adapters import Adapted, UnsuitableAdapterError
@@ -82,6 +82,9 @@ class ChatHandler(GenerationHandler[TextEngine]):
         adapted = Adapted(library.base, library.own, limits.slots, rank)
         try:
             return engines.start(own, folder, self.precision, adapted)
+        except OSError as error:  # transformers', of a base that is not there
+            message = f"the base of {own.version.name} {own.version.id} cannot be read"
+            raise DeployError(f"{message}: {first_line(error)}") from None
         except UnsuitableAdapterError as error:
             message = f"{own.version.name} {own.version.id} {error}"
             raise DeployError(f"{message}; train it with model.adapter.merge: true") from None
@@ -99,12 +102,12 @@ class ChatHandler(GenerationHandler[TextEngine]):
             max_length=self.longest,
         )
 
-    async def named(self, model: str | None) -> Named:
+    async def named(self, model: str | None, timeout_s: float) -> Named:
         """Returns the version that a request names.
 
         Raises:
             HttpError: 404 if it is no version that this replica can answer with, 503 if the storage
-                with adapters does not answer.
+                with adapters does not answer, 504 if it does not within the timeout.
         """
         own = self._own
         if model in (None, own.model):
@@ -113,7 +116,8 @@ class ChatHandler(GenerationHandler[TextEngine]):
             return replace(own, model=model)
         if self._library is None or self.generator.slots is None:
             raise HttpError(404, "not_found", f"this endpoint serves {own.model}", param="model")
-        return await self._library.named(model, self.generator.slots.check)
+        timeout_s = min(timeout_s, self.config.timeout_s)
+        return await self._library.named(model, self.generator.slots.check, timeout_s)
 
     @property
     def model_names(self) -> list[str]:

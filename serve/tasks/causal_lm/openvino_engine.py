@@ -1,5 +1,6 @@
 """Writes answers with OpenVINO GenAI on a CPU: continuous batching with a paged cache."""
 
+import contextlib
 import json
 import logging
 import queue
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobs.errors import DeployError
+from jobs.storage import files
 from serve.engines.generating import choice, openvino_export
 from serve.engines.generating.token_batch import CacheTooSmallError
 from serve.tasks.causal_lm.answer import Settings
@@ -123,7 +125,10 @@ class OpenVinoEngine(OutsideEngine):
     def _run(self) -> None:
         while True:
             if not self._take():
-                for job, _ in self._handles.values():
+                left = [*(job for job, _ in self._handles.values()), *self._held]
+                while not self._jobs.empty():
+                    left += filter(None, [self._jobs.get()])
+                for job in left:
                     self._end(job, RuntimeError("the replica ends"))
                 return
             try:
@@ -132,13 +137,13 @@ class OpenVinoEngine(OutsideEngine):
                     self._read()
                 if not self._handles and self._pipeline.has_non_finished_requests():
                     self._pipeline.step()  # which frees the blocks of those that were cancelled
+                self.cache_use = float(self._pipeline.get_metrics().cache_usage) / 100
             except Exception as error:
                 LOG.exception("a step of OpenVINO failed")
                 for job, handle in self._handles.values():
                     handle.cancel()
                     self._end(job, error)
                 self._handles.clear()
-            self.cache_use = float(self._pipeline.get_metrics().cache_usage) / 100
 
     def _take(self) -> bool:
         """Begins jobs that have a place; waits if nothing is written; False once it is closed."""
@@ -240,11 +245,18 @@ def token_bytes(config: Any) -> int:
 
 def exported(folder: Path, exports: Path) -> Path:
     """Returns the folder of the model's graph, which is written if it does not exist."""
-    target, unfinished = exports / "openvino-text", exports / "openvino-text.unfinished"
-    if not (target / openvino_export.GRAPH).exists():
-        shutil.rmtree(unfinished, ignore_errors=True)
-        openvino_export.export(folder, unfinished)
-        shutil.copy(folder / "config.json", unfinished)
-        (unfinished / "generation_config.json").write_text(json.dumps({}), encoding="utf-8")
-        unfinished.replace(target)
+    target = exports / "openvino-text"
+    if (target / openvino_export.GRAPH).exists():
+        return target
+    partial = files.partial_of(target)  # another replica may export it too
+    try:
+        openvino_export.export(folder, partial)
+        shutil.copy(folder / "config.json", partial)
+        (partial / "generation_config.json").write_text(json.dumps({}), encoding="utf-8")
+        with contextlib.suppress(OSError):  # the other one was faster
+            partial.replace(target)
+        if not (target / openvino_export.GRAPH).exists():
+            raise DeployError(f"{target} has no graph and is in its place; delete it")
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return target

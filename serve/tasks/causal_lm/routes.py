@@ -58,7 +58,7 @@ async def models() -> Models:
 async def complete(body: ChatRequest, request: fastapi.Request) -> Any:
     """Answers a conversation, complete or as a stream of events."""
     handler = ready()
-    named = await handler.named(body.model)
+    named = await handler.named(body.model, app.timeout(request))
     asked = await handler.prompts.asked(body)
     tokens = await handler.vocabulary("logprobs") if body.likeliest is not None else None
     pieces = handler.write(

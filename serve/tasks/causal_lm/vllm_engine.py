@@ -97,7 +97,8 @@ class VllmEngine(OutsideEngine):
 
     def _begin(self, job: OutsideJob) -> None:
         def start() -> None:
-            self._tasks[job] = self._loop.create_task(self._serve(job))
+            task = self._tasks[job] = self._loop.create_task(self._serve(job))
+            task.add_done_callback(lambda _: self._over(job, task))
 
         self._loop.call_soon_threadsafe(start)
 
@@ -110,17 +111,17 @@ class VllmEngine(OutsideEngine):
 
     async def _serve(self, job: OutsideJob) -> None:
         """Writes one answer; leaving vLLM's stream aborts its request within a step."""
-        error: Exception | None = None
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(job.deadline), self._turn():
-                    await self._written(job)
-        except Exception as found:  # noqa: BLE001 - given to this client; the others continue
-            error = found
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(job.deadline), self._turn():
+                await self._written(job)
+
+    def _over(self, job: OutsideJob, task: "asyncio.Task[None]") -> None:
+        """Ends a job whose task is over, or was cancelled before it began."""
+        self._tasks.pop(job, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
             self._check_alive()
-        finally:
-            self._tasks.pop(job, None)
-            self._end(job, error)
+        self._end(job, error if isinstance(error, Exception) else None)
 
     def _check_alive(self) -> None:
         """Ends the replica if vLLM's process has died, so that Ray starts another."""

@@ -465,12 +465,29 @@ MASKED = MINIMAL.replace("uncased}", "uncased, task: masked-lm}")
         ),
         (
             PROMPTS + "serve: {route: /a, adapters: {slots: 2}}\n",
-            "serve.adapters: serves what is not merged; remove it",
+            "serve.adapters: is for adapters that are not merged; remove it",
         ),
         (
             PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
             + "serve: {route: /a, adapters: {slots: 0}}\n",
             "serve.adapters.slots: 0 must be at least 1",
+        ),
+        (
+            PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
+            + "serve: {route: /a, adapters: {slots: 256, rank: 1024}}\n",
+            "serve.adapters.slots: 256 of rank 1024 are 262,144 columns in each layer; at most",
+        ),
+        (
+            PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
+            + "serve: {route: /a, adapters: {rank: 8}}\n",
+            "serve.adapters.rank: 8 is less than model.adapter.r, 16",
+        ),
+        (
+            PROMPTS.replace(
+                "causal-lm}", "causal-lm, adapter: {type: lora, target_modules: [lm_head]}}"
+            )
+            + "serve: {route: /a}\n",
+            "target_modules: an endpoint adapts no output layer (lm_head); remove it or set merge",
         ),
         (
             PROMPTS.replace("causal-lm}", "causal-lm, adapter: {type: lora}}")
