@@ -13,6 +13,7 @@ from cluster import access, local
 from jobs.errors import ClusterError, first_line
 from raywinnow import paths
 
+LOG = logging.getLogger(__name__)
 NAMESPACE = "winnow"
 RAY_CLIENT = "ray://"
 """How the address of a cluster begins that Ray's client is to be used for."""
@@ -78,13 +79,23 @@ def connect(
         raise ClusterError(
             f"the Ray cluster at {address} cannot be joined: {reason}; {access.TOKEN_HINT}"
         ) from None
+    _keep_off_stdout()
     try:
         if cluster is None and insecure_local is not None:  # the local cluster has a token
             access.require_tokens(str(context.dashboard_url), insecure_local=insecure_local)
-        serve_port = cluster.serve_port if cluster else local.SERVE_PORT
-        yield Connection(address=address, serve_port=serve_port)
+        yield Connection(address, cluster.serve_port if cluster else local.SERVE_PORT)
     finally:
         ray.shutdown()
+
+
+def _keep_off_stdout() -> None:
+    """Logs the raylet's warnings, which Ray prints on stdout, where commands print results."""
+    from ray._private import worker
+
+    def logged(message: dict[str, Any], *_: object, **__: object) -> None:
+        LOG.info("%s", " ".join(message["lines"]))
+
+    worker.print_to_stdstream = logged  # Ray has no setting for it
 
 
 def _start(meanwhile: Callable[[], None]) -> local.LocalCluster:

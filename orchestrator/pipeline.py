@@ -144,6 +144,8 @@ def train_stage(
     `on_trained` is called after the last step, before the saved model is proven.
     """
     fit = fit_stage(context, found.winner, found.cost_usd, on_trained)
+    if context.workers:  # the harness and the endpoint may need their devices
+        context.workers.close()
     fit = harness_stage(context, found.winner, fit, found.cost_usd)
     _give_back(context, found.winner)
     is_priced = found.winner.candidate.placement.price_usd_per_hour
@@ -166,9 +168,7 @@ def train_stage(
 
 
 def _give_back(context: Context, winner: Winner) -> None:
-    """End the workers and the lease of the fit, unless the endpoint needs such devices next."""
-    if context.workers:
-        context.workers.close()
+    """End the lease of the fit, unless the endpoint needs such devices next."""
     serving = context.spec.serve
     sku = catalogue.find(serving.accelerators.name).name if serving else None
     if sku != winner.candidate.placement.sku:

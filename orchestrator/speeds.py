@@ -135,7 +135,8 @@ def _keep(
     launches: list[Launch],
     store: Store,
 ) -> None:
-    launch = next((o for o in launches if o.placement == candidate.placement.name), None)
+    own = [each for each in launches if each.placement == candidate.placement.name]
+    launch = next((each for each in own[::-1] if each.end_s is not None), own[0] if own else None)
     config = training_config(context.spec, candidate.execution, {})
     store.keep(candidate, config, measured, launch)
 

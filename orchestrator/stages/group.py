@@ -70,12 +70,12 @@ class Start:
     is_over: Callable[[], bool] = bool
     """Returns whether the group is to be ended at once."""
 
+    silence_s: float = math.inf
+    """Longest time without a report before the workers count as hung."""
+
     def own_orders(self) -> ray.util.queue.Queue | None:
         """Returns a new queue for the order to leave, where the workers need one."""
         return queue_here() if self.leave and self.orders is None else None
-
-    silence_s: float = math.inf
-    """Longest time without a report before the workers count as hung."""
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def stream(start: Start, device_wait: DeviceWait | None = None) -> Generator[Eve
         BusyError: if the devices stay busy for longer than `device_wait` allows.
     """
     device_wait = device_wait or DeviceWait()
-    while True:
+    while not start.is_over():
         began = time.monotonic()
         try:
             yield from _stream(start)
@@ -113,7 +113,7 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
     """Wait until the devices are free.
 
     Raises:
-        BusyError: `busy`, at the end of the allowed time or once `leave` is set.
+        BusyError: `busy`, at the end of the allowed time, once `leave` is set, or once it is over.
         GroupError: if a node of the placement is lost.
     """
     if not device_wait.waited_s:
@@ -123,7 +123,7 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
         if not failures.are_alive(start.placement.node_ids):
             text = f"a node of {start.placement.name} was lost before the workers had started"
             raise GroupError(Failed(Cause.LOST_NODE, text)) from None
-        must_leave = start.leave is not None and start.leave.is_set()
+        must_leave = start.is_over() or (start.leave is not None and start.leave.is_set())
         left_s = device_wait.limit_s - device_wait.waited_s - (time.monotonic() - began)
         if must_leave or left_s <= 0:
             raise busy

@@ -6,12 +6,14 @@ import math
 import os
 import queue as queues
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import ray.cloudpickle
+import ray.exceptions
 import ray.util.queue
 
+from jobs.errors import first_line
 from jobs.training.events import Report
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.stages.devices import release
@@ -107,6 +109,12 @@ class Line:
             GroupError: if a worker fails, is lost or hangs.
             BusyError: if the devices stay busy.
         """
+        with _lost_queues():
+            self._run(call, report, silence_s, log)
+
+    def _run(
+        self, call: bytes, report: Report, silence_s: float, log: Callable[[str], None]
+    ) -> None:
         order = Order(f"{os.getpid()}-{next(_numbers)}-{time.time_ns():x}", call)
         self._forget()
         self.orders.put(order)
@@ -127,9 +135,9 @@ class Line:
 
     def renew(self) -> None:
         """End the workers, so that the next order has fresh processes."""
-        self._forget()
-        self.orders.put(LEAVE)
-        with contextlib.suppress(GroupError, BusyError):
+        with contextlib.suppress(GroupError, BusyError, queues.Empty), _lost_queues():
+            self._forget()
+            self.orders.put(LEAVE)
             while not isinstance(event := self.answers.get(timeout=LEAVE_S), Ended):
                 pass
             _raise(event)
@@ -167,6 +175,16 @@ class Line:
         with contextlib.suppress(queues.Empty):
             while True:
                 self.answers.get_nowait()
+
+
+@contextlib.contextmanager
+def _lost_queues() -> Iterator[None]:
+    """Raises GroupError where a queue is lost, as with its node."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        text = f"the workers cannot be given orders: {first_line(error)}"
+        raise GroupError(Failed(Cause.LOST_NODE, text)) from None
 
 
 def _raise(ended: Ended) -> None:

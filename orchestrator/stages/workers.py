@@ -1,6 +1,7 @@
 """The worker group that a run keeps between its stages, on one placement at a time."""
 
 import contextlib
+import logging
 import queue as queues
 import threading
 import time
@@ -20,6 +21,7 @@ from orchestrator.stages.kept_group import Standing, follow
 from orchestrator.stages.line import Ended, Line, Waiting
 from orchestrator.stages.secrets import Secrets
 
+LOG = logging.getLogger(__name__)
 LOOK_S = 0.2
 """How often orders are looked for once the workers have ended."""
 CLOSE_S = 40.0
@@ -83,11 +85,14 @@ class Workers:
         Workers on another placement are ended.
         """
         shift = self._shift
-        if shift and not is_fresh and _serves(shift.placement, placement):
+        is_lost = shift is not None and (shift.thread is None or not shift.thread.is_alive())
+        if shift and not is_fresh and not is_lost and _serves(shift.placement, placement):
             if not shift.is_up:
                 shift.placement = placement  # the nodes of the group that failed may be gone
             return
         self.close()
+        if is_lost:
+            self._line = None  # its queues may be gone
         _clear(self.line.orders)
         shift = self._shift = _Shift(placement)
         shift.thread = threading.Thread(target=self._work, args=(shift,), daemon=True)
@@ -123,16 +128,20 @@ class Workers:
     def _work(self, shift: _Shift) -> None:
         """Runs groups on a placement: the next one starts with the first order after a failure."""
         while not shift.is_over.is_set():
-            with contextlib.suppress(ray.exceptions.RayError):  # the cluster may be gone
-                ended = self._group(shift)
-                if shift.is_over.is_set():
-                    return
-                shift.is_up = False
+            ended = self._group(shift)
+            if shift.is_over.is_set():
+                return
+            shift.is_up = False
+            try:
                 _clear(self.line.orders)
                 self.line.answers.put(ended)
                 while self.line.orders.empty() and not shift.is_over.wait(LOOK_S):
                     pass
-                shift.is_up, shift.leave = True, threading.Event()
+            except ray.exceptions.RayError:  # the queues or the cluster are gone
+                return
+            if shift.leave.is_set():
+                shift.leave = threading.Event()
+            shift.is_up = True
 
     def _group(self, shift: _Shift) -> Ended:
         """Starts a group and passes on what it reports, until it ends."""
@@ -164,6 +173,9 @@ class Workers:
             return Ended(busy=str(error))
         except (ClusterError, ray.exceptions.RayError) as error:
             return Ended(Failed(Cause.LOST_NODE, first_line(error)))
+        except Exception as error:
+            LOG.exception("the workers could not be started")
+            return Ended(Failed(Cause.UNKNOWN, first_line(error)))
         return Ended()
 
     def _log(self, text: str) -> None:

@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -195,7 +196,12 @@ def _settle(session: Session, tokens: float, limit_s: float) -> float | None:
 
 
 def free_memory(device: torch.device) -> None:
-    """Frees the memory of what this process trained before, and resets the peak."""
+    """Frees the memory of what this process trained before, and resets the peak.
+
+    What was compiled is forgotten too, so that the next model is compiled as in a fresh process.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was captured on
