@@ -48,7 +48,8 @@ def said(log: Path) -> str:
 def test_a_cluster_behind_a_token_runs_the_job_and_is_told_of_the_end(tmp_path: Path) -> None:
     process, log = start(tmp_path, joined=2)
     try:
-        assert eventually(lambda: "winnow run" in said(log))
+        asked = ("winnow run", "--nodelist=n2")  # the workers are started beside it
+        assert eventually(lambda: all(each in said(log) for each in asked))
         lines = said(log).splitlines()
         assert all("[token]" in line for line in lines)
         (head,) = [line for line in lines if "--head" in line]
