@@ -159,7 +159,7 @@ def by_openvino(folder: Path, users: int, arguments: argparse.Namespace) -> dict
 
 
 def adapters_of(folder: Path) -> list[Adapter]:
-    """Random adapters of all linear layers but the last."""
+    """Returns SLOTS adapters with random weights for every linear layer except the output layer."""
     with torch.device("meta"):
         config = transformers.AutoConfig.from_pretrained(folder)
         model = transformers.AutoModelForCausalLM.from_config(config)

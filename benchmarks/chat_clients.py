@@ -43,7 +43,7 @@ class Clients:
         self.event = "before"
 
     async def keep_asking(self, number: int) -> None:
-        """One client after its own random order."""
+        """Sends one client's requests, each of a random kind, until all clients are told to end."""
         draw, timeout = random.Random(number), aiohttp.ClientTimeout(total=STUCK_S)
         async with aiohttp.ClientSession(timeout=timeout) as client:
             while not self.ending.is_set():

@@ -67,7 +67,7 @@ resources: {{any_of: [{{accelerators: "cpu:1"}}]}}
 
 
 def main() -> int:
-    """Train, serve, ask, disturb, count."""
+    """Serves two adapters, disturbs the endpoint while clients ask, and prints the faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=24)

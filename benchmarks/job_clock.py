@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 import orchestrator as winnow  # noqa: E402 - the script runs from a clone, installed or not
 
 EPOCHS, ROWS = 3, 128
-"""Epochs of the winner, and rows of an optimizer step."""
+"""Epochs that the fit trains, and rows of one optimizer step (the global batch size)."""
 JOB = """\
 version: 1
 name: clock

@@ -19,7 +19,7 @@ OF_NODES = (
     "ray_node_gram_used",
     "ray_node_gram_available",
 )
-"""Ray's own series of each node."""
+"""Prometheus metrics that Ray exports for each node: use of its CPUs, memory and GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class NodeUse:
     """What the cores, the memory and the GPUs of a node do; None for what it does not publish."""
 
     cpu_percent: float | None = None
-    """Of all cores together."""
+    """Mean use of the node's cores, in percent."""
     memory_gib: float | None = None
     """Host memory in use."""
     of_gib: float | None = None

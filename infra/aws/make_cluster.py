@@ -35,7 +35,7 @@ UI = (
     f" --storage s3://{{bucket}}/winnow --address 127.0.0.1:6379 --tokens {UI_TOKENS}; sleep 10;"
     " done' > ~/winnow-ui.log 2>&1 &)"
 )
-"""Serves the dashboard on 127.0.0.1:8270 of the head, once, and again where it ends."""
+"""Shell command that keeps one dashboard running on the head at 127.0.0.1:8270."""
 START = "ray stop --grace-period 5; RAY_AUTH_MODE=token ray start"
 
 

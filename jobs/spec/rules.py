@@ -111,7 +111,7 @@ def served_models_are_whole(spec: JobSpec) -> Iterator[Violation]:
 
 
 def _adapter_fits(limits: AdaptersSpec, adapter: LoraSpec) -> Iterator[Violation]:
-    """An adapter that is not merged suits the slots of its endpoint."""
+    """Checks that a published adapter fits into the memory that `serve.adapters` sets aside."""
     named = [name for name in OUTPUT_LAYERS if name in adapter.target_modules]
     if named and not isinstance(adapter.target_modules, str):
         message = f"an endpoint adapts no output layer ({named[0]}); remove it or set merge to true"

@@ -18,7 +18,7 @@ class NodeState:
     """Its accelerators, such as `2 x L40S`, else its cores."""
     is_simulated: bool
     kind: str
-    """GPU, or CPU on a node without GPUs."""
+    """What is counted on this node: its GPUs, or its CPUs if it has no GPU."""
     taken: float
     """Devices of that kind that runs and endpoints have, as Ray counts them."""
     total: float

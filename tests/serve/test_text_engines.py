@@ -250,7 +250,7 @@ def test_an_engine_with_other_answers_is_refused_and_auto_leaves_it_out(
     """The graph in its folder is another model's."""
     version = replace(published, id="other")
     target = Path(version.exports) / "openvino-text"
-    shutil.copytree(folder.parent / "exports" / "openvino-text", target)
+    shutil.copytree(openvino_engine.exported(folder, folder.parent / "exports"), target)
     config, place = ReplicaConfig(version), Path(version.path)
     with pytest.raises(
         DeployError, match=r"serve\.engine openvino: .* not the model's: token 1 of"

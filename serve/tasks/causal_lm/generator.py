@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import logging
 import threading
 import time
@@ -21,7 +20,7 @@ from serve.engines.generating.adapters import Adapted, Adapter, AdapterSlots
 from serve.tasks.causal_lm import one_by_one, sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, Writer
 from serve.tasks.causal_lm.batch_writer import BatchWriter
-from serve.tasks.causal_lm.post import Pieces, Post, together
+from serve.tasks.causal_lm.post import Pieces, Post, arriving
 from serve.tasks.causal_lm.sampling import Sampler
 from serve.tasks.causal_lm.text_engine import ModelTexts
 from serve.tasks.causal_lm.writing import Row, WritingJob
@@ -119,13 +118,8 @@ class Generator(ModelTexts, GenerationThread[WritingJob]):
         job = WritingJob(deadline, ids, settings, sampler, on_piece, adapter)
         self._enqueue(job)
         try:
-            while True:
-                piece = together(await _next(pieces, job), pieces)
-                if isinstance(piece, Exception):
-                    raise piece
+            async for piece in arriving(pieces, job):
                 yield piece
-                if piece.finish:
-                    return
         finally:
             job.is_cancelled.set()
 
@@ -221,12 +215,3 @@ class Generator(ModelTexts, GenerationThread[WritingJob]):
             )
         writer.finish()
         return len(job.ids) + len(writer.ids)
-
-
-async def _next(pieces: Pieces, job: WritingJob) -> Piece | Exception:
-    """Returns the next piece; an error at the deadline of a job that still waits then."""
-    if job.has_begun:
-        return await pieces.get()
-    with contextlib.suppress(TimeoutError):
-        return await asyncio.wait_for(pieces.get(), job.deadline - time.monotonic())
-    return await pieces.get() if job.has_begun else DeadlineError()

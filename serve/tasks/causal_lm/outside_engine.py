@@ -20,7 +20,7 @@ from serve.batching.client import DeadlineError, Load, QueueFullError
 from serve.engines.generating.adapters import Adapter, AdapterSlots
 from serve.tasks.causal_lm import sampling
 from serve.tasks.causal_lm.answer import Piece, Settings, TokenLogprob, Writer
-from serve.tasks.causal_lm.post import Pieces, Post, together
+from serve.tasks.causal_lm.post import Pieces, Post, arriving
 from serve.tasks.causal_lm.text_engine import ModelTexts
 from serve.tasks.generating.thread import Job
 
@@ -170,13 +170,8 @@ class OutsideEngine(ModelTexts):
             self._waiting.append(job)
         try:
             self._begin(job)
-            while True:
-                piece = together(await _next(pieces, job), pieces)
-                if isinstance(piece, Exception):
-                    raise piece
+            async for piece in arriving(pieces, job):
                 yield piece
-                if piece.finish:
-                    return
         finally:
             job.is_cancelled.set()
             self._leave(job)
@@ -212,15 +207,6 @@ class OutsideEngine(ModelTexts):
         self._tokens = FADING * self._tokens + tokens
         self._seconds = FADING * self._seconds + now - self._last
         self._last = now
-
-
-async def _next(pieces: Pieces, job: OutsideJob) -> Piece | Exception:
-    """Returns the next piece; an error at the deadline of a job that still waits then."""
-    if job.has_begun:
-        return await pieces.get()
-    with contextlib.suppress(TimeoutError):
-        return await asyncio.wait_for(pieces.get(), job.deadline - time.monotonic())
-    return await pieces.get() if job.has_begun else DeadlineError()
 
 
 def _generation_config(folder: Path, config: Any) -> Any:

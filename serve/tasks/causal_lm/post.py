@@ -3,8 +3,11 @@
 import asyncio
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Protocol
 
+from serve.batching.client import DeadlineError
 from serve.tasks.causal_lm.answer import Piece
 
 Pieces = asyncio.Queue[Piece | Exception]
@@ -39,6 +42,30 @@ class Post:
                 _deliver_in(loop, letters)
 
 
+class Awaited(Protocol):
+    """An answer that a client waits for."""
+
+    deadline: float
+    """On the monotonic clock."""
+    has_begun: bool
+    """Whether it waits no more for its turn."""
+
+
+async def arriving(pieces: Pieces, job: Awaited) -> AsyncGenerator[Piece]:
+    """Yields the pieces of an answer up to its last one; raises an error that comes instead.
+
+    Raises:
+        DeadlineError: at the deadline of a job that still waits for its turn.
+    """
+    while True:
+        piece = together(await _next(pieces, job), pieces)
+        if isinstance(piece, Exception):
+            raise piece
+        yield piece
+        if piece.finish:
+            return
+
+
 def together(first: Piece | Exception, pieces: Pieces) -> Piece | Exception:
     """Joins a piece with those that already wait, so that a slow client gets fewer and larger."""
     while isinstance(first, Piece) and not first.finish and not pieces.empty():
@@ -49,6 +76,15 @@ def together(first: Piece | Exception, pieces: Pieces) -> Piece | Exception:
         logprobs = (*first.logprobs, *following.logprobs)
         first = Piece(first.text + following.text, following.tokens, following.finish, logprobs)
     return first
+
+
+async def _next(pieces: Pieces, job: Awaited) -> Piece | Exception:
+    """Returns the next piece; an error at the deadline of a job that still waits then."""
+    if job.has_begun:
+        return await pieces.get()
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(pieces.get(), job.deadline - time.monotonic())
+    return await pieces.get() if job.has_begun else DeadlineError()
 
 
 def _deliver_in(loop: asyncio.AbstractEventLoop, letters: Sequence[Letter]) -> None:
