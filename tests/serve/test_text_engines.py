@@ -25,7 +25,7 @@ from serve.tasks.causal_lm import engines, routes
 from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.handler import ChatHandler
-from serve.tasks.causal_lm.openvino_engine import OpenVinoEngine
+from serve.tasks.causal_lm.openvino_engine import OpenVinoEngine, exported
 from serve.tasks.causal_lm.outside_engine import Limits
 from serve.version import ModelVersion
 from tests import tiny
@@ -250,7 +250,7 @@ def test_an_engine_with_other_answers_is_refused_and_auto_leaves_it_out(
     """The graph in its folder is another model's."""
     version = replace(published, id="other")
     target = Path(version.exports) / "openvino-text"
-    shutil.copytree(openvino_engine.exported(folder, folder.parent / "exports"), target)
+    shutil.copytree(exported(folder, folder.parent / "exports"), target)
     config, place = ReplicaConfig(version), Path(version.path)
     with pytest.raises(
         DeployError, match=r"serve\.engine openvino: .* not the model's: token 1 of"
