@@ -44,9 +44,22 @@ def settings(kind: Quantization, precision: Precision) -> Any:
     )
 
 
+def keep_layout(model: torch.nn.Module) -> None:
+    """Keeps the layout of 4-bit weights in evaluations on a CPU.
+
+    bitsandbytes would lay them out anew for some CPUs (AVX-512 with bf16) at the first answer in
+    evaluation mode: with coarser scales, unreadable by `whole_weights`, and only where the number of
+    outputs is divisible by 32.
+    """
+    package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
+    for module in model.modules() if package else ():
+        if isinstance(module, package.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
 def is_quantized(module: torch.nn.Module) -> bool:
     """Returns whether a module is a quantized linear layer."""
-    package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
+    package = sys.modules.get(PACKAGE)
     kinds = (package.nn.Linear4bit, package.nn.Linear8bitLt) if package else ()
     return isinstance(module, kinds)
 

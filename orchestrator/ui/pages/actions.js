@@ -35,10 +35,10 @@ function confirmed(label, title, text) {
   document.getElementById("confirm-text").textContent = text;
   yes.textContent = label;
   return new Promise((resolve) => {
-    yes.onclick = () => { dialog.close("yes"); };
-    no.onclick = () => { dialog.close("no"); };
-    dialog.onclose = () => resolve(dialog.returnValue === "yes");
-    dialog.returnValue = "no";
+    yes.onclick = () => { resolve(true); dialog.close(); };
+    no.onclick = () => dialog.close();
+    // the event of an earlier closing may come when the dialog is open again
+    dialog.onclose = () => { if (!dialog.open) resolve(false); };
     dialog.showModal();
     no.focus();
   });

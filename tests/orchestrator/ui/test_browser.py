@@ -205,6 +205,27 @@ def test_a_run_is_followed_and_cancelled_by_keyboard(dashboard: Dashboard) -> No
     assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
 
 
+def test_a_question_asked_again_at_once_is_answered(dashboard: Dashboard) -> None:
+    """A browser tells that a dialog closed only with its next frame."""
+    have = dashboard.stored
+    run = runs.find(have.storage, have.running)
+    button = f"document.getElementById('do-runs-{have.running}-cancel').click()"
+    asked_again = f"{button}; document.getElementById('confirm').close(); {button}"
+
+    async def visit(page: Page) -> None:
+        await page.go(f"{dashboard.url}/#token=operate")
+        await page.see(have.running)
+        await page.run(f"location.hash = '#/runs/{have.running}'")
+        await page.see("Cancel the run")
+        await page.run(asked_again)
+        await page.run("new Promise((seen) => requestAnimationFrame(() => setTimeout(seen, 100)))")
+        await page.run("document.getElementById('confirm-yes').click()")
+        await page.see(f"cancel {have.running}")
+
+    browse(visit)
+    assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
+
+
 def test_a_reader_signs_in_and_has_no_buttons(dashboard: Dashboard) -> None:
     have = dashboard.stored
 
