@@ -144,8 +144,7 @@ def train_stage(
     `on_trained` is called after the last step, before the saved model is proven.
     """
     fit = fit_stage(context, found.winner, found.cost_usd, on_trained)
-    if context.workers:  # the harness and the endpoint may need their devices
-        context.workers.close()
+    found = sweeping.end_workers(context, found)  # harness and endpoint may need their devices
     fit = harness_stage(context, found.winner, fit, found.cost_usd)
     _give_back(context, found.winner)
     is_priced = found.winner.candidate.placement.price_usd_per_hour

@@ -125,18 +125,21 @@ def _take_over(
             context.remark(f"{candidate.id}: measured in an earlier run")
             speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
             if found.launch and placement.name not in {o.placement for o in speeds.launches}:
-                speeds.take_launch(found.launch)
+                speeds.take_launch(replace(found.launch, is_reused=True))
 
 
 def _keep(
     context: Context,
     candidate: Candidate,
     measured: Measurement,
-    launches: list[Launch],
+    launches: Sequence[Launch],
     store: Store,
 ) -> None:
     own = [each for each in launches if each.placement == candidate.placement.name]
-    launch = next((each for each in own[::-1] if each.end_s is not None), own[0] if own else None)
+    starts = [each.start_s for each in own if each.start_s is not None]
+    ends = [each.end_s for each in own if each.end_s is not None]
+    name = candidate.placement.name
+    launch = Launch(name, starts[-1] if starts else None, ends[-1] if ends else None)
     config = training_config(context.spec, candidate.execution, {})
     store.keep(candidate, config, measured, launch)
 
@@ -255,7 +258,7 @@ class Speeds:
             self._context.remark(f"{measured.candidate}: {disturbance}")
 
     def take_launch(self, launch: Launch) -> None:
-        """Record what starting a group took."""
+        """Record what starting or ending a group took."""
         self.launches.append(launch)
         self._context.run.append("launches", launch)
 

@@ -58,6 +58,18 @@ def _swept(context: Context, plan: Plan) -> Sweep:
     return Sweep(run.id, plan, measured, predicted, trials, winner, duration, cost)
 
 
+def end_workers(context: Context, found: Sweep) -> Sweep:
+    """End the workers that the run has kept, if there are any; what that took is in the cost."""
+    if context.workers is None:
+        return found
+    context.workers.close()
+    launches = context.workers.launches()
+    for launch in launches:
+        context.run.append("launches", launch)
+    cost_usd = budget.sweep_cost_usd(found.plan, (), launches, ())
+    return replace(found, cost_usd=found.cost_usd + cost_usd)
+
+
 def adopt(context: Context, winner: Winner) -> None:
     """Record a winner in place of the one that the sweep chose, where it is another.
 
@@ -115,6 +127,9 @@ def _placed(
     """Returns the recorded winner on today's nodes, or another one where they stay busy."""
     devices = Availability(context, plan)
     recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes
+    now = {each.candidate: each for each in speeds.predictions}  # no workers run any more
+    prediction = now.get(recorded.candidate.id, recorded.prediction)
+    recorded = replace(recorded, prediction=prediction)
     if not devices.await_free(recorded.candidate):
         found = speeds if context.spec.sweep else None
         recorded = _choose(context, plan, devices, found, trials)

@@ -29,18 +29,14 @@ def sweep_cost_usd(
     launches: Sequence[Launch],
     trials: Sequence[TrialResult],
 ) -> float:
-    """Returns the cost of probes, group starts and trials on placements with a known price.
-
-    The duration of the first trial in a group includes the group's start, so a launch without an
-    end, which an older release recorded for a trial, is not counted again.
-    """
+    """Returns the cost of probes, starts and ends of groups, and trials, where prices are known."""
     by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
     by_name = {placement.name: placement for placement in plan.placements}
     used = [(by_id.get(m.candidate), m.probe_s) for m in measurements]
     used += [
-        (by_name.get(launch.placement), launch.start_s + launch.end_s)
+        (by_name.get(launch.placement), (launch.start_s or 0.0) + (launch.end_s or 0.0))
         for launch in launches
-        if launch.end_s is not None
+        if not launch.is_reused
     ]
     used += [(by_id.get(trial.candidate), trial.duration_s) for trial in trials]
     return sum(

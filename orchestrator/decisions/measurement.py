@@ -88,12 +88,15 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The times of starting and ending a worker group on a placement."""
+    """What starting or ending a worker group on a placement took, or both."""
 
     placement: str
-    start_s: float
+    start_s: float | None = None
+    """None if this is only the end, because the start is recorded when the group is ready."""
     end_s: float | None = None
-    """None for a trial's group in a run of an older release, whose end was not measured."""
+    """None if this is only the start."""
+    is_reused: bool = False
+    """Whether it was measured in an earlier run, and so costs nothing in this one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def _predict(
     stepping_s = measured.step_s.mean * measured.steps
     earlier = _evaluations(spec, measured, measured.steps) - 1
     phases = Phases(
-        start=_median(launch.start_s for launch in launches),
+        start=_median(o.start_s for o in launches if o.start_s is not None),
         setup=max(o.setup_s for o in beside) + own.capture_s + max(o.first_use_s for o in beside),
         steps=stepping_s,
         evaluations=earlier * own.eval_s + own.final_eval_s,

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def drive_trial(
     try:
         resolved = training_config(with_params(spec, shorter), execution, config["params"])
         if line:
-            line.run(packed(train_in_worker, resolved), own.report)
+            line.run(packed(train_in_worker, resolved), own.report, on_begin=own.begin)
         else:
             wait_s = spec.wait.timeout.total_seconds()
             own.run(candidate.placement, secrets, resolved, storage, wait_s)
@@ -97,17 +98,25 @@ def drive_trial(
 class _Own:
     """Reports of a trial, and the workers of its process if it has some."""
 
+    def __init__(self) -> None:
+        self._given_s, self._waited_s = time.monotonic(), 0.0
+
     @property
     def groups(self) -> list[str]:
         """Hex ids of the placement groups of this process."""
         module = sys.modules.get("orchestrator.stages.own_workers")
         return list(module.TRIALS.groups) if module else []
 
+    def begin(self) -> None:
+        """The workers of the run begin with the trial, whose start is a cost of its own."""
+        self._waited_s = time.monotonic() - self._given_s
+
     def report(self, event: Event) -> None:
         """Report an evaluation to Ray Tune."""
         if isinstance(event, Evaluated):
             own = {"step": event.step, "metric_names": list(event.metrics)}
-            ray.tune.report({**own, "groups": self.groups, **event.metrics})
+            own |= {"groups": self.groups, "waited_s": self._waited_s}
+            ray.tune.report({**own, **event.metrics})
 
     def run(
         self, placement: Any, secrets: Secrets, config: TrainingConfig, storage: Path, wait_s: float

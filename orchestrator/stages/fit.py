@@ -31,7 +31,7 @@ from jobs.training.events import (
 from jobs.training.loop import Leave, train
 from orchestrator.decisions import recovery
 from orchestrator.decisions.leases import Devices, KeptWorkers, Unqueued
-from orchestrator.decisions.recovery import Failed, GiveUp, Retry
+from orchestrator.decisions.recovery import Cause, Failed, GiveUp, Retry
 from orchestrator.decisions.resolve import (
     fewer_workers,
     with_less_time,
@@ -140,6 +140,7 @@ def fit(
     placement = _devices(wanted, (), avoid, rules, progress)
     while True:
         growth, grows = Growth(wanted, placement, avoid, rules.devices), False
+        is_kept = rules.workers is not None and rules.workers.serves(placement)
         try:
             limited = with_less_time(config, time.monotonic() - begin - progress.waited_s)
             _attempt(limited, placement, checkpoints, rules, progress, on_event, log, growth)
@@ -148,13 +149,12 @@ def fit(
                 spent_s = time.monotonic() - begin - progress.waited_s
                 return _result(progress, config, checkpoints, spent_s)
         except GroupError as error:
+            if is_kept and error.failed.cause is Cause.OUT_OF_MEMORY:
+                log("memory ran out in workers that had done other work; training in new ones")
+                continue
             failures.append(error.failed)
             smaller = with_smaller_micro_batch(config)
-            decision = recovery.decide(failures, rules.retry, can_shrink=smaller is not None)
-            on_failure(failures[-1], decision)
-            if isinstance(decision, GiveUp):
-                reasons = filter(None, (failures[-1].message, decision.reason))
-                raise TrainingError("; ".join(reasons)) from None
+            decision = _decide(failures, rules, on_failure, can_shrink=smaller is not None)
             time.sleep(decision.pause_s)
             if decision.smaller and smaller:
                 config = smaller
@@ -164,6 +164,22 @@ def fit(
         placement = _devices(wanted, counts, avoid, rules, progress, regains=not grows)
         if placement.workers != before.workers:
             log(f"continuing with {placement.workers} of {wanted.workers} workers")
+
+
+def _decide(
+    failures: Sequence[Failed],
+    rules: Rules,
+    on_failure: Callable[[Failed, Retry | GiveUp], None],
+    *,
+    can_shrink: bool,
+) -> Retry:
+    """Decide about the last failure and tell it; raises TrainingError if it ends training."""
+    decision = recovery.decide(failures, rules.retry, can_shrink=can_shrink)
+    on_failure(failures[-1], decision)
+    if isinstance(decision, GiveUp):
+        reasons = filter(None, (failures[-1].message, decision.reason))
+        raise TrainingError("; ".join(reasons)) from None
+    return decision
 
 
 def _devices(

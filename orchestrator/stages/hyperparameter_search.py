@@ -198,7 +198,7 @@ class _Recorder:
             metrics={name: last[name] for name in last["metric_names"]},
             history=history,
             stopped_early=reached < self.budget.steps,
-            duration_s=last["time_total_s"],
+            duration_s=max(0.0, last["time_total_s"] - last["waited_s"]),
         )
         self._on_trial(result)
 

@@ -99,21 +99,28 @@ class Line:
         *,
         silence_s: float = math.inf,
         log: Callable[[str], None] = lambda _: None,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         """Run a function that `packed` returned in all workers, and pass on its events.
 
         `silence_s` is the longest time without an event before the workers count as hung; `log`
-        gets what the workers wait for. Returns early if the workers have the order to leave.
+        gets what the workers wait for; `on_begin` is called once they begin. Returns early if the
+        workers have the order to leave.
 
         Raises:
             GroupError: if a worker fails, is lost or hangs.
             BusyError: if the devices stay busy.
         """
         with _lost_queues():
-            self._run(call, report, silence_s, log)
+            self._run(call, report, silence_s, log, on_begin)
 
     def _run(
-        self, call: bytes, report: Report, silence_s: float, log: Callable[[str], None]
+        self,
+        call: bytes,
+        report: Report,
+        silence_s: float,
+        log: Callable[[str], None],
+        on_begin: Callable[[], None],
     ) -> None:
         order = Order(f"{os.getpid()}-{next(_numbers)}-{time.time_ns():x}", call)
         self._forget()
@@ -130,6 +137,8 @@ class Line:
                 log(event.text)
             elif isinstance(event, Began):
                 began = event if event.order == order.id else None
+                if began:
+                    on_begin()
             elif began:  # and none of an order whose giver is gone
                 self._pass_on(event, report, began)
 

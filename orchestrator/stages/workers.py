@@ -112,13 +112,13 @@ class Workers:
         shift, self._shift = self._shift, None
         if shift is None:
             return
-        began, was_up = time.monotonic(), shift.is_up
+        began, was_ready = time.monotonic(), shift.is_up and shift.start_s is not None
         shift.is_over.set()
         assert shift.thread
         shift.thread.join(CLOSE_S)
-        if was_up and shift.start_s is not None:
+        if was_ready:
             end_s = time.monotonic() - began
-            self._launches.append(Launch(shift.placement.name, shift.start_s, end_s))
+            self._launches.append(Launch(shift.placement.name, end_s=end_s))
 
     def launches(self) -> list[Launch]:
         """Returns the starts and ends of workers since the last call."""

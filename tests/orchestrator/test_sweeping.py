@@ -5,14 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import TypeAdapter
 
 from jobs.spec import JobSpec
 from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef
 from orchestrator.context import Context
-from orchestrator.decisions import select
-from orchestrator.decisions.measurement import Measurement
+from orchestrator.decisions import predict, select
+from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.plan import Plan
 from orchestrator.notices import Notice, Remark
 from orchestrator.records.receipt import FitResult, write_receipt
@@ -51,6 +52,37 @@ def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
     ]
     assert told == [Remark("no more trials: the budget is kept for the full run")]
     assert not stage.Speeds(context, plan).must_end("anything")
+
+
+def test_a_resumed_run_expects_to_start_workers_and_pays_for_each_start_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orchestrator import sweeping as stage
+    from orchestrator.availability import Availability
+
+    spec = job(
+        train__precision="fp16",
+        train__micro_batch_size=16,
+        resources__any_of=any_of("T4:1"),
+        prices={"T4": 3.6},
+        sweep=sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
+    )
+    plan = plan_of(spec, inventory(T4=1))
+    storage = open_storage(tmp_path)
+    context = Context(spec, Run("r", storage), storage, lambda _: None, 0)
+    context.run.append("measurements", measurement(ID, probe_s=30.0))
+    for launch in (Launch("T4:1", 12.0), Launch("T4:1", end_s=2.0)):
+        context.run.append("launches", launch)
+    speeds = stage.Speeds(context, plan)
+    (cold,) = speeds.predictions
+    (warm,) = predict.predict_all(spec, plan.candidates, speeds.measurements, (), "T4:1")
+    winner = select.select(spec, plan, [warm], (), speeds.eval_rows)
+    phases = [each and each.phases for each in (winner.prediction, cold)]
+    assert [each and each.start for each in phases] == [0.0, 12.0]
+    monkeypatch.setattr(Availability, "await_free", lambda *_: True)
+    found = stage._read_back(context, plan, winner)
+    assert found.winner.prediction == cold
+    assert found.cost_usd == pytest.approx((30 + 12 + 2) * 3.6 / 3600)
 
 
 def test_a_run_requests_the_nodes_of_its_winner_and_once_trained_those_of_its_endpoint(

@@ -141,8 +141,7 @@ def load_model(
         is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
         # a regression's head is in the unit of its numbers
         is_kept = training.keeps_head and own.problem_type != "regression"
-        kept = label_names if is_kept else ()
-        kept_for = kept if is_same_kind else None
+        kept_for = (label_names if is_kept else ()) if is_same_kind else None
         remarks.append(_settle_head(model, head, lacking, own, kept_for))
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:

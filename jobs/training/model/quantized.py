@@ -47,12 +47,14 @@ def settings(kind: Quantization, precision: Precision) -> Any:
 def keep_layout(model: torch.nn.Module) -> None:
     """Keeps the layout of 4-bit weights in evaluations on a CPU.
 
-    bitsandbytes would lay them out anew for some CPUs (AVX-512 with bf16) at the first answer in
-    evaluation mode: with coarser scales, unreadable by `whole_weights`, and only where the number of
-    outputs is divisible by 32.
+    bitsandbytes would lay them out anew for some CPUs (AVX-512 with bf16) at the first forward pass
+    in evaluation mode: with coarser scales, unreadable by `whole_weights`, and only where the
+    number of outputs is divisible by 32.
     """
     package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
-    for module in model.modules() if package else ():
+    if package is None:
+        return
+    for module in model.modules():
         if isinstance(module, package.nn.Linear4bit):
             module.support_avx512bf16_for_cpu = False
 

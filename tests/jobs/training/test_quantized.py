@@ -31,7 +31,7 @@ KINDS: tuple[Quantization, ...] = ("nf4", "int8")
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bitsandbytes lays weights out anew on some processors; here it would on every one."""
+    """Bitsandbytes lays weights out anew on some processors; here it would on every one."""
     layers = pytest.importorskip("bitsandbytes").nn.modules
     monkeypatch.setattr(layers, "has_avx512bf16", lambda: True)
 

@@ -1,7 +1,9 @@
 """Training goes on with fewer workers while a device is missing, and with all when it is back."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +15,7 @@ from jobs.training.checkpoint import CheckpointStore
 from jobs.training.events import Event, Started, Stepped
 from jobs.training.loop import train
 from orchestrator.decisions.leases import Ticket
-from orchestrator.decisions.recovery import Cause, Failed
+from orchestrator.decisions.recovery import Cause, Failed, Retry
 from orchestrator.decisions.resolve import fewer_workers, with_less_time
 from tests.builders import hold_device, inventory, training_config, training_workers
 
@@ -160,3 +162,61 @@ def test_nodes_to_avoid_are_taken_only_where_nothing_else_is_left() -> None:
     assert [p.workers for p in options(pair, (1,), nodes, frozenset())] == [2, 1]
     (back,) = options(pair, (1,), nodes, frozenset({"node-T4"}))
     assert (back.workers, back.node_ids) == (2, ("node-T4",))
+
+
+class FullWorkers:
+    """Workers that a run has kept, whose memory is full."""
+
+    line = property(lambda self: self)
+    leave = property(lambda _: threading.Event())
+
+    def __init__(self) -> None:
+        self.are_up = True
+
+    def run(self, *_: object, **__: object) -> None:
+        from orchestrator.stages.failures import GroupError
+
+        raise GroupError(Failed(Cause.OUT_OF_MEMORY, "memory is full"))
+
+    def serves(self, _: Placement) -> bool:
+        return self.are_up
+
+    def close(self) -> None:
+        self.are_up = False
+
+
+def test_memory_that_runs_out_in_kept_workers_does_not_change_the_batch(
+    reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What earlier work left behind may be why; in new workers it counts."""
+    from orchestrator.stages import fit
+
+    placement = place(AcceleratorRequest("L40S", 1), inventory(L40S=1), {})
+    config = training_config(reviews, tiny_model, micro_batch_size=16)
+    sizes, said, decisions = list[int](), list[str](), list[object]()
+
+    def in_new_workers(start: Any, _: object) -> Iterator[Event]:
+        sizes.append(start.payload.config.micro_batch_size)
+        if len(sizes) == 1:
+            FullWorkers().run()
+        events: list[Event] = []
+        train(start.payload.config, events.append, start.payload.checkpoints)
+        yield from events
+
+    monkeypatch.setattr(fit, "stream", in_new_workers)
+    monkeypatch.setattr(fit, "wait_for_devices", lambda wanted, *_, **__: wanted)
+    rules = fit.Rules(workers=cast(Any, FullWorkers()))
+    checkpoints = CheckpointStore(tmp_path / "fit" / "checkpoints")
+    result = fit.fit(
+        config,
+        placement,
+        checkpoints,
+        rules,
+        lambda _: None,
+        lambda _, decision: decisions.append(decision),
+        said.append,
+    )
+    assert said == ["memory ran out in workers that had done other work; training in new ones"]
+    assert (sizes, decisions) == ([16, 8], [Retry(smaller=True)])
+    assert result.checkpoint.step == result.steps
+    assert result.micro_batch_size == 8
