@@ -1,5 +1,6 @@
 """Runs a function of `jobs.training` in a Ray Train worker group and streams its events."""
 
+import contextlib
 import math
 import os
 import queue as queues
@@ -89,7 +90,16 @@ class DeviceWait:
 
 
 def stream(start: Start, device_wait: DeviceWait | None = None) -> Generator[Event, None, None]:
-    """Start a group and yield the events that rank 0 reports.
+    """Start a group and yield the events that rank 0 reports; the rest is as in `batches`."""
+    with contextlib.closing(batches(start, device_wait)) as every:
+        for batch in every:
+            yield from batch
+
+
+def batches(
+    start: Start, device_wait: DeviceWait | None = None
+) -> Generator[list[Event], None, None]:
+    """Start a group and yield the events that rank 0 reports, as many as it sends at once.
 
     If another job takes the devices before the group has started, it is started again when they are
     free. Use `contextlib.closing`: closing the iterator ends the group.
@@ -102,7 +112,7 @@ def stream(start: Start, device_wait: DeviceWait | None = None) -> Generator[Eve
     while not start.is_over():
         began = time.monotonic()
         try:
-            yield from _stream(start)
+            yield from _batches(start)
             return
         except failures.BusyError as busy:
             _wait(start, device_wait, began, busy)
@@ -129,7 +139,7 @@ def _wait(start: Start, device_wait: DeviceWait, began: float, busy: failures.Bu
             raise busy
 
 
-def _stream(start: Start) -> Generator[Event, None, None]:
+def _batches(start: Start) -> Generator[list[Event], None, None]:
     os.environ.update(SETTINGS)
     placement, leave = start.placement, start.leave
     messages, orders = queue_here(), start.own_orders()
@@ -149,7 +159,7 @@ def _stream(start: Start) -> Generator[Event, None, None]:
                 thread.join(timeout=END_TIMEOUT_S)  # Ray may report the first cause
                 break
             else:
-                yield from message
+                yield message
     finally:
         _end(thread, members.ids)
         for channel in (messages, orders):

@@ -1,13 +1,14 @@
 """Gives orders to the workers that a run keeps; a process that does so imports no torch."""
 
+import collections
 import contextlib
 import itertools
 import math
 import os
 import queue as queues
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import ray.cloudpickle
 import ray.exceptions
@@ -125,9 +126,9 @@ class Line:
         order = Order(f"{os.getpid()}-{next(_numbers)}-{time.time_ns():x}", call)
         self._forget()
         self.orders.put(order)
-        began: Began | None = None
+        heard = _Heard()
         while True:
-            event = self._next(began, silence_s)
+            event = self._next(heard, silence_s)
             if isinstance(event, Ended):
                 _raise(event)
                 return
@@ -136,37 +137,47 @@ class Line:
             if isinstance(event, Waiting):
                 log(event.text)
             elif isinstance(event, Began):
-                began = event if event.order == order.id else None
-                if began:
+                heard.began = event if event.order == order.id else None
+                if heard.began:
                     on_begin()
-            elif began:  # and none of an order whose giver is gone
-                self._pass_on(event, report, began)
+            elif heard.began:  # and none of an order whose giver is gone
+                self._pass_on(event, report, heard.began, heard.later)
 
     def renew(self) -> None:
         """End the workers, so that the next order has fresh processes."""
         with contextlib.suppress(GroupError, BusyError, queues.Empty), _lost_queues():
             self._forget()
             self.orders.put(LEAVE)
-            while not isinstance(event := self.answers.get(timeout=LEAVE_S), Ended):
+            while not isinstance(event := self._answers(LEAVE_S)[0], Ended):
                 pass
             _raise(event)
 
-    def _next(self, began: Began | None, silence_s: float) -> object:
-        """Returns the next answer; raises GroupError after a silence of an order that has begun."""
-        heard_s = time.monotonic()
-        while True:
+    def _answers(self, timeout_s: float) -> list[object]:
+        """Returns what comes next, events of the workers or what became of them."""
+        found = self.answers.get(timeout=timeout_s)
+        return found if isinstance(found, list) else [found]
+
+    def _next(self, heard: "_Heard", silence_s: float) -> object:
+        """Returns what comes next; raises GroupError after a silence of an order that has begun."""
+        heard_s, began = time.monotonic(), heard.began
+        while not heard.later:
             with contextlib.suppress(queues.Empty):
-                return self.answers.get(timeout=ANSWER_POLL_S)
+                heard.later.extend(self._answers(ANSWER_POLL_S))
+                break
             if began and time.monotonic() - heard_s > silence_s:
                 release(began.group)
                 text = f"the workers reported nothing for {silence_s:.0f} s (train.hang_after)"
                 raise GroupError(Failed(Cause.HANG, text, began.nodes))
+        return heard.later.popleft()
 
-    def _pass_on(self, event: object, report: Report, began: Began) -> None:
+    def _pass_on(
+        self, event: object, report: Report, began: Began, later: Iterable[object]
+    ) -> None:
         try:
             report(event)  # type: ignore[arg-type]  # the events of whoever gave the order
         except SystemExit:  # Tune stops this trial early
-            self._take_back(began)
+            if not _is_over(later):
+                self._take_back(began)
             raise
 
     def _take_back(self, began: Began) -> None:
@@ -175,7 +186,7 @@ class Line:
         deadline = time.monotonic() + LEAVE_S
         with contextlib.suppress(queues.Empty):
             while (left_s := deadline - time.monotonic()) > 0:
-                if isinstance(self.answers.get(timeout=left_s), Finished | Ended):
+                if _is_over(self._answers(left_s)):
                     return
         release(began.group)
 
@@ -186,6 +197,15 @@ class Line:
                 self.answers.get_nowait()
 
 
+@dataclass(slots=True)
+class _Heard:
+    """What an order's giver has heard so far."""
+
+    began: Began | None = None
+    later: collections.deque[object] = field(default_factory=collections.deque)
+    """Events that came together with the last one."""
+
+
 @contextlib.contextmanager
 def _lost_queues() -> Iterator[None]:
     """Raises GroupError where a queue is lost, as with its node."""
@@ -194,6 +214,11 @@ def _lost_queues() -> Iterator[None]:
     except ray.exceptions.RayError as error:
         text = f"the workers cannot be given orders: {first_line(error)}"
         raise GroupError(Failed(Cause.LOST_NODE, text)) from None
+
+
+def _is_over(events: Iterable[object]) -> bool:
+    """Returns whether an order has ended with one of these events."""
+    return any(isinstance(event, Finished | Ended) for event in events)
 
 
 def _raise(ended: Ended) -> None:

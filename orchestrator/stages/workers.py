@@ -16,7 +16,7 @@ from jobs.training.events import WorkersReady
 from orchestrator.decisions.measurement import Launch
 from orchestrator.decisions.recovery import Cause, Failed
 from orchestrator.stages.failures import BusyError, GroupError
-from orchestrator.stages.group import DeviceWait, Start, queue_here, stream
+from orchestrator.stages.group import DeviceWait, Start, batches, queue_here
 from orchestrator.stages.kept_group import Standing, follow
 from orchestrator.stages.line import Ended, Line, Waiting
 from orchestrator.stages.secrets import Secrets
@@ -160,13 +160,12 @@ class Workers:
             is_over=shift.is_over.is_set,
         )
         try:
-            with contextlib.closing(stream(start, device_wait)) as events:
-                for event in events:
-                    if shift.start_s is None and isinstance(event, WorkersReady):
+            with contextlib.closing(batches(start, device_wait)) as every:
+                for batch in every:
+                    if shift.start_s is None and WorkersReady() in batch:
                         shift.start_s = time.monotonic() - began - device_wait.waited_s
                         self._launches.append(Launch(shift.placement.name, shift.start_s))
-                    else:
-                        self.line.answers.put(event)
+                    self.line.answers.put(batch)  # together, as each call takes a millisecond
         except GroupError as error:
             return Ended(error.failed)
         except BusyError as error:
