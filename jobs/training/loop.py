@@ -37,6 +37,7 @@ from jobs.training.events import (
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.quality import QualityReport
+from jobs.training.restart import Kept, free_memory
 from jobs.training.session import Session, build_session
 from jobs.training.world import World, join
 
@@ -51,6 +52,7 @@ def train(
     leave: Leave | None = None,
     *,
     proves: bool = False,
+    kept: Kept | None = None,
 ) -> CheckpointRef:
     """Trains from the newest complete checkpoint in `checkpoints`, or from the start.
 
@@ -58,7 +60,8 @@ def train(
     before it raises the error. Returns the newest complete checkpoint; the path is empty on other
     workers, and without `checkpoints`, where nothing is saved. `leave` must be given to all workers
     or to none. With `proves`, the last checkpoint's model is scored again in a process without this
-    project's code, and `Proven` reports whether it may be published.
+    project's code, and `Proven` reports whether it may be published. With `kept`, which all workers
+    must have, the session is taken from there if it can start over, and stays there.
 
     Raises:
         DataError: if rows cannot be read or used.
@@ -72,18 +75,31 @@ def train(
         report_main = report if world.is_main else _ignore
         report_main(WorkersReady())
         try:
-            corpus = load_corpus(config, lambda *done: report_main(Tokenised(*done)))
-            session = build_session(
-                config, corpus, world, progress=lambda *done: report_main(BaseScored(*done))
-            )
+            session = _session(config, world, report_main, kept)
             trained = run(session, report_main, store, leave)
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
+        except BaseException as error:
+            if kept:
+                kept.drop()  # it may have stopped anywhere
+            if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
             raise
         if proves and world.is_main and trained.path and trained.metrics:
             _prove(Path(trained.path), config, world, report_main)
         return trained
+
+
+def _session(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
+    """Returns a session that has run no step: the kept one, or else a new one, which is kept."""
+    if kept and (found := kept.restarted(config)):
+        return found
+    if kept:
+        kept.drop()
+        free_memory(world.device)
+    corpus = load_corpus(config, lambda *done: report(Tokenised(*done)))
+    session = build_session(config, corpus, world, progress=lambda *done: report(BaseScored(*done)))
+    if kept:
+        kept.keep(session)
+    return session
 
 
 def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Report) -> None:

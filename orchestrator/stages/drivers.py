@@ -83,7 +83,8 @@ def drive_trial(
     try:
         resolved = training_config(with_params(spec, shorter), execution, config["params"])
         if line:
-            line.run(packed(train_in_worker, resolved), own.report, on_begin=own.begin)
+            call = packed(train_in_worker, resolved, keeps=True)
+            line.run(call, own.report, on_begin=own.begin)
         else:
             wait_s = spec.wait.timeout.total_seconds()
             own.run(candidate.placement, secrets, resolved, storage, wait_s)

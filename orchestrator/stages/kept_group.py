@@ -14,7 +14,7 @@ import ray.util.queue
 
 from jobs.training.config import Device
 from jobs.training.events import WorkersReady
-from jobs.training.probing.probe import free_memory
+from jobs.training.restart import Kept, free_memory
 from jobs.training.world import World, join
 from orchestrator.stages.leave_order import LEAVE
 from orchestrator.stages.line import Began, Finished, Order
@@ -55,6 +55,7 @@ class _Desk:
         self._orders, self._world = orders, world
         self._taken: object = None
         """What rank 0 took from the queue to see why an order was to be left."""
+        self._kept = Kept()
 
     def next(self) -> object:
         """Returns what rank 0 takes from the queue; None if there is nothing yet."""
@@ -72,10 +73,12 @@ class _Desk:
         if world.is_main:
             group = ray.util.get_current_placement_group().id.hex()
             report(Began(order.id, group, nodes))
-        free_memory(world.device)
-        work, payload = ray.cloudpickle.loads(order.call)
-        leave = _Leave(self._orders, world)
-        work(payload, report, leave=leave)
+        work, payload, keeps = ray.cloudpickle.loads(order.call)
+        if not keeps:
+            self._kept.drop()
+            free_memory(world.device)
+        leave, own = _Leave(self._orders, world), {"kept": self._kept} if keeps else {}
+        work(payload, report, leave=leave, **own)
         del work, payload
         world.gather(None)  # all are done
         if not world.is_main:

@@ -32,14 +32,14 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What all workers of a group do next: `work(payload, report, leave=…)`.
+    """What all workers of a group do next: `work(payload, report, leave=…)`, maybe with `kept=…`.
 
     Workers pass it to each other without Ray, so it has no secrets.
     """
 
     id: str
     call: bytes
-    """Pickled function and payload, because the process that gives the order need not know them."""
+    """What `packed` returned, as the process that gives the order need not know what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,13 @@ class Ended:
     """Why the workers did not get their devices, if that is so."""
 
 
-def packed(work: Callable[..., object], payload: object) -> bytes:
-    """Returns a function and its payload for `Line.run`."""
-    return bytes(ray.cloudpickle.dumps((work, payload)))
+def packed(work: Callable[..., object], payload: object, *, keeps: bool = False) -> bytes:
+    """Returns a function and its payload for `Line.run`.
+
+    With `keeps` the function gets `kept`, in which it finds what the last order left there, if that
+    was given with `keeps` too.
+    """
+    return bytes(ray.cloudpickle.dumps((work, payload, keeps)))
 
 
 @dataclass(frozen=True, slots=True)

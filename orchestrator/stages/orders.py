@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import ray.cloudpickle
 
@@ -23,8 +24,11 @@ def probe_in_worker(
     probe_all(limited, report)
 
 
-def train_in_worker(config: TrainingConfig, report: Report, leave: Leave) -> None:
-    """Train without checkpoints, as a trial does."""
+def train_in_worker(config: TrainingConfig, report: Report, leave: Leave, kept: Any) -> None:
+    """Train without checkpoints, as a trial does, in the session that the last one left if it can.
+
+    `kept` is a `jobs.training.restart.Kept`, whose module imports torch.
+    """
     from jobs.training.loop import train
 
-    train(config, report, leave=leave)
+    train(config, report, leave=leave, kept=kept)

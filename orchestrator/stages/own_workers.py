@@ -1,14 +1,13 @@
 """Trains the trials of a process that Ray Tune reuses, where several of them run at a time."""
 
+import functools
 from pathlib import Path
-
-import torch
 
 from cluster.placement import Placement
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Report
 from jobs.training.loop import train
-from jobs.training.probing.probe import free_memory
+from jobs.training.restart import Kept
 from orchestrator.stages.line import packed
 from orchestrator.stages.orders import train_in_worker
 from orchestrator.stages.secrets import Secrets
@@ -21,6 +20,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._workers: Workers | None = None
+        self._kept = Kept()
 
     @property
     def groups(self) -> list[str]:
@@ -46,13 +46,13 @@ class Trials:
         if placement.workers == 1:
             check_node(placement)
             lower_priority()
-            free_memory(torch.device(placement.device))
-            secrets.bound_to(train)(config, report)
+            with_secrets = secrets.bound_to(functools.partial(train, kept=self._kept))
+            with_secrets(config, report)
             return
         if self._workers is None:
             self._workers = Workers(secrets, storage, wait_s)
         self._workers.on(placement)
-        self._workers.line.run(packed(train_in_worker, config), report)
+        self._workers.line.run(packed(train_in_worker, config, keeps=True), report)
 
     def close(self) -> None:
         """End the workers, if there are any."""

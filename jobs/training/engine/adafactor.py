@@ -23,7 +23,7 @@ class Adafactor(SeparateWeights):
 
     def __init__(self, weights: Sequence[Weight], spec: OptimizerSpec, _: torch.Tensor) -> None:
         super().__init__(weights)
-        self._decays = [decay_of(weight, spec) for weight in weights]
+        self.use(spec)
         self._step = torch.zeros((), device=weights[0].target.device)
         self._states = {id(weight.target): self._first_state(weight.target) for weight in weights}
 
@@ -44,6 +44,10 @@ class Adafactor(SeparateWeights):
             weight.target.detach().mul_(1 - rate * decay)
             weight.target.detach().sub_(torch.where(refused > 0, 0.0, change * rate))
         self.refresh_copies()
+
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes another weight decay."""
+        self._decays = [decay_of(weight, spec) for weight in self.weights]
 
     def state(self, weight: Weight) -> State:
         """Returns the averages of squares of a weight; all weights share the step."""

@@ -54,6 +54,11 @@ class BatchPlan:
         self._tokens_of: Indices = np.zeros(0, np.int64)
         self._samples_of: Indices = np.zeros(0, np.int64)
 
+    def use(self, config: TrainingConfig) -> None:
+        """Takes the learning rates of a configuration that differs in nothing else."""
+        self._config = config
+        self._rates.copy_(torch.tensor([self.rate(step) for step in range(self.total_steps)]))
+
     def seek(self, step: int) -> None:
         """Makes the 0-based `step` the next step."""
         epoch, position = divmod(step, self.steps_per_epoch)

@@ -74,6 +74,11 @@ class FlatAdamW:
         for group in self.groups:
             group.update(numbers)
 
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes another weight decay."""
+        for group in self.groups:
+            group.use(spec)
+
     def state(self, weight: Weight) -> State:
         """Returns the moments of a weight; all weights share the step."""
         group, number = self._place[id(weight.target)]
@@ -135,14 +140,23 @@ class FlatGroup:
         self.copies: torch.Tensor | None = None
         if weights[0].is_copied:
             self.copies = torch.zeros(total, dtype=low, device=device)
-        blocks = torch.tensor([size // block for size in sizes])
-        options = torch.tensor([(decay_of(weight, spec), weight.rate) for weight in weights])
-        self.decays, self.rates = options.T.repeat_interleave(blocks, dim=1).to(device)
+        self._blocks = torch.tensor([size // block for size in sizes])
+        self.rates = self._spread([weight.rate for weight in weights]).to(device)
+        self.decays = torch.zeros_like(self.rates)
+        self.use(spec)
         self._gradient_views = [self.part(self.gradients, n) for n in range(len(weights))]
         for number, weight in enumerate(weights):
             _move(weight.target, self.part(self.flat, number))
             if self.copies is not None:
                 _move(weight.source, self.part(self.copies, number))
+
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes another weight decay, which captured steps read too."""
+        self.decays.copy_(self._spread([decay_of(weight, spec) for weight in self.weights]))
+
+    def _spread(self, values: Sequence[float]) -> torch.Tensor:
+        """Returns the value of each weight for each of its blocks."""
+        return torch.tensor(values).repeat_interleave(self._blocks)
 
     def part(self, flat: torch.Tensor, number: int) -> torch.Tensor:
         """Returns the view of a weight in a flat tensor, in the weight's shape."""

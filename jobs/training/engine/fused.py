@@ -27,15 +27,7 @@ class FusedOptimizer(SeparateWeights):
         super().__init__(weights)
         rates = sorted({weight.rate for weight in weights})
         self._rates = {rate: lr if rate == 1.0 else lr.clone() for rate in rates}
-        kinds = sorted({(decay_of(weight, spec), weight.rate) for weight in weights})
-        groups = [
-            {
-                "params": [w.target for w in weights if (decay_of(w, spec), w.rate) == (d, r)],
-                "weight_decay": d,
-                "lr": self._rates[r],
-            }
-            for d, r in kinds
-        ]
+        groups = self._groups(spec)
         self._optimizer = kind(groups, lr=lr, fused=True, **settings)  # type: ignore[call-arg]
 
     def step(self, lr: torch.Tensor, divisor: torch.Tensor, refused: torch.Tensor) -> None:
@@ -48,6 +40,24 @@ class FusedOptimizer(SeparateWeights):
         self._optimizer.found_inf = refused  # type: ignore[attr-defined]
         self._optimizer.step()
         self.refresh_copies()
+
+    def _groups(self, spec: OptimizerSpec) -> list[dict[str, Any]]:
+        """Returns weights of the same decay and rate together, as PyTorch wants them."""
+        kinds = sorted({(decay_of(weight, spec), weight.rate) for weight in self.weights})
+        return [
+            {
+                "params": [w.target for w in self.weights if (decay_of(w, spec), w.rate) == (d, r)],
+                "weight_decay": d,
+                "lr": self._rates[r],
+            }
+            for d, r in kinds
+        ]
+
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes another weight decay; what is kept for the weights stays."""
+        self._optimizer.param_groups.clear()
+        for group in self._groups(spec):
+            self._optimizer.add_param_group(group)
 
     def state(self, weight: Weight) -> State:
         """Returns what PyTorch keeps for a weight."""

@@ -44,6 +44,12 @@ class Muon(SeparateWeights):
             self._others.step(lr, divisor, refused)
         self.refresh_copies()
 
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes another weight decay."""
+        self._spec = spec
+        if self._others:
+            self._others.use(spec)
+
     def state(self, weight: Weight) -> State:
         """Returns the momentum of a matrix, or the state of AdamW."""
         buffer = self._buffers.get(id(weight.target))

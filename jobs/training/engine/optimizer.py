@@ -32,6 +32,9 @@ class Optimizer(Protocol):
         A tensor of the weight's own shape is sharded as the weight is; others are whole.
         """
 
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes the weight decay of another `train.optimizer` section from the next step on."""
+
     def synchronize(self, *, with_moments: bool = True) -> None:
         """Gathers the weights, and the state too, that each worker updated for the others."""
 

@@ -145,6 +145,15 @@ class Update:
         self._optimizer.step(self.lr, divisor, torch.maximum(self.halted, overflow))
         return unscaled
 
+    @property
+    def reads_decay(self) -> bool:
+        """Whether captured steps read the weight decay that `use` sets."""
+        return isinstance(self._optimizer, FlatAdamW)
+
+    def use(self, spec: OptimizerSpec) -> None:
+        """Takes the weight decay of an optimizer that differs in nothing else but its rate."""
+        self._optimizer.use(spec)
+
     def state(self, weight: Weight) -> State:
         """Returns the optimizer's tensors of a weight by name, to save or to overwrite."""
         return self._optimizer.state(weight)

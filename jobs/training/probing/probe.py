@@ -1,16 +1,12 @@
 """Times a few real steps of each candidate, from which the full run is predicted."""
 
 import functools
-import gc
 import math
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
 
 from jobs.spec.train import Precision
 from jobs.training import checkpoint
@@ -24,6 +20,7 @@ from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
 from jobs.training.probing.stepper import Stepper
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
+from jobs.training.restart import free_memory
 from jobs.training.session import Session, build_session
 from jobs.training.step_times import StepTimes, mean_over, mean_width
 from jobs.training.world import World, join
@@ -193,20 +190,6 @@ def _settle(session: Session, tokens: float, limit_s: float) -> float | None:
             return least_s
     engine.settle()
     return None
-
-
-def free_memory(device: torch.device) -> None:
-    """Frees the memory of what this process trained before, and resets the peak.
-
-    What was compiled is forgotten too, so that the next model is compiled as in a fresh process.
-    """
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()  # one for each stream that was captured on
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _limit(request: ProbeRequest, group: _Group) -> Limit | None:

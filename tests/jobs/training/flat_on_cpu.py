@@ -2,9 +2,23 @@
 
 from typing import Any
 
+import pytest
 import torch
 
 from jobs.training.engine import flat_params, kernels, update
+
+
+def in_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep weights flat until the end of a test."""
+    for module, name in (
+        (flat_params, "BUCKET_BYTES"),
+        (flat_params, "SHARED_FROM_BYTES"),
+        (kernels, "adamw"),
+        (kernels, "sum_of_squares"),
+        (update, "uses_flat_weights"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
+    switch_on(0)
 
 
 def switch_on(shared_from_bytes: int) -> None:

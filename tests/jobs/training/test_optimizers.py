@@ -11,7 +11,6 @@ import transformers
 from jobs.errors import CheckpointError, ModelError
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import OptimizerSpec
-from jobs.training.engine import update
 from jobs.training.engine.update import Update
 from jobs.training.events import Event, Stepped
 from jobs.training.loop import train
@@ -143,16 +142,8 @@ def test_a_refused_update_changes_neither_weights_nor_state(name: str, good_step
 
 def test_flat_weights_have_the_same_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU's kernel does, in PyTorch's operations."""
-    for module, name in (
-        (flat_on_cpu.flat_params, "BUCKET_BYTES"),
-        (flat_on_cpu.flat_params, "SHARED_FROM_BYTES"),
-        (flat_on_cpu.kernels, "adamw"),
-        (flat_on_cpu.kernels, "sum_of_squares"),
-        (update, "uses_flat_weights"),
-    ):
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
+    flat_on_cpu.in_test(monkeypatch)
     ours, theirs = parameters(), parameters()
-    flat_on_cpu.switch_on(0)
     world = World(0, 1, torch.device("cpu"))
     updated = Update(weights_of(ours), spec(), "fp32", world, STEPS)
     optimizer = torch.optim.AdamW(groups(theirs))

@@ -252,7 +252,7 @@ class _Kept:
         from orchestrator.stages.orders import train_in_worker
 
         self.workers.on(self.placement)
-        self.workers.line.run(packed(train_in_worker, changed), report)
+        self.workers.line.run(packed(train_in_worker, changed, keeps=True), report)
         return self.workers.groups
 
     def fit(self, name: str, report: Callable[[Event], None] = lambda _: None) -> list[float]:
@@ -279,15 +279,18 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
             sys.exit()  # as Tune's report does in a trial that is stopped early
 
     config = training_config(reviews, tiny_model, micro_batch_size=16)
-    steep = config.optimizer.model_copy(update={"lr": 1e30})
+    steep, gentle = (config.optimizer.model_copy(update={"lr": lr}) for lr in (1e30, 1e-5))
     kept = _Kept(config, tmp_path)
-    events, later = list[Event](), list[Event]()
+    events, others, again, later = (list[Event]() for _ in range(4))
     with contextlib.closing(kept.workers):
         with pytest.raises(SystemExit):
             kept.train(dataclasses.replace(config, epochs=5000.0), stop)
         first = kept.workers.groups
         assert kept.train(config, events.append) == first
-        losses = [losses_of(events), kept.fit("kept")]
+        kept.train(dataclasses.replace(config, optimizer=gentle), others.append)
+        kept.train(config, again.append)
+        assert losses_of(others) != losses_of(again)
+        losses = [losses_of(events), losses_of(again), kept.fit("kept")]
         assert (kept.workers.groups, kept.workers.warm) == (first, kept.placement.name)
         with pytest.raises(GroupError, match="loss"):
             kept.train(dataclasses.replace(config, optimizer=steep), lambda _: None)

@@ -1,0 +1,140 @@
+"""A session that starts over trains as a new one would, to the last bit."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from jobs.spec.model import LoraSpec, ModelSpec
+from jobs.spec.train import LrScheduleSpec, OptimizerSpec
+from jobs.training import loop
+from jobs.training.config import TrainingConfig
+from jobs.training.events import Evaluated, Event, Stepped
+from jobs.training.loop import train
+from jobs.training.restart import Kept
+from tests import tiny
+from tests.builders import language_config, training_config
+from tests.jobs.training import flat_on_cpu
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def results(config: TrainingConfig, kept: Kept | None = None) -> list[tuple[float, ...]]:
+    """Losses, rates and norms of all steps, then the metrics of all evaluations."""
+    events: list[Event] = []
+    train(config, events.append, kept=kept)
+    steps = [(e.loss, e.lr, e.gradient_norm) for e in events if isinstance(e, Stepped)]
+    return [*steps, *(tuple(e.metrics.values()) for e in events if isinstance(e, Evaluated))]
+
+
+def starts_over(
+    monkeypatch: pytest.MonkeyPatch, config: TrainingConfig, **numbers: Any
+) -> tuple[bool, bool]:
+    """Whether another training starts over in the session of a first one, and is as a new one."""
+    other = dataclasses.replace(config, **numbers)
+    expected, kept, built = results(other), Kept(), list[TrainingConfig]()
+
+    def build(config: TrainingConfig, *arguments: Any, **options: Any) -> Any:
+        built.append(config)
+        return own(config, *arguments, **options)
+
+    own = loop.build_session
+    monkeypatch.setattr(loop, "build_session", build)
+    first = results(config, kept)
+    found = results(other, kept)
+    again = results(config, kept)
+    monkeypatch.setattr(loop, "build_session", own)
+    assert first == again != found
+    return len(built) == 1, found == expected
+
+
+NUMBERS: dict[str, Any] = {
+    "optimizer": OptimizerSpec(lr=3e-4, weight_decay=0.3),
+    "lr_schedule": LrScheduleSpec(type="cosine", warmup_ratio=0.3),
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_with_dropout_and_other_numbers(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    model = ModelSpec(base=tiny_model)  # with its own dropout
+    config = training_config(reviews, tiny_model, precision=precision, model=model)
+    assert starts_over(monkeypatch, config, **NUMBERS) == (True, True)
+
+
+@pytest.mark.parametrize("name", ["adafactor", "sgd", "muon"])
+def test_with_every_optimizer(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first = OptimizerSpec(name=name, lr=1e-3, weight_decay=0.0)
+    other = OptimizerSpec(name=name, lr=3e-4, weight_decay=0.3)
+    config = training_config(reviews, tiny_model, optimizer=first)
+    assert starts_over(monkeypatch, config, optimizer=other) == (True, True)
+
+
+def test_with_flat_weights(reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat_on_cpu.in_test(monkeypatch)
+    config = training_config(reviews, tiny_model, precision="bf16")
+    assert starts_over(monkeypatch, config, **NUMBERS) == (True, True)
+
+
+def test_with_an_adapter_whose_dropout_draws(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tiny.save(tmp_path / "llama", "llama", transformers.AutoModelForCausalLM)
+    config = language_config(questions, base)
+    adapter = LoraSpec(type="lora", r=4, dropout=0.1)
+    model = config.model.model_copy(update={"adapter": adapter})
+    config = dataclasses.replace(config, model=model)
+    assert starts_over(monkeypatch, config, optimizer=OptimizerSpec(lr=3e-3)) == (True, True)
+
+
+@pytest.mark.parametrize("field", ["seed", "epochs", "head_lr"])
+def test_what_needs_a_new_session_gets_one(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    config = training_config(reviews, tiny_model, optimizer=OptimizerSpec(lr=1e-3, head_lr=1e-2))
+    changes: dict[str, Any] = {
+        "seed": 8,
+        "epochs": 2.0,
+        "optimizer": OptimizerSpec(lr=2e-3, head_lr=1e-2),
+    }
+    name = "optimizer" if field == "head_lr" else field
+    assert starts_over(monkeypatch, config, **{name: changes[name]}) == (False, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_captured_steps_start_over(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A weight decay that is a number in the graph needs a new session."""
+    first = OptimizerSpec(name=name, lr=1e-3, weight_decay=0.0)
+    config = training_config(reviews, tiny_model, optimizer=first, device="cuda")
+    for decay in (0.0, 0.3):
+        other = OptimizerSpec(name=name, lr=3e-4, weight_decay=decay)
+        is_over, is_equal = starts_over(monkeypatch, config, optimizer=other)
+        assert is_equal
+        assert is_over == (name == "adamw" or decay == 0.0)
+
+
+def test_after_a_failure_nothing_is_kept(reviews: Path, tiny_model: str) -> None:
+    config = training_config(reviews, tiny_model)
+    kept, events = Kept(), list[Event]()
+
+    def stop(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Stepped):
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(config, stop, kept=kept)
+    assert kept.restarted(config) is None
+    left = Kept()
+    train(config, events.append, leave=lambda: True, kept=left)
+    assert results(config, left) == results(config)
