@@ -4,6 +4,7 @@ import dataclasses
 import getpass
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Probed
+from jobs.training.probing import probe
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
 from tests.builders import training_config
@@ -49,6 +51,40 @@ def test_a_probe_that_stops_early_names_the_candidate_that_is_better(
     assert hasty.overheads is None
     assert sum(hasty.times.seconds) > 0
     assert hasty.steps_of_width.keys() <= patient.steps_of_width.keys()
+
+
+def test_what_is_beyond_a_slower_micro_batch_is_not_probed(
+    reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No session is built for it; another precision is another curve."""
+    built = list[tuple[str, int]]()
+
+    def build(config: TrainingConfig, *arguments: Any, **options: Any) -> Any:
+        built.append((config.precision, config.micro_batch_size))
+        return own(config, *arguments, **options)
+
+    own = probe.build_session
+    monkeypatch.setattr(probe, "build_session", build)
+    requests = [
+        ProbeRequest(
+            f"{precision}/{size}",
+            training_config(reviews, tiny_model, micro_batch_size=size, precision=precision),
+            BRIEF,
+            tmp_path / "scratch",
+            give_up=GiveUp(frozenset({precision})),
+        )
+        for precision, size in (("fp32", 32), ("fp32", 8), ("fp32", 4), ("bf16", 4))
+    ]
+    events: list[Event] = []
+    probe_all(requests, events.append)
+    found = {event.candidate: event for event in events if isinstance(event, Probed)}
+    assert built == [("fp32", 32), ("fp32", 8), ("bf16", 4)]
+    slower, beyond = found["fp32/8"], found["fp32/4"]
+    assert (slower.is_given_up, slower.better) == (True, "fp32/32")
+    assert (beyond.is_given_up, beyond.better, beyond.speed) == (True, "fp32/32", None)
+    assert beyond.times == slower.times
+    assert 0 < beyond.probe_s < slower.probe_s
+    assert not found["bf16/4"].is_given_up
 
 
 def test_what_is_compiled_is_kept_where_all_processes_of_a_user_find_it() -> None:
