@@ -66,7 +66,7 @@ def sweep_only(context: Context, wanted: Plan | None = None) -> Sweep:
     with availability.requested_nodes(context):
         plan = plan_stage(context, wanted)
         with _tracked(context) as context:
-            found = sweeping.run_sweep(context, plan)
+            found = sweeping.end_workers(context, sweeping.run_sweep(context, plan))
             write_report(context, found, None, None)
             context.run.note("completed")
             return found

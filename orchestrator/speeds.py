@@ -51,10 +51,11 @@ def probe(
     measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
     for candidate in measured:
         _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
-    given_up = sum(found[0].is_given_up for found in speeds.measured.values())
-    text = f"{len(measured)} candidates measured" + (
-        f", {given_up} given up early" if given_up else ""
-    )
+    firsts = [speeds.measured[candidate.id][0] for candidate in measured]
+    unprobed, given_up = sum(bool(m.slower) for m in firsts), sum(m.is_given_up for m in firsts)
+    counts = {"given up early": given_up, "not needed": unprobed}
+    texts = [f"{count} {what}" for what, count in counts.items() if count]
+    text = ", ".join((f"{len(measured) - unprobed} candidates measured", *texts))
     context.notify(StageFinished("probe", text))
     return speeds
 
@@ -262,6 +263,11 @@ class Speeds:
         self.launches.append(launch)
         self._context.run.append("launches", launch)
 
+    def take_launches(self) -> None:
+        """Record the starts and ends of the run's workers that no probe has told of."""
+        for launch in self._context.workers.launches() if self._context.workers else ():
+            self.take_launch(launch)
+
     def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
         """Whether the budget leaves too little for `what` next; told when it does."""
         context = self._context
@@ -284,7 +290,7 @@ class Speeds:
 
 def _speed_text(measured: Measurement) -> str:
     if measured.step_s is None:
-        return measured.fault
+        return measured.why_given_up or measured.fault
     text = f"{measured.step_s.mean:.3g} s a step"
     if not measured.is_given_up:
         return text

@@ -127,9 +127,12 @@ def _placed(
     """Returns the recorded winner on today's nodes, or another one where they stay busy."""
     devices = Availability(context, plan)
     recorded = select.relocate(recorded, plan)  # a new cluster knows none of the old nodes
-    now = {each.candidate: each for each in speeds.predictions}  # no workers run any more
+    # those of the interrupted attempt have ended, and training has to start others
+    now = {each.candidate: each for each in speeds.predictions}
     prediction = now.get(recorded.candidate.id, recorded.prediction)
-    recorded = replace(recorded, prediction=prediction)
+    if prediction != recorded.prediction:
+        recorded = replace(recorded, prediction=prediction)
+        _keep_winner(context, recorded)
     if not devices.await_free(recorded.candidate):
         found = speeds if context.spec.sweep else None
         recorded = _choose(context, plan, devices, found, trials)
@@ -195,6 +198,7 @@ def _try(
         on_trial=take,
         workers=context.workers,
     )
+    speeds.take_launches()
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     return tuple(found)
 

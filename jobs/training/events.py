@@ -143,6 +143,10 @@ class Proven:
     seconds: float
 
 
+BUSY_SHARE = 0.15
+"""Share of a node's CPUs that others use, above which a measurement counts as disturbed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metered:
     """The speed of this process's steps, without evaluations and checkpoints."""
@@ -231,6 +235,17 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class Unprobed:
+    """A candidate needs no probe, because one between it and a better one is slower than that."""
+
+    candidate: str
+    slower: str
+    """Id of the candidate between."""
+    better: str
+    """Id of the better one."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersReady:
     """All workers have joined the process group; no data was read yet."""
 
@@ -279,7 +294,8 @@ class CheckpointRef:
 
 _OfSteps = Tokenised | BaseScored | Started | Stepped | Evaluated | Stopped | BestKept | Interrupted
 _OfModels = Saved | CheckpointSkipped | Proving | Proven | HarnessProgress | HarnessResult
-Event = _OfSteps | _OfModels | Metered | WorkersReady | Probed | HardwareMeasured | OutOfMemory
+_OfProbes = Probed | Unprobed | HardwareMeasured
+Event = _OfSteps | _OfModels | Metered | WorkersReady | _OfProbes | OutOfMemory
 
 Report = Callable[[Event], None]
 """Takes the events of a training run."""

@@ -61,7 +61,8 @@ def train(
     workers, and without `checkpoints`, where nothing is saved. `leave` must be given to all workers
     or to none. With `proves`, the last checkpoint's model is scored again in a process without this
     project's code, and `Proven` reports whether it may be published. With `kept`, which all workers
-    must have, the session is taken from there if it can start over, and stays there.
+    must have, the session that it holds starts over if it can; else it gets the new session. A
+    `report` that raises SystemExit ends training and leaves the session there.
 
     Raises:
         DataError: if rows cannot be read or used.
@@ -77,9 +78,9 @@ def train(
         try:
             session = _session(config, world, report_main, kept)
             trained = run(session, report_main, store, leave)
-        except BaseException as error:
+        except Exception as error:
             if kept:
-                kept.drop()  # it may have stopped anywhere
+                kept.drop()
             if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
             raise
@@ -90,7 +91,7 @@ def train(
 
 def _session(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
     """Returns a session that has run no step: the kept one, or else a new one, which is kept."""
-    if kept and (found := kept.restarted(config)):
+    if kept and (found := kept.restarted(config, world)):
         return found
     if kept:
         kept.drop()

@@ -7,63 +7,84 @@ captured or compiled steps; it trains as a new one would, to the last bit.
 import dataclasses
 import gc
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import psutil
 import torch
 
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.model import parallel
 from jobs.training.session import Session, reseed
+from jobs.training.world import World
+
+MEMORY_SHARE = 0.1
+"""Largest share of the available host memory that first weights may take, all workers together."""
 
 First = torch.Tensor | None
 """The content of a tensor before the first step, in host memory; None for zeros."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A session before its first step."""
+
+    session: Session
+    buffers: list[torch.Tensor]
+    """Those of the model, and of its copy in 16 bits; a model may put others in their place."""
+    numbers: list[First]
+    """Of `_changed`, in its order."""
+    states: list[dict[str, First]]
+    """Of the optimizer, for each trained weight."""
+
+
 class Kept:
     """The session that a process keeps; its process group has to outlive it."""
 
-    _session: Session | None = None
-    _numbers: list[First] = field(default_factory=list)
-    """Of the trained weights, the model's buffers, and the loss scale."""
-    _states: list[dict[str, First]] = field(default_factory=list)
-    """Of the optimizer, for each trained weight."""
+    def __init__(self) -> None:
+        self._beginning: _Beginning | None = None
 
     def keep(self, session: Session) -> None:
-        """Keep a session that has run no step; sharded models are not kept."""
+        """Keep a session that has run no step; all workers must call this.
+
+        It is not kept if the model is sharded, or if its weights are too large to be kept twice.
+        """
         if parallel.is_sharded(session.config, session.world):
             return
-        self._session = session
-        self._numbers = [_first(each) for each in _tensors(session)]
+        size = sum(weight.target.nbytes for weight in session.update.weights)
+        limit = MEMORY_SHARE * psutil.virtual_memory().available
+        if not all(session.world.gather(size * session.world.size <= limit)):
+            return
+        buffers = _buffers(session)
+        numbers = [_first(each) for each in (*_changed(session), *buffers)]
         states = (session.update.state(weight) for weight in session.update.weights)
-        self._states = [{name: _first(each) for name, each in state.items()} for state in states]
+        firsts = [{name: _first(each) for name, each in state.items()} for state in states]
+        self._beginning = _Beginning(session, buffers, numbers, firsts)
 
     def drop(self) -> None:
         """Forget the session, so that its memory can be used."""
-        self._session, self._numbers, self._states = None, [], []
+        self._beginning = None
 
-    def restarted(self, config: TrainingConfig) -> Session | None:
+    def restarted(self, config: TrainingConfig, world: World) -> Session | None:
         """Returns the session, set back to before its first step, for another configuration.
 
-        Only the learning rate, its schedule and the weight decay may differ; else it returns None.
+        Returns None if there is none, if more than the learning rate, its schedule or the weight
+        decay differs, or if the model has put other buffers in the place of its first ones, as some
+        do for rows that are longer than all before. All workers must call this.
         """
-        session = self._session
-        if session is None or not _differs_in_numbers(session, config):
+        beginning = self._beginning
+        if not all(world.gather(beginning is not None and _can_take(beginning, config, world))):
             return None
-        update = session.update
-        with torch.no_grad():
-            for tensor, first in zip(_tensors(session), self._numbers, strict=True):
-                _set(tensor, first)
-            for weight, firsts in zip(update.weights, self._states, strict=True):
-                for name, tensor in update.state(weight).items():
-                    _set(tensor, firsts[name])
-        update.use(config.optimizer)
-        update.refresh_copies()
+        assert beginning
+        session = beginning.session
+        _set_back(beginning)
+        session.update.use(config.optimizer)
+        session.update.refresh_copies()
         session.batch_plan.use(config)
         session.engine.restart()
         reseed(config.seed, session.world)
-        self._session = dataclasses.replace(session, config=config)
-        return self._session
+        session = dataclasses.replace(session, config=config)
+        self._beginning = dataclasses.replace(beginning, session=session)
+        return session
 
 
 def free_memory(device: torch.device) -> None:
@@ -80,9 +101,10 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _differs_in_numbers(session: Session, config: TrainingConfig) -> bool:
+def _can_take(beginning: _Beginning, config: TrainingConfig, world: World) -> bool:
     """Returns whether a session can take a configuration without being built anew."""
-    own, wanted = session.config, config.optimizer
+    session, wanted = beginning.session, config.optimizer
+    own = session.config
     numbers = {"lr": wanted.lr, "weight_decay": wanted.weight_decay}
     taken = dataclasses.replace(
         own,
@@ -94,14 +116,36 @@ def _differs_in_numbers(session: Session, config: TrainingConfig) -> bool:
     if wanted.head_lr is not None and wanted.lr != own.optimizer.lr:
         return False  # rates of weights are multiples of `lr`
     is_read = session.update.reads_decay or bool(session.engine.eager_reason)
-    return is_read or wanted.weight_decay == own.optimizer.weight_decay
+    if not is_read and wanted.weight_decay != own.optimizer.weight_decay:
+        return False
+    places = [(each.rank, each.size, each.device) for each in (session.world, world)]
+    present = _buffers(session)
+    are_first = [a is b for a, b in zip(beginning.buffers, present, strict=False)]
+    return places[0] == places[1] and len(are_first) == len(present) and all(are_first)
 
 
-def _tensors(session: Session) -> list[torch.Tensor]:
-    """Returns what training changes besides the optimizer's state, in a fixed order."""
+@torch.no_grad()
+def _set_back(beginning: _Beginning) -> None:
+    session = beginning.session
+    tensors = (*_changed(session), *beginning.buffers)
+    for tensor, first in zip(tensors, beginning.numbers, strict=True):
+        _set(tensor, first)
+    for weight, firsts in zip(session.update.weights, beginning.states, strict=True):
+        for name, tensor in session.update.state(weight).items():
+            _set(tensor, firsts[name])
+
+
+def _buffers(session: Session) -> list[torch.Tensor]:
+    """Returns the buffers of the model that is saved and of the one that is trained."""
+    models = (session.model, session.engine.step.model)
+    return [buffer for model in models for buffer in model.buffers()]
+
+
+def _changed(session: Session) -> list[torch.Tensor]:
+    """Returns what training changes besides buffers and the optimizer's state."""
     update = session.update
     weights = [weight.target.detach() for weight in update.weights]
-    return [*weights, *session.model.buffers(), update.loss_scale, update.good_steps, update.halted]
+    return [*weights, update.loss_scale, update.good_steps, update.halted]
 
 
 def _first(tensor: torch.Tensor) -> First:

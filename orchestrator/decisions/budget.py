@@ -29,14 +29,17 @@ def sweep_cost_usd(
     launches: Sequence[Launch],
     trials: Sequence[TrialResult],
 ) -> float:
-    """Returns the cost of probes, starts and ends of groups, and trials, where prices are known."""
+    """Returns the cost of probes, starts and ends of groups, and trials, where prices are known.
+
+    In runs of older releases a launch without an end is counted elsewhere too.
+    """
     by_id = {candidate.id: candidate.placement for candidate in plan.candidates}
     by_name = {placement.name: placement for placement in plan.placements}
     used = [(by_id.get(m.candidate), m.probe_s) for m in measurements]
     used += [
         (by_name.get(launch.placement), (launch.start_s or 0.0) + (launch.end_s or 0.0))
         for launch in launches
-        if not launch.is_reused
+        if not launch.is_reused and (launch.is_apart or launch.end_s is not None)
     ]
     used += [(by_id.get(trial.candidate), trial.duration_s) for trial in trials]
     return sum(

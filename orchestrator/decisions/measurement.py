@@ -3,15 +3,14 @@
 import dataclasses
 from dataclasses import dataclass, field
 
-from jobs.training.events import Metered, OutOfMemory, Overheads, Probed
+from jobs.training.events import BUSY_SHARE, Metered, OutOfMemory, Overheads, Probed, Unprobed
 from jobs.training.step_times import mean_over
 
 THROTTLED_SHARE = 0.05
 """Share of readings with a reduced GPU clock above which a measurement counts as disturbed."""
-BUSY_SHARE = 0.15
-"""Share of a node's CPUs used by other processes above which a measurement counts as disturbed."""
 
 OUT_OF_MEMORY, NOT_COMPILABLE = "out of memory", "compiling failed"
+NOT_PROBED = "not probed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +54,26 @@ class Measurement:
     failure: str = ""
     """The allocator's message after running out of memory, or why compiling failed."""
     fault: str = OUT_OF_MEMORY
-    """What `failure` is, in a few words."""
+    """What `failure` is, or why there is no time without one, in a few words."""
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and hardware of the measurement."""
     better: str = ""
     """Id of the known candidate, faster and no dearer, for which the probe stopped early; empty if
     it did not, or in a run of an older release."""
+    slower: str = ""
+    """Id of a candidate between this one and the better one, for which this one was not probed;
+    empty if it was."""
 
     @property
     def is_reused(self) -> bool:
         """Whether it was taken from an earlier run."""
-        return self.probe_s == 0.0
+        return self.probe_s == 0.0 and not self.slower
 
     @property
     def why_given_up(self) -> str:
-        """Says that the probe stopped early, and why; empty if it did not."""
+        """Says why the probe stopped early, or was not needed; empty if it ran to its end."""
+        if self.slower:
+            return f"not probed: {self.slower} is slower than {self.better}"
         if not self.is_given_up:
             return ""
         return f"given up: {self.better} is faster and costs no more" if self.better else "given up"
@@ -97,6 +101,9 @@ class Launch:
     """None if this is only the start."""
     is_reused: bool = False
     """Whether it was measured in an earlier run, and so costs nothing in this one."""
+    is_apart: bool = False
+    """Whether starts and ends are recorded each by itself, and no trial's duration includes them,
+    as in runs of this release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +156,14 @@ def disturbances(speed: Metered | None) -> tuple[str, ...]:
     return tuple(found)
 
 
-def summarise(event: Probed | OutOfMemory) -> Measurement:
-    """Returns the mean step time of the full run with its 95 % interval.
+def summarise(event: Probed | Unprobed | OutOfMemory) -> Measurement:
+    """Returns the mean step time of the full run with its 95 % interval, if it was probed.
 
     The mean and not the median, because slow steps are paid too.
     """
+    if isinstance(event, Unprobed):
+        found = Measurement(event.candidate, None, fault=NOT_PROBED)
+        return dataclasses.replace(found, slower=event.slower, better=event.better)
     if isinstance(event, OutOfMemory):
         return Measurement(event.candidate, None, failure=event.message)
     mean = mean_over(event.times, event.steps_of_width)

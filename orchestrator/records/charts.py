@@ -90,7 +90,8 @@ def _heat_map(
             return Cell("", None)
         number, measured = values[candidate.id], found.get(candidate.id)
         if number is None:
-            return Cell(measured.fault if measured else "–", None)
+            text, why = (measured.fault, measured.why_given_up) if measured else ("–", "")
+            return Cell(text, None, why)
         return Cell(show(number), number / best, measured.why_given_up if measured else "")
 
     return HeatMap(

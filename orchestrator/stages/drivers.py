@@ -13,7 +13,7 @@ import ray.tune
 from jobs.errors import WinnowError, first_line
 from jobs.spec import JobSpec
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Evaluated, Event, OutOfMemory, Probed
+from jobs.training.events import Evaluated, Event, OutOfMemory, Probed, Unprobed
 from orchestrator.decisions import search
 from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import summarise
@@ -42,7 +42,7 @@ def drive_probes(
     number, is_full = config["placement"], list[str]()
 
     def report(event: Event) -> None:
-        if isinstance(event, Probed | OutOfMemory):
+        if isinstance(event, Probed | Unprobed | OutOfMemory):
             ray.tune.report({"measurement": dataclasses.asdict(summarise(event))})
         if isinstance(event, OutOfMemory):
             is_full.append(event.candidate)
@@ -109,7 +109,7 @@ class _Own:
         return list(module.TRIALS.groups) if module else []
 
     def begin(self) -> None:
-        """The workers of the run begin with the trial, whose start is a cost of its own."""
+        """The workers begin; the wait until then is no cost of the trial."""
         self._waited_s = time.monotonic() - self._given_s
 
     def report(self, event: Event) -> None:

@@ -126,6 +126,7 @@ def fit(
     """Train from the newest complete checkpoint, or from the start; retry temporary failures.
 
     `on_failure` gets each failure and the decision about it; `log` gets sentences for the user.
+    Memory that runs out in kept workers does not count as a failure of the settings.
     After SIGTERM or Ctrl-C the workers save and end, and the signal's exception is raised.
     `config.stop_after_s` holds for all attempts together, with the pauses between them and without
     the waits for devices.
@@ -150,7 +151,7 @@ def fit(
                 return _result(progress, config, checkpoints, spent_s)
         except GroupError as error:
             if is_kept and error.failed.cause is Cause.OUT_OF_MEMORY:
-                log("memory ran out in workers that had done other work; training in new ones")
+                on_failure(error.failed, Retry())  # in new workers: others may have left it full
                 continue
             failures.append(error.failed)
             smaller = with_smaller_micro_batch(config)

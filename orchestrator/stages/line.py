@@ -39,7 +39,7 @@ class Order:
 
     id: str
     call: bytes
-    """What `packed` returned, as the process that gives the order need not know what is in it."""
+    """What `packed` returned: the process that gives the order need not import what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class Ended:
 def packed(work: Callable[..., object], payload: object, *, keeps: bool = False) -> bytes:
     """Returns a function and its payload for `Line.run`.
 
-    With `keeps` the function gets `kept`, in which it finds what the last order left there, if that
-    was given with `keeps` too.
+    With `keeps` the function gets `kept`, a `jobs.training.restart.Kept` that stays in the worker
+    until an order without `keeps`.
     """
     return bytes(ray.cloudpickle.dumps((work, payload, keeps)))
 

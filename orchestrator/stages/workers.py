@@ -118,7 +118,7 @@ class Workers:
         shift.thread.join(CLOSE_S)
         if was_ready:
             end_s = time.monotonic() - began
-            self._launches.append(Launch(shift.placement.name, end_s=end_s))
+            self._launches.append(Launch(shift.placement.name, end_s=end_s, is_apart=True))
 
     def launches(self) -> list[Launch]:
         """Returns the starts and ends of workers since the last call."""
@@ -164,7 +164,8 @@ class Workers:
                 for batch in every:
                     if shift.start_s is None and WorkersReady() in batch:
                         shift.start_s = time.monotonic() - began - device_wait.waited_s
-                        self._launches.append(Launch(shift.placement.name, shift.start_s))
+                        launch = Launch(shift.placement.name, shift.start_s, is_apart=True)
+                        self._launches.append(launch)
                     self.line.answers.put(batch)  # together, as each call takes a millisecond
         except GroupError as error:
             return Ended(error.failed)

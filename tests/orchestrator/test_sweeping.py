@@ -72,7 +72,7 @@ def test_a_resumed_run_expects_to_start_workers_and_pays_for_each_start_once(
     context = Context(spec, Run("r", storage), storage, lambda _: None, 0)
     context.run.append("measurements", measurement(ID, probe_s=30.0))
     for launch in (Launch("T4:1", 12.0), Launch("T4:1", end_s=2.0)):
-        context.run.append("launches", launch)
+        context.run.append("launches", replace(launch, is_apart=True))
     speeds = stage.Speeds(context, plan)
     (cold,) = speeds.predictions
     (warm,) = predict.predict_all(spec, plan.candidates, speeds.measurements, (), "T4:1")

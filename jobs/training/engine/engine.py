@@ -90,7 +90,12 @@ class Engine:
         return spent_s
 
     def restart(self) -> None:
-        """Makes the first step the next one, in a block as short as a new engine's first."""
+        """Makes the first step the next one, in a block as short as a new engine's first.
+
+        Steps that were launched and not collected, because training was stopped, are forgotten.
+        """
+        while self._blocks:
+            self._blocks.popleft().copied.wait()
         self.block, self.step.loader.waited_s = 1, 0.0
         self.seek(0)
 

@@ -48,8 +48,8 @@ def keep_layout(model: torch.nn.Module) -> None:
     """Keeps the layout of 4-bit weights in evaluations on a CPU.
 
     bitsandbytes would lay them out anew for some CPUs (AVX-512 with bf16) at the first forward pass
-    in evaluation mode: with coarser scales, unreadable by `whole_weights`, and only where the
-    number of outputs is divisible by 32.
+    in evaluation mode: with coarser scales, unreadable by `whole_weights`, and with an error where
+    the number of outputs is not divisible by 32.
     """
     package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
     if package is None:

@@ -1,6 +1,5 @@
 """Times a few real steps of each candidate, from which the full run is predicted."""
 
-import dataclasses
 import functools
 import math
 import shutil
@@ -12,15 +11,15 @@ from pathlib import Path
 from jobs.spec.train import Precision
 from jobs.training import checkpoint
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
-from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus, load_corpus
 from jobs.training.evaluate import evaluate, final_precision, padded_tokens
-from jobs.training.events import OutOfMemory, Overheads, Probed, Report, WorkersReady
+from jobs.training.events import OutOfMemory, Overheads, Probed, Report, Unprobed, WorkersReady
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
 from jobs.training.probing.stepper import Stepper
-from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
+from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming, beyond_slower
 from jobs.training.restart import free_memory
 from jobs.training.session import Session, build_session
 from jobs.training.step_times import StepTimes, mean_over, mean_width
@@ -32,8 +31,6 @@ FIRST_PASS_S, FIRST_STEP_S = 0.5, 5.0
 """Longest extra time of a first forward pass, and of a first step, for kernels and memory."""
 STEP_OVER_FORWARD = 2.0
 """Least duration of a step as a multiple of its forward pass; 3 is usual."""
-UNPROBED_S = 1e-6
-"""Duration of a probe that was not needed; 0 is that of one in an earlier run."""
 STOP_MARGIN = 1.5
 """A probe stops before its first step if the least step time exceeds the limit by this factor."""
 EVAL_ROWS = 128
@@ -74,6 +71,11 @@ class _Group:
     probed: dict[str, tuple[TrainingConfig, Probed]] = field(default_factory=dict)
     """What was found, by candidate."""
 
+    def tell(self, found: Probed | Unprobed) -> None:
+        """Report what was found of a candidate."""
+        if self.world.is_main:
+            self.report(found)
+
 
 def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
     """Probes each candidate in turn in this worker group; all share data and base model.
@@ -89,39 +91,21 @@ def probe_all(requests: Sequence[ProbeRequest], report: Report) -> None:
         corpus = load_corpus(requests[0].config)
         group = _Group(corpus, world, time.monotonic() - begin, report)
         for request in requests:
+            known = group.probed if request.give_up else {}
+            found = beyond_slower(request.candidate, request.config, known)
+            # other programs may disturb one worker's node alone
+            if all(world.gather(found is not None)) and found:
+                group.tell(found)
+                continue
             try:
-                probed = _beyond_slower(request, group) or _probe(request, group)
+                probed = _probe(request, group)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 report(OutOfMemory(request.candidate, str(error).split("\n")[0]))
                 return
             group.probed[request.candidate] = request.config, probed
-            if world.is_main:
-                report(probed)
-
-
-def _beyond_slower(request: ProbeRequest, group: _Group) -> Probed | None:
-    """Returns what a candidate needs no probe for: it is beyond one that is slower than the best.
-
-    Over micro batches, all else alike, the time of a step falls until the device is busy and rises
-    when memory is short: if 16 is slower than 32, so is 8. The time is that of the slower one.
-    """
-    size = request.config.micro_batch_size
-    for config, slower in group.probed.values() if request.give_up else ():
-        better = group.probed.get(slower.better)
-        if better is None or not slower.is_given_up:
-            continue
-        alike = {_but_size(each) for each in (request.config, config, better[0])}
-        low, high = sorted((size, better[0].micro_batch_size))
-        if len(alike) == 1 and low < config.micro_batch_size < high:
-            known = dataclasses.replace(slower, candidate=request.candidate, probe_s=UNPROBED_S)
-            return dataclasses.replace(known, speed=None, is_steady=True)
-    return None
-
-
-def _but_size(config: TrainingConfig) -> bytes:
-    return bytes(TRAINING_CONFIG.dump_json(dataclasses.replace(config, micro_batch_size=1)))
+            group.tell(probed)
 
 
 def _probe(request: ProbeRequest, group: _Group) -> Probed:

@@ -3,7 +3,7 @@
 import { get, post } from "./api.js";
 import { badge, h, say } from "./dom.js";
 
-let scope = "read";
+let scope = "read", answer = () => {};
 const FOLLOWED_MS = 1500, SHOWN_MS = 15000;
 
 export function allow(granted) {
@@ -34,11 +34,12 @@ function confirmed(label, title, text) {
   document.getElementById("confirm-title").textContent = title;
   document.getElementById("confirm-text").textContent = text;
   yes.textContent = label;
+  answer(false);  // the event of an earlier closing may come when the dialog is open again
   return new Promise((resolve) => {
-    yes.onclick = () => { resolve(true); dialog.close(); };
+    answer = resolve;
+    yes.onclick = () => { answer(true); dialog.close(); };
     no.onclick = () => dialog.close();
-    // the event of an earlier closing may come when the dialog is open again
-    dialog.onclose = () => { if (!dialog.open) resolve(false); };
+    dialog.onclose = () => { if (!dialog.open) answer(false); };
     dialog.showModal();
     no.focus();
   });

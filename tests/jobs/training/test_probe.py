@@ -14,11 +14,13 @@ from torch._inductor import config as inductor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, Probed
+from jobs.training.events import Event, Probed, Unprobed
 from jobs.training.probing import probe
 from jobs.training.probing.probe import ProbeRequest, probe_all
-from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
-from tests.builders import training_config
+from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming, beyond_slower
+from jobs.training.step_times import StepTimes
+from orchestrator.decisions.measurement import summarise
+from tests.builders import speed, training_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 BRIEF = ProbeTiming(
@@ -56,35 +58,84 @@ def test_a_probe_that_stops_early_names_the_candidate_that_is_better(
 def test_what_is_beyond_a_slower_micro_batch_is_not_probed(
     reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No session is built for it; another precision is another curve."""
-    built = list[tuple[str, int]]()
+    """Larger or smaller; another precision is another curve."""
+    step_s = {"fp32/8": 1.0, "fp32/16": 1.5, "fp32/32": 9.0, "fp32/4": 1.4, "fp32/2": 9.0}
+    step_s |= {"bf16/32": 2.0, "bf16/4": 9.0}
+    probed = list[str]()
 
-    def build(config: TrainingConfig, *arguments: Any, **options: Any) -> Any:
-        built.append((config.precision, config.micro_batch_size))
-        return own(config, *arguments, **options)
+    def find(request: ProbeRequest, group: Any) -> Probed:
+        name, own = request.candidate, request.config.precision
+        probed.append(name)
+        best = min((n for n in probed if n.startswith(own)), key=step_s.__getitem__)
+        return made(name, step_s[name], "" if best == name else best)
 
-    own = probe.build_session
-    monkeypatch.setattr(probe, "build_session", build)
+    monkeypatch.setattr(probe, "_probe", find)
+    rule = GiveUp(frozenset({"fp32"}))
     requests = [
         ProbeRequest(
-            f"{precision}/{size}",
-            training_config(reviews, tiny_model, micro_batch_size=size, precision=precision),
+            name,
+            training_config(
+                reviews,
+                tiny_model,
+                precision=name[:4],
+                micro_batch_size=int(name[5:]),
+            ),
             BRIEF,
-            tmp_path / "scratch",
-            give_up=GiveUp(frozenset({precision})),
+            tmp_path,
+            give_up=rule,
         )
-        for precision, size in (("fp32", 32), ("fp32", 8), ("fp32", 4), ("bf16", 4))
+        for name in step_s
     ]
     events: list[Event] = []
     probe_all(requests, events.append)
-    found = {event.candidate: event for event in events if isinstance(event, Probed)}
-    assert built == [("fp32", 32), ("fp32", 8), ("bf16", 4)]
-    slower, beyond = found["fp32/8"], found["fp32/4"]
-    assert (slower.is_given_up, slower.better) == (True, "fp32/32")
-    assert (beyond.is_given_up, beyond.better, beyond.speed) == (True, "fp32/32", None)
-    assert beyond.times == slower.times
-    assert 0 < beyond.probe_s < slower.probe_s
-    assert not found["bf16/4"].is_given_up
+    assert probed == ["fp32/8", "fp32/16", "fp32/4", "bf16/32", "bf16/4"]
+    assert [event for event in events if isinstance(event, Unprobed)] == [
+        Unprobed("fp32/32", "fp32/16", "fp32/8"),
+        Unprobed("fp32/2", "fp32/4", "fp32/8"),
+    ]
+    measured = [summarise(event) for event in events if isinstance(event, Unprobed)]
+    assert measured[0].why_given_up == "not probed: fp32/16 is slower than fp32/8"
+    assert [(m.step_s, m.is_reused, m.is_given_up) for m in measured] == [(None, False, False)] * 2
+    events.clear()
+    probed.clear()
+    probe_all([dataclasses.replace(each, give_up=None) for each in requests], events.append)
+    assert probed == list(step_s)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"is_steady": False}, {"speed": speed(others_cpu_share=0.5)}, {"better": "elsewhere"}],
+    ids=["unsteady", "disturbed", "of-another-placement"],
+)
+def test_what_may_not_be_slower_in_itself_says_nothing_of_others(
+    reviews: Path, tiny_model: str, changes: dict[str, Any]
+) -> None:
+    sizes = {
+        f"fp32/{n}": training_config(reviews, tiny_model, micro_batch_size=n) for n in (32, 16)
+    }
+    wanted = training_config(reviews, tiny_model, micro_batch_size=8)
+    slower = made("fp32/16", 2.0, "fp32/32")
+    for found, expected in ((slower, True), (dataclasses.replace(slower, **changes), False)):
+        both = made("fp32/32", 1.0, ""), found
+        known = dict(zip(sizes, zip(sizes.values(), both, strict=True), strict=True))
+        assert (beyond_slower("fp32/8", wanted, known) is not None) == expected
+
+
+def made(name: str, step_s: float, better: str) -> Probed:
+    """What a probe of a candidate finds; with a better one it is given up."""
+    return Probed(
+        candidate=name,
+        times=StepTimes((16,), (step_s,), (1,)),
+        steps_of_width={16: 10},
+        overheads=None,
+        is_given_up=bool(better),
+        is_steady=True,
+        speed=speed(),
+        train_rows=100,
+        eval_rows=10,
+        probe_s=1.0,
+        better=better,
+    )
 
 
 def test_what_is_compiled_is_kept_where_all_processes_of_a_user_find_it() -> None:

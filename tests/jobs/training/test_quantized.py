@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 import transformers
@@ -31,9 +32,8 @@ KINDS: tuple[Quantization, ...] = ("nf4", "int8")
 
 @pytest.fixture(autouse=True)
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bitsandbytes lays weights out anew on some processors; here it would on every one."""
-    layers = pytest.importorskip("bitsandbytes").nn.modules
-    monkeypatch.setattr(layers, "has_avx512bf16", lambda: True)
+    """On some processors bitsandbytes lays weights out anew; here it would on every one."""
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A session that starts over trains as a new one would, to the last bit."""
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,22 @@ import transformers
 
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import LrScheduleSpec, OptimizerSpec
-from jobs.training import loop
+from jobs.training import loop, restart
 from jobs.training.config import TrainingConfig
+from jobs.training.corpus import load_corpus
 from jobs.training.events import Evaluated, Event, Stepped
 from jobs.training.loop import train
 from jobs.training.restart import Kept
+from jobs.training.session import Session, build_session
+from jobs.training.world import World
 from tests import tiny
 from tests.builders import language_config, training_config
 from tests.jobs.training import flat_on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+CPU = World(0, 1, torch.device("cpu"))
 
 
 def results(config: TrainingConfig, kept: Kept | None = None) -> list[tuple[float, ...]]:
@@ -123,18 +130,88 @@ def test_captured_steps_start_over(
         assert is_over == (name == "adamw" or decay == 0.0)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_model_that_replaces_its_buffers_is_built_anew(
+    questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Such as frequencies that are computed again for rows beyond the model's positions."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    fields = {"max_position_embeddings": 16, "rope_parameters": rope}
+    base = tiny.save(tmp_path / "llama", "llama", transformers.AutoModelForCausalLM, **fields)
+    config = language_config(questions, base, precision=precision)
+    assert starts_over(monkeypatch, config, optimizer=OptimizerSpec(lr=3e-3)) == (False, True)
+
+
+def test_all_that_training_changes_is_set_back(reviews: Path, tiny_model: str) -> None:
+    config, kept = training_config(reviews, tiny_model, precision="bf16"), Kept()
+    built = build_session(config, load_corpus(config), CPU)
+    buffers = [torch.full((3,), 2.0), torch.zeros(2, dtype=torch.int64)]
+    for number, buffer in enumerate(buffers):
+        built.model.register_buffer(f"statistics_{number}", buffer)
+    first = contents(built)
+    kept.keep(built)
+    with torch.no_grad():
+        for tensor in (*contents(built, copied=False), *buffers):
+            tensor.add_(3)
+    torch.rand(5)
+    built.batch_plan.seek(2)
+    found = kept.restarted(dataclasses.replace(config, **NUMBERS), CPU)
+    assert found is not None
+    assert all(map(torch.equal, contents(found), first))
+    assert [buffer.tolist() for buffer in buffers] == [[2.0] * 3, [0, 0]]
+    assert found.batch_plan.host_step == 0
+    assert found.batch_plan.rate(1) != built.config.optimizer.lr
+    assert (found.config.optimizer, built.config.optimizer) == (
+        NUMBERS["optimizer"],
+        config.optimizer,
+    )
+
+
+def contents(session: Session, *, copied: bool = True) -> list[torch.Tensor]:
+    """Weights and their copies, the optimizer's state, what scales the loss, and random states."""
+    update = session.update
+    found = [each for w in update.weights for each in (w.target, *update.state(w).values())]
+    found += [update.loss_scale, update.good_steps, update.halted]
+    found = [each.detach() for each in found]
+    if not copied:
+        return found
+    sources = [weight.source.detach() for weight in update.weights]
+    return [each.clone() for each in (*found, *sources, torch.get_rng_state())]
+
+
 def test_after_a_failure_nothing_is_kept(reviews: Path, tiny_model: str) -> None:
-    config = training_config(reviews, tiny_model)
-    kept, events = Kept(), list[Event]()
+    config, kept = training_config(reviews, tiny_model), Kept()
+
+    def fail(event: Event) -> None:
+        if isinstance(event, Stepped):
+            raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        train(config, fail, kept=kept)
+    assert kept.restarted(config, CPU) is None
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_training_that_is_left_early_leaves_its_session(
+    reviews: Path, tiny_model: str, *, stops: bool
+) -> None:
+    """By the order to leave, or by Ray Tune, which raises SystemExit in a report."""
+    config, kept = training_config(reviews, tiny_model), Kept()
 
     def stop(event: Event) -> None:
-        events.append(event)
-        if isinstance(event, Stepped):
+        if isinstance(event, Stepped) and stops:
             raise SystemExit
 
-    with pytest.raises(SystemExit):
-        train(config, stop, kept=kept)
-    assert kept.restarted(config) is None
-    left = Kept()
-    train(config, events.append, leave=lambda: True, kept=left)
-    assert results(config, left) == results(config)
+    with pytest.raises(SystemExit) if stops else contextlib.nullcontext():
+        train(config, stop, leave=None if stops else lambda: True, kept=kept)
+    assert kept.restarted(config, CPU) is not None
+    assert results(config, kept) == results(config)
+
+
+def test_weights_that_are_too_large_to_keep_twice_are_not_kept(
+    reviews: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "MEMORY_SHARE", 1e-12)
+    config, kept = training_config(reviews, tiny_model), Kept()
+    train(config, lambda _: None, kept=kept)
+    assert kept.restarted(config, CPU) is None

@@ -32,8 +32,9 @@ def predicted(total_s: float, stepping_s: float) -> Prediction:
 def test_a_sweep_costs_what_its_probes_starts_and_trials_took() -> None:
     trials = [replace(trial(ID, 1e-4, 0.9), duration_s=50.0)]
     probes = [measurement(ID, probe_s=30.0), measurement("gone:1/8/fp16", probe_s=99.0)]
-    launches = [Launch("T4:2", 8.0), Launch("T4:2", end_s=2.0)]
+    launches = [Launch("T4:2", 8.0, is_apart=True), Launch("T4:2", end_s=2.0, is_apart=True)]
     launches.append(Launch("T4:2", 7.0, 1.0, is_reused=True))
+    launches.append(Launch("T4:2", 9.0))  # of an older release, within a trial
     found = budget.sweep_cost_usd(PLAN, probes, launches, trials)
     assert found == pytest.approx((30 + 10 + 50) * 3.6 / 3600)
 
