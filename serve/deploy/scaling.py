@@ -1,8 +1,11 @@
 """Computes the number of replicas from the demand. Ray Serve applies bounds and delays to it."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
+SILENT_S = 6.0
+"""How long after a replica's last statistics its demand is unknown; it sends them every 2 s."""
 ON = "on "
 """Prefix of an accelerator's name in the statistics of its replicas."""
 
@@ -17,12 +20,19 @@ class Policy:
 
     The demand is the larger of two counts of requests in flight: Ray Serve's own, which has those
     that wait for a first replica, and the replicas' statistics, which have those that the fast path
-    answers. New replicas are assumed to be on the same accelerators as the present ones.
+    answers. New replicas are assumed to be on the same accelerators as the present ones. While the
+    demand of a replica is unknown, as on a machine that is too busy to tell it, no replica is
+    stopped.
     """
 
-    def __init__(self, targets: Mapping[str, float]) -> None:
+    def __init__(
+        self, targets: Mapping[str, float], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Args: requests in flight per replica by accelerator, where it differs from the usual."""
-        self._targets = targets
+        self._targets, self._clock = targets, clock
+        self._heard: dict[Any, tuple[float | None, float]] = {}
+        """By replica: the time of its last statistics, on its clock, and since when they are here,
+        on ours."""
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """Returns the number of replicas, and an empty state."""
@@ -36,4 +46,15 @@ class Policy:
             if name.startswith(ON)
             for _ in replicas
         ]
-        return replicas_for(in_flight, sum(present) / len(present) if present else usual), {}
+        wanted = replicas_for(in_flight, sum(present) / len(present) if present else usual)
+        return max(wanted, context.target_num_replicas if self._is_one_silent(context) else 0.0), {}
+
+    def _is_one_silent(self, context: Any) -> bool:
+        """Returns whether a running replica has told nothing new for SILENT_S, or nothing yet."""
+        told, now = (context.raw_metrics or {}).get("requests", {}), self._clock()
+        before, self._heard = self._heard, {}
+        for each in context.running_replicas:
+            last = before.get(each)
+            at = told[each][-1].timestamp if told.get(each) else None
+            self._heard[each] = last if last and last[0] == at else (at, now)
+        return any(at is None or now - since > SILENT_S for at, since in self._heard.values())

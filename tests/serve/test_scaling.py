@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.deploy.scaling import ON, Policy
+from serve.deploy.scaling import ON, SILENT_S, Policy
 
 
 def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
@@ -12,6 +12,9 @@ def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) 
     kinds = {f"{ON}{name}": replicas for name, replicas in on.items()}
     return SimpleNamespace(
         total_num_requests=seen,
+        running_replicas=[],
+        raw_metrics=None,
+        target_num_replicas=100,
         aggregated_metrics=None if told is None else {"requests": told, **kinds},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 8.0),
     )
@@ -46,6 +49,31 @@ def test_each_accelerator_may_have_a_target_of_its_own(
 ) -> None:
     targets = {"T4": 4.0, "H100": 16.0}
     assert Policy(targets)(context(0, {"a": 12, "b": 12}, **on))[0] == replicas
+
+
+def test_no_replica_is_stopped_while_the_demand_of_one_is_unknown() -> None:
+    now = 0.0
+    policy, seen = Policy({}, lambda: now), context(0, {"a": 0, "b": 0})
+    seen.running_replicas, seen.target_num_replicas = ["a", "b"], 2
+
+    def wanted(**told: float | None) -> float:
+        """With the time of each replica's last statistics, on a clock of its own."""
+        series = {name: [SimpleNamespace(timestamp=at)] for name, at in told.items() if at}
+        seen.raw_metrics = {"requests": series}
+        return policy(seen)[0]
+
+    assert wanted(a=5000.0, b=None) == 2
+    assert wanted(a=5000.0, b=10.0) == 0
+    now += SILENT_S
+    assert wanted(a=5000.0, b=16.0) == 0
+    now += 1.0
+    assert wanted(a=5000.0, b=17.0) == 2
+    seen.total_num_requests = 32
+    assert wanted(a=5000.0, b=17.0) == 4
+    seen.total_num_requests = 0
+    assert wanted(a=5007.0, b=17.0) == 0
+    seen.running_replicas = ["b"]
+    assert wanted(b=18.0) == 0
 
 
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
