@@ -4,11 +4,11 @@
         [--out FILE]
 
 Starts a local cluster with one simulated T4, and `winnow ui` over a storage with so many runs and
-models, one of which goes on and says something every second. Listing: wall seconds of the requests
-of the pages of runs and models, the first one and later ones. Watching: the browsers ask what the
-pages ask, a third of them each that of runs, of the run that goes on, and of the cluster, and read
-its answers; the share of a core is that of the server and of the process that observes the cluster
-for it, with and without browsers. Prints and writes JSON.
+models; one of the runs goes on and says something every second. Listing: wall seconds of the
+requests of the pages of runs and models, the first one and later ones. Watching: a third of the
+browsers show the page of runs, a third that of the run that goes on, a third the cluster, and they
+ask what these pages ask. The share of a core is that of the server and of the process that observes
+the cluster for it, with and without browsers. Prints and writes JSON.
 """
 
 import argparse
@@ -99,8 +99,8 @@ def dashboard(folder: Path) -> Iterator[tuple[str, str, psutil.Process]]:
     words = [sys.executable, "-m", "orchestrator", "ui", "--storage", str(folder / ".winnow")]
     words += ["--port", str(port), "--tokens", str(tokens)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    log = (folder / "ui.log").open("wb")
-    with log, subprocess.Popen(words, stdout=log, stderr=log, env=environment) as process:
+    quiet = subprocess.DEVNULL  # what it cannot do is on stderr
+    with subprocess.Popen(words, stdout=quiet, env=environment) as process:
         try:
             yield f"http://127.0.0.1:{port}", token, psutil.Process(process.pid)
         finally:
@@ -118,7 +118,7 @@ async def measured(
     headers = {"Authorization": f"Bearer {token}"}
     limits = aiohttp.ClientTimeout(total=None, sock_read=60.0)
     async with aiohttp.ClientSession(url, headers=headers, timeout=limits) as session:
-        await answering(session)
+        await answering(session, process)
         listing = {each: await listed(session, each) for each in ("runs", "models")}
         await fetch(session, "cluster")
         await asyncio.sleep(SETTLE_S)
@@ -142,13 +142,14 @@ async def measured(
     return {"listing_s": listing, "without_browsers": alone, "watched": watched, "answers": answers}
 
 
-async def answering(session: aiohttp.ClientSession) -> None:
+async def answering(session: aiohttp.ClientSession, process: psutil.Process) -> None:
     """Waits until the dashboard answers."""
     async with asyncio.timeout(START_S):
-        while True:
+        while process.status() != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(aiohttp.ClientConnectionError):
                 return await fetch(session, "me")
             await asyncio.sleep(0.2)
+    raise SystemExit("winnow ui has ended")
 
 
 async def fetch(session: aiohttp.ClientSession, path: str) -> None:
@@ -197,13 +198,16 @@ async def share(process: psutil.Process, seconds: float) -> dict[str, Any]:
 
 
 def used(process: psutil.Process) -> dict[str, tuple[float, int]]:
-    """Returns CPU seconds and MiB of the server, and of all processes that it has started."""
+    """Returns CPU seconds and MiB of the server, and of the processes that it has started."""
     every = {"server": [process], "observing": process.children(recursive=True)}
     found = {}
     for name, several in every.items():
-        times = [each.cpu_times() for each in several]
-        memory = sum(each.memory_info().rss for each in several) >> 20
-        found[name] = (sum(each.user + each.system for each in times), memory)
+        cpu_s, memory = 0.0, 0
+        for each in several:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                times, held = each.cpu_times(), each.memory_info().rss
+                cpu_s, memory = cpu_s + times.user + times.system, memory + held
+        found[name] = (cpu_s, memory >> 20)
     return found
 
 

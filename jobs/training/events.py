@@ -240,9 +240,8 @@ class Unprobed:
 
     candidate: str
     slower: str
-    """Id of the candidate between."""
+    """Id of the one between."""
     better: str
-    """Id of the better one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,10 @@ from jobs.spec.quantities import AcceleratorRequest
 from jobs.storage.storage import open_storage
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, Saved, Stepped
+from jobs.training.events import Event, OutOfMemory, Saved, Stepped
 from jobs.training.loop import train
 from jobs.training.model.counting import shape_of
+from jobs.training.restart import Kept
 from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
 from orchestrator.decisions.measurement import Launch, Measurement
@@ -255,6 +256,14 @@ class _Kept:
         self.workers.line.run(packed(train_in_worker, changed, keeps=True), report)
         return self.workers.groups
 
+    def sessions(self) -> list[bool]:
+        """Whether each worker has a session that can start over."""
+        from orchestrator.stages.line import packed
+
+        found: list[Event] = []
+        self.workers.line.run(packed(tell_sessions, None, keeps=True), found.append)
+        return [event == OutOfMemory("", "kept") for event in found]
+
     def fit(self, name: str, report: Callable[[Event], None] = lambda _: None) -> list[float]:
         """Train as the winner is trained; returns the losses."""
         from orchestrator.stages import fit as fitting
@@ -266,6 +275,11 @@ class _Kept:
 
         found = fitting.fit(self.config, self.placement, store, rules, report, fail, lambda _: None)
         return [loss for _, loss in found.losses]
+
+
+def tell_sessions(_: None, report: Callable[[Event], None], leave: object, kept: Kept) -> None:
+    """The event says whether this worker has one; each reports it."""
+    report(OutOfMemory("", "kept" if kept._beginning else "none"))
 
 
 def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
@@ -290,6 +304,7 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
         kept.train(dataclasses.replace(config, optimizer=gentle), others.append)
         kept.train(config, again.append)
         assert losses_of(others) != losses_of(again)
+        assert kept.sessions() == [True, True]
         losses = [losses_of(events), losses_of(again), kept.fit("kept")]
         assert (kept.workers.groups, kept.workers.warm) == (first, kept.placement.name)
         with pytest.raises(GroupError, match="loss"):
