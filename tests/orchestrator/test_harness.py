@@ -232,10 +232,11 @@ def test_the_model_card_says_which_numbers_are_of_the_harness(
 
 @pytest.mark.ray
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_harness_judges_the_published_model_once_and_its_limit_holds(
     ray_cluster: Connection, questions: Path, tiny_llama: str, tmp_path: Path
 ) -> None:
-    """Earns its minutes: a run whose harness fails, is resumed, and then breaks a limit."""
+    """Catches in whole runs: a failed harness that is recorded, a limit of its that is not kept."""
     from orchestrator import pipeline
 
     tasks = harness_tasks.write(tmp_path / "tasks", dict.fromkeys(GOOD + BAD, "no"))

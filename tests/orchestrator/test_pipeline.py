@@ -209,10 +209,11 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     check_undeploy(outcome["model"]["id"])
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
-    """Earns its minute: it saves before it leaves, and everything it needs is in the bucket."""
+    """Catches a run that leaves without saving, or that needs what is not in its bucket."""
     storage = open_storage(f"s3://{s3.BUCKET}/{tmp_path.name}")
     path = write_job(
         tmp_path,

@@ -433,10 +433,11 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
     assert begun[0] != port
 
 
+@pytest.mark.slow
 def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_replaced(
     deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
-    """Through HAProxy, at the port that Ray Serve gave the replica: a kill, then an update."""
+    """Catches fronts behind HAProxy that outlive their replica, or are not replaced after a kill."""
     # two replicas with two fronts each take six cores, which the node with four T4 pretends to have
     fields: dict[str, Any] = {"accelerators": "T4:1", "fronts": 2}
     url = deploy(version, **fields)

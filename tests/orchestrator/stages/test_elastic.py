@@ -24,6 +24,7 @@ STEPS, HIT, WITH_FEWER = 600, 60, 120
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_lost_device_is_done_without_until_it_is_back(
     ray_cluster: Connection,
     reviews: Path,
@@ -31,7 +32,7 @@ def test_a_lost_device_is_done_without_until_it_is_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Earns its minute: the losses are those of one plain process all the way."""
+    """Catches losses that differ from those of one plain process after a group shrank or grew."""
     import ray
 
     from cluster.discovery import discover

@@ -316,9 +316,11 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
     assert all(each == losses[0] for each in (*losses, losses_of(later)))
 
 
+@pytest.mark.slow
 def test_a_fit_in_kept_workers_leaves_with_a_checkpoint_and_goes_on_in_fresh_ones(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
+    """Catches kept workers that leave without a checkpoint, or cannot be followed by others."""
     kept = _Kept(training_config(reviews, tiny_model, micro_batch_size=16, epochs=100), tmp_path)
     saved = list[Saved]()
 
