@@ -437,7 +437,7 @@ def test_a_second_try_at_a_port_begins_fronts_once(monkeypatch: pytest.MonkeyPat
 def test_processes_in_front_of_a_replica_come_and_go_with_it_and_a_lost_one_is_replaced(
     deploy: Deploy, version: ModelVersion, tmp_path: Path
 ) -> None:
-    """Catches fronts behind HAProxy that outlive their replica, or are not replaced after a kill."""
+    """Catches fronts behind HAProxy that outlive their replica, or that no other replaces."""
     # two replicas with two fronts each take six cores, which the node with four T4 pretends to have
     fields: dict[str, Any] = {"accelerators": "T4:1", "fronts": 2}
     url = deploy(version, **fields)
