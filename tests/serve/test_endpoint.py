@@ -251,10 +251,11 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_worse_version_and_a_slow_one_are_stopped_while_the_old_one_answers(
     deploy: Deploy, version: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Earns its time: the gate with real versions, real traffic and HAProxy's own counts."""
+    """Catches a gate that fails with real versions, real traffic and HAProxy's own counts."""
     from serve.deploy import release
 
     monkeypatch.setattr(release, "ROUND_S", 2.0)
