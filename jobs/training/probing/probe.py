@@ -19,7 +19,8 @@ from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
 from jobs.training.probing.stepper import Stepper
-from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming, beyond_slower
+from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
+from jobs.training.probing.unprobed import beyond_slower
 from jobs.training.restart import free_memory
 from jobs.training.session import Session, build_session
 from jobs.training.step_times import StepTimes, mean_over, mean_width

@@ -17,7 +17,8 @@ from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Probed, Unprobed
 from jobs.training.probing import probe
 from jobs.training.probing.probe import ProbeRequest, probe_all
-from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming, beyond_slower
+from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
+from jobs.training.probing.unprobed import beyond_slower
 from jobs.training.step_times import StepTimes
 from orchestrator.decisions.measurement import summarise
 from tests.builders import speed, training_config
