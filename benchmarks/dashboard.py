@@ -184,30 +184,28 @@ async def say(have: stored.Stored) -> None:
 
 
 async def share(process: psutil.Process, seconds: float) -> dict[str, Any]:
-    """Returns the shares of a core that the server and the observing process take for a while."""
+    """Returns the shares of a core that the server and the observing process take for a while.
+
+    A process that ends or begins meanwhile does not count; without browsers nothing is observed.
+    """
     begin, before = time.perf_counter(), used(process)
     await asyncio.sleep(seconds)
     passed_s, after = time.perf_counter() - begin, used(process)
-    return {
-        name: {
-            "core_share": round((cpu_s - before.get(name, (0.0, 0))[0]) / passed_s, 4),
-            "mib": mib,
-        }
-        for name, (cpu_s, mib) in after.items()
-    }
-
-
-def used(process: psutil.Process) -> dict[str, tuple[float, int]]:
-    """Returns CPU seconds and MiB of the server, and of the processes that it has started."""
-    every = {"server": [process], "observing": process.children(recursive=True)}
     found = {}
-    for name, several in every.items():
-        cpu_s, memory = 0.0, 0
-        for each in several:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                times, held = each.cpu_times(), each.memory_info().rss
-                cpu_s, memory = cpu_s + times.user + times.system, memory + held
-        found[name] = (cpu_s, memory >> 20)
+    for name, own in (("server", {process.pid}), ("observing", after.keys() - {process.pid})):
+        cpu_s = sum(after[each][0] - before[each][0] for each in own & before.keys())
+        mib = sum(after[each][1] for each in own) >> 20
+        found[name] = {"core_share": round(cpu_s / passed_s, 4), "mib": mib}
+    return found
+
+
+def used(process: psutil.Process) -> dict[int, tuple[float, int]]:
+    """Returns CPU seconds and bytes of the server and of what it has started, by process."""
+    found = {}
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            times = each.cpu_times()
+            found[each.pid] = (times.user + times.system, each.memory_info().rss)
     return found
 
 
