@@ -114,7 +114,7 @@ async def measured(
     have: stored.Stored,
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Returns what listing took, and the shares of a core without and with browsers."""
+    """Returns the seconds that listing takes, and what the dashboard uses of a core."""
     headers = {"Authorization": f"Bearer {token}"}
     limits = aiohttp.ClientTimeout(total=None, sock_read=60.0)
     async with aiohttp.ClientSession(url, headers=headers, timeout=limits) as session:
@@ -210,7 +210,7 @@ def used(process: psutil.Process) -> dict[int, tuple[float, int]]:
 
 
 async def on_runs(session: aiohttp.ClientSession, _: str, counts: list[int], number: int) -> None:
-    """The page of runs."""
+    """Asks what the page of runs asks, every few seconds."""
     while True:
         await fetch(session, "runs")
         counts[number] += 1

@@ -59,7 +59,7 @@ def _swept(context: Context, plan: Plan) -> Sweep:
 
 
 def end_workers(context: Context, found: Sweep) -> Sweep:
-    """End the workers that the run has kept, if there are any; what that took is in the cost."""
+    """End the workers that the run has kept, and return the sweep with the cost of their end."""
     if context.workers is None:
         return found
     context.workers.close()

@@ -34,7 +34,7 @@ class _Beginning:
     numbers: list[First]
     """Of `_changed`, in its order."""
     states: list[dict[str, First]]
-    """Of the optimizer, for each trained weight."""
+    """The optimizer's tensors before the first step, for each trained weight."""
 
 
 class Kept:

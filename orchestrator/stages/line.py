@@ -82,7 +82,7 @@ class Ended:
 
 
 def packed(work: Callable[..., object], payload: object, *, keeps: bool = False) -> bytes:
-    """Returns a function and its payload for `Line.run`.
+    """Returns a function and its payload, pickled for `Line.run`.
 
     With `keeps` the function gets `kept`, a `jobs.training.restart.Kept` that stays in the worker
     until an order without `keeps`.
