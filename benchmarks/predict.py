@@ -2,16 +2,18 @@
 
     python benchmarks/predict.py JOB.yaml … [--longest 120] [--confirm N] [--give-up] [--out FILE]
 
-Each job has a sweep. All its candidates are probed, none given up early; with `--give-up` as many
-as `winnow run` does, and what is given up is not trained. Then every candidate is timed again in
-fresh processes right before it is trained, as `winnow run` does with the winner; or only the N
-fastest of each placement, after the probes. Those predicted to take longer than `--longest` seconds
-are not trained. Prints a row for each fit and the summary of `winnow accuracy`, whether the best
-predicted candidate is the best trained one, and writes JSON to benchmarks/results/ or `--out` after
-every fit.
+Each job has a sweep, such as those in benchmarks/jobs/. All its candidates are probed, none given
+up early; with `--give-up` as many as `winnow run` does, and what is given up is not trained. Then
+every candidate is timed again right before it is trained, as `winnow run` does with the winner; or
+only the N fastest of each placement, after the probes. Probes and fits share the workers of a
+placement, as in `winnow run`. Candidates predicted to take longer than `--longest` seconds are not
+trained. Prints a row for each fit and the summary of `winnow accuracy`, whether the best predicted
+candidate is the best trained one, and writes JSON to benchmarks/results/ or `--out` after every
+fit.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -111,13 +113,25 @@ def measure_job(
     result: Result,
 ) -> None:
     """Probe every candidate of a job, train each, and compare."""
+    from orchestrator.context import Context
+    from orchestrator.stages.secrets import secrets_of
+    from orchestrator.stages.workers import Workers
+
+    storage = open_storage(folder)
+    run = runs.create(storage, spec, datetime.now(UTC))
+    workers = Workers(secrets_of(spec), run.folder, spec.wait.timeout.total_seconds())
+    with contextlib.closing(workers):
+        context = Context(spec, run, storage, tell, serve_port, workers=workers)
+        measure_candidates(context, arguments, result)
+
+
+def measure_candidates(context: Any, arguments: argparse.Namespace, result: Result) -> None:
+    """Probe every candidate of a run, train each, and compare."""
     from orchestrator import pipeline
     from orchestrator.availability import Availability
-    from orchestrator.context import Context
     from orchestrator.speeds import probe
 
-    run = runs.create(open_storage(folder), spec, datetime.now(UTC))
-    context = Context(spec, run, open_storage(folder), tell, serve_port)
+    spec = context.spec
     plan = pipeline.plan_stage(context)
     for skipped in plan.skipped:
         result.left_out[f"{spec.name} {skipped.id}"] = skipped.reason
@@ -156,11 +170,18 @@ def given_up(spec: JobSpec, speeds: Any) -> dict[str, str]:
 
 
 def again(context: Any, speeds: Any, candidates: Any) -> None:
-    """Time candidates in fresh processes, one group for each placement."""
+    """Time candidates briefly, in the workers of their placement."""
     from orchestrator.stages import speed
 
     findings = speed.ProbeCallbacks(speeds.take, speeds.take_launch)
-    speed.measure(context.spec, candidates, context.run.folder, findings, is_brief=True)
+    speed.measure(
+        context.spec,
+        candidates,
+        context.run.folder,
+        findings,
+        is_brief=True,
+        workers=context.workers,
+    )
 
 
 def train(context: Any, plan: Any, prediction: Any) -> Any:

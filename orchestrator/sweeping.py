@@ -132,7 +132,7 @@ def _placed(
     prediction = now.get(recorded.candidate.id, recorded.prediction)
     if prediction != recorded.prediction:
         recorded = replace(recorded, prediction=prediction)
-        _keep_winner(context, recorded)
+        context.run.revise("winner", recorded)
     if not devices.await_free(recorded.candidate):
         found = speeds if context.spec.sweep else None
         recorded = _choose(context, plan, devices, found, trials)

@@ -29,10 +29,7 @@ SPEC_FILE = "job.yaml"
 """The job as it was run, with defaults and absolute paths."""
 WINNER = "winner.yaml"
 """The job that its sweep chose, as a file that can be run as it is."""
-STAGES = (
-    *("inventory", "plan", "winner", "fit", "harness"),
-    *("receipt", "model", "endpoint", "upload"),
-)
+STAGES = ("inventory", "plan", "winner", "fit", "harness", "receipt", "model", "endpoint", "upload")
 """Stages with one result, in order."""
 ENDS = ("completed", "failed", "interrupted")
 """Events that end a run's journal until the run goes on."""
@@ -111,9 +108,13 @@ class Run:
         return value
 
     def write(self, name: str, value: object) -> None:
-        """Record a stage's value atomically."""
-        self.keep(f"{name}.json", TypeAdapter(type(value)).dump_json(value, indent=2))
+        """Record a stage's value atomically, and that the stage has finished."""
+        self.revise(name, value)
         self.note("finished", stage=name)
+
+    def revise(self, name: str, value: object) -> None:
+        """Record another value of a stage that has finished."""
+        self.keep(f"{name}.json", TypeAdapter(type(value)).dump_json(value, indent=2))
 
     def read(self, name: str, kind: type[Value]) -> Value | None:
         """Returns the recorded value of a stage; None if it has not finished.

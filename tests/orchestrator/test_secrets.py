@@ -117,9 +117,16 @@ def ask(url: str, own: dict[str, str]) -> list[str]:
 @pytest.mark.ray
 @pytest.mark.e2e
 def test_secrets_appear_in_no_file_and_no_output_of_a_run(
-    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+    ray_cluster: Connection,
+    reviews: Path,
+    tiny_model: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Earns its minute: greps all that a run, its endpoint and Ray leave behind."""
+    from serve.deploy import endpoints
+
+    request.addfinalizer(lambda: endpoints.remove("guarded"))
     own = {name: f"planted-{secrets.token_hex(12)}" for name in KEYS}
     planted = [*own.values(), s3.KEYS["AWS_SECRET_ACCESS_KEY"]]
     storage = open_storage(f"s3://{s3.BUCKET}/{tmp_path.name}")
@@ -149,10 +156,6 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     assert (session / "logs").is_dir()
     for folder in (storage.folder, Path(os.environ["WINNOW_HOME"]), session):
         assert not holding(folder, planted)
-
-    from serve.deploy import endpoints
-
-    assert endpoints.remove("guarded")
 
 
 def test_a_password_in_a_url_is_taken_out_of_what_libraries_say(

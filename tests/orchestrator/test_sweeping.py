@@ -24,20 +24,25 @@ from tests.builders import any_of, inventory, job, measurement, plan_of, speed, 
 ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
 
 
+def trials_job(**fields: Any) -> JobSpec:
+    """A job of one candidate and two trials."""
+    return job(
+        train__precision="fp16",
+        train__micro_batch_size=16,
+        resources__any_of=any_of("T4:1"),
+        prices={"T4": 3.6},
+        sweep=sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
+        **fields,
+    )
+
+
 def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
     tmp_path: Path,
 ) -> None:
     from orchestrator import sweeping as stage
     from orchestrator.availability import Availability
 
-    spec = job(
-        train__precision="fp16",
-        train__micro_batch_size=16,
-        resources__any_of=any_of("T4:1"),
-        prices={"T4": 3.6},
-        budget={"max_duration": "60s"},
-        sweep=sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
-    )
+    spec = trials_job(budget={"max_duration": "60s"})
     plan = plan_of(spec, inventory(T4=1))
     told: list[Notice] = []
     storage = open_storage(tmp_path)
@@ -60,13 +65,7 @@ def test_a_resumed_run_expects_to_start_workers_and_pays_for_each_start_once(
     from orchestrator import sweeping as stage
     from orchestrator.availability import Availability
 
-    spec = job(
-        train__precision="fp16",
-        train__micro_batch_size=16,
-        resources__any_of=any_of("T4:1"),
-        prices={"T4": 3.6},
-        sweep=sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
-    )
+    spec = trials_job()
     plan = plan_of(spec, inventory(T4=1))
     storage = open_storage(tmp_path)
     context = Context(spec, Run("r", storage), storage, lambda _: None, 0)
@@ -80,8 +79,12 @@ def test_a_resumed_run_expects_to_start_workers_and_pays_for_each_start_once(
     phases = [each and each.phases for each in (winner.prediction, cold)]
     assert [each and each.start for each in phases] == [0.0, 12.0]
     monkeypatch.setattr(Availability, "await_free", lambda *_: True)
-    found = stage._read_back(context, plan, winner)
+    stage.adopt(context, winner)
+    found = stage.run_sweep(context, plan)
     assert found.winner.prediction == cold
+    assert context.run.value("winner", select.Winner) == found.winner
+    finished = [note["stage"] for note in context.run.notes if note["event"] == "finished"]
+    assert finished == ["winner"]  # once, though its prediction has changed since
     assert found.cost_usd == pytest.approx((30 + 12 + 2) * 3.6 / 3600)
 
 
