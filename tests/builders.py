@@ -144,6 +144,7 @@ def overheads(**fields: float) -> Overheads:
         "save_s": 0.25,
         "final_save_s": 0.75,
         "metering_s": 0.125,
+        "scoring_s": 0.5,
     }
     return Overheads(**{**values, **fields})
 

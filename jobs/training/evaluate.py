@@ -84,12 +84,14 @@ def evaluate_last(
 
 
 @torch.no_grad()
-def sample_scores(session: Session, number_format: Precision) -> list[Any]:
-    """Returns the task's kept scores of the sampled evaluation rows, row by row.
+def sample_scores(
+    session: Session, number_format: Precision, limit: int | None = None
+) -> list[Any]:
+    """Returns the task's kept scores of the sampled evaluation rows, or `limit` of them, by row.
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """
-    rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))
+    rows = torch.from_numpy(encoding.sample(len(session.corpus.eval)))[:limit]
     lengths = session.corpus.eval.lengths
     found: list[Any] = []
     with _evaluating(session):

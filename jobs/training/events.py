@@ -179,8 +179,7 @@ class Metered:
     others_cpu_share: float = 0.0
     """Share of the main worker's node that other processes than training and Ray used, 0 to 1."""
     throttled_share: float | None = None
-    """Share of readings in which heat or hardware reduced the GPU's clock; None if NVML does not
-    report it."""
+    """Share of readings with a clock that heat or hardware reduced; None if NVML tells of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +187,7 @@ class Overheads:
     """Durations of a run's work beside its steps, each measured once."""
 
     setup_s: float
-    """Reading tokenised data, building the model, and what the base gives every row where the loss
-    compares with it; without capturing and compiling."""
+    """Reading tokenised data, building the model and scoring rows with the base, not capturing."""
     capture_s: float
     """Capturing and compiling steps."""
     first_use_s: float
@@ -204,6 +202,8 @@ class Overheads:
     """Time until a checkpoint is written and verified, which the end of a run waits for."""
     metering_s: float
     """Measuring communication at the end of a run."""
+    scoring_s: float = 0.0
+    """Scoring the rows that are saved with the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

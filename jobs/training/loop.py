@@ -16,10 +16,8 @@ from jobs.training.best import BestEvaluation, best_of, restore_best
 from jobs.training.cadence import CadenceTimer
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
-from jobs.training.corpus import load_corpus
 from jobs.training.evaluate import evaluate, evaluate_last, final_precision, sample_scores
 from jobs.training.events import (
-    BaseScored,
     CheckpointRef,
     CheckpointSkipped,
     Evaluated,
@@ -31,14 +29,13 @@ from jobs.training.events import (
     Started,
     Stepped,
     Stopped,
-    Tokenised,
     WorkersReady,
 )
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.quality import QualityReport
-from jobs.training.restart import Kept, free_memory
-from jobs.training.session import Session, build_session
+from jobs.training.restart import Kept, begun
+from jobs.training.session import Session
 from jobs.training.world import World, join
 
 Leave = Callable[[], bool]
@@ -76,7 +73,7 @@ def train(
         report_main = report if world.is_main else _ignore
         report_main(WorkersReady())
         try:
-            session = _session(config, world, report_main, kept)
+            session = begun(config, world, report_main, kept)
             trained = run(session, report_main, store, leave)
         except Exception as error:
             if kept:
@@ -87,20 +84,6 @@ def train(
         if proves and world.is_main and trained.path and trained.metrics:
             _prove(Path(trained.path), config, world, report_main)
         return trained
-
-
-def _session(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
-    """Returns a session that has run no step: the kept one, or else a new one, which is kept."""
-    if kept and (found := kept.restarted(config, world)):
-        return found
-    if kept:
-        kept.drop()
-        free_memory(world.device)
-    corpus = load_corpus(config, lambda *done: report(Tokenised(*done)))
-    session = build_session(config, corpus, world, progress=lambda *done: report(BaseScored(*done)))
-    if kept:
-        kept.keep(session)
-    return session
 
 
 def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Report) -> None:

@@ -13,8 +13,10 @@ import psutil
 import torch
 
 from jobs.training.config import TRAINING_CONFIG, TrainingConfig
+from jobs.training.corpus import load_corpus
+from jobs.training.events import BaseScored, Report, Tokenised
 from jobs.training.model import parallel
-from jobs.training.session import Session, reseed
+from jobs.training.session import Session, build_session, reseed
 from jobs.training.world import World
 
 MEMORY_SHARE = 0.1
@@ -85,6 +87,23 @@ class Kept:
         session = dataclasses.replace(session, config=config)
         self._beginning = dataclasses.replace(beginning, session=session)
         return session
+
+
+def begun(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
+    """Returns a session that has run no step: the kept one, or else a new one, which is kept.
+
+    All workers must call this. Raises what `load_corpus` and `build_session` raise.
+    """
+    if kept and (found := kept.restarted(config, world)):
+        return found
+    if kept:
+        kept.drop()
+        free_memory(world.device)
+    corpus = load_corpus(config, lambda *done: report(Tokenised(*done)))
+    session = build_session(config, corpus, world, progress=lambda *done: report(BaseScored(*done)))
+    if kept:
+        kept.keep(session)
+    return session
 
 
 def free_memory(device: torch.device) -> None:

@@ -117,7 +117,7 @@ class Phases:
     steps: float
     evaluations: float
     checkpoints: float
-    """Time for which training waits for checkpoints."""
+    """Time for which training waits for checkpoints, and scores the rows saved with the last."""
     end: float
     """Measuring communication, verifying, ending the group."""
 

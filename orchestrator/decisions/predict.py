@@ -65,7 +65,7 @@ def _predict(
         setup=max(o.setup_s for o in beside) + own.capture_s + max(o.first_use_s for o in beside),
         steps=stepping_s,
         evaluations=earlier * own.eval_s + own.final_eval_s,
-        checkpoints=_checkpoints_s(spec, measured, own, stepping_s),
+        checkpoints=_checkpoints_s(spec, measured, own, stepping_s) + own.scoring_s,
         end=own.metering_s + _median(o.end_s for o in launches if o.end_s is not None),
     )
     half_s = math.hypot(

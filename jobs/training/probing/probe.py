@@ -13,7 +13,8 @@ from jobs.training import checkpoint
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import Corpus, load_corpus
-from jobs.training.evaluate import evaluate, final_precision, padded_tokens
+from jobs.training.data import encoding
+from jobs.training.evaluate import evaluate, final_precision, padded_tokens, sample_scores
 from jobs.training.events import OutOfMemory, Overheads, Probed, Report, Unprobed, WorkersReady
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
@@ -38,6 +39,8 @@ EVAL_ROWS = 128
 """Rows of the first evaluation, which loads kernels and shows how many rows EVAL_S allows."""
 EVAL_S = 2.0
 """Approximate longest timing of evaluations."""
+SCORED_ROWS = 32
+"""Rows that show how long scoring those takes that are saved with the last checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class _Group:
     """Seconds that training waits for a checkpoint, and until it is verified."""
     evaluations: dict[Precision, tuple[float, float]] = field(default_factory=dict)
     """Extra seconds of the first evaluation, and seconds of an evaluation of all rows."""
+    scoring_s: float | None = None
+    """Seconds of scoring the rows that are saved with the last checkpoint."""
     best: dict[Precision, Limit] = field(default_factory=dict)
     """Upper bound of the fastest mean step so far, by precision, because it changes the metrics."""
     probed: dict[str, tuple[TrainingConfig, Probed]] = field(default_factory=dict)
@@ -208,8 +213,7 @@ def _settle(session: Session, tokens: float, limit_s: float) -> float | None:
 
 def _limit(request: ProbeRequest, group: _Group) -> Limit | None:
     """Returns the mean step time above which the probe stops early; None without one."""
-    rule = request.give_up
-    return rule.limit(request.config.precision, group.best) if rule else None
+    return request.give_up.limit(request.config.precision, group.best) if request.give_up else None
 
 
 def _overheads(
@@ -230,6 +234,8 @@ def _overheads(
     first_s = sum(group.evaluations[precision][0] for precision in {own, final})
     if group.save is None:
         group.save = _time_saving(session, request.scratch)
+    if group.scoring_s is None:
+        group.scoring_s = _time_scoring(session, final)
     return Overheads(
         setup_s=setup_s + _unscored_share(session) * group.evaluations[own][1],
         capture_s=session.engine.capture_s,
@@ -239,6 +245,7 @@ def _overheads(
         save_s=group.save[0],
         final_save_s=group.save[1],
         metering_s=metering_s,
+        scoring_s=group.scoring_s,
     )
 
 
@@ -260,6 +267,14 @@ def _time_evaluation(session: Session, precision: Precision) -> tuple[float, flo
     timed_s = timed(many) if many > few else second_s
     tokens = [padded_tokens(session, limit) for limit in (many, rows)]
     return max(0.0, first_s - second_s), timed_s * tokens[1] / tokens[0]
+
+
+def _time_scoring(session: Session, precision: Precision) -> float:
+    """Returns the seconds of scoring all sampled rows, extrapolated from a few of them."""
+    begin = time.monotonic()
+    scored = len(sample_scores(session, precision, SCORED_ROWS))
+    seconds = session.world.broadcast(value=time.monotonic() - begin)
+    return seconds * len(encoding.sample(len(session.corpus.eval))) / scored
 
 
 def _unscored_share(session: Session) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import getpass
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch._functorch import config as functorch
 from torch._inductor import config as inductor
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
+from jobs.training import evaluate
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Probed, Unprobed
+from jobs.training.loop import train
 from jobs.training.probing import probe
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
@@ -54,6 +57,29 @@ def test_a_probe_that_stops_early_names_the_candidate_that_is_better(
     assert hasty.overheads is None
     assert sum(hasty.times.seconds) > 0
     assert hasty.steps_of_width.keys() <= patient.steps_of_width.keys()
+
+
+def test_what_the_last_checkpoint_scores_is_timed(
+    reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is most of what follows the last evaluation on a CPU."""
+    scored, own = [0], evaluate.kept_scores
+
+    def slow(scores: torch.Tensor, batch: Any) -> list[Any]:
+        scored[0] += len(scores)
+        time.sleep(0.01 * len(scores))
+        return own(scores, batch)
+
+    monkeypatch.setattr(evaluate, "kept_scores", slow)
+    config = training_config(reviews, tiny_model)
+    events: list[Event] = []
+    probe_all([ProbeRequest("a", config, BRIEF, tmp_path / "scratch")], events.append)
+    (probed,) = (event for event in events if isinstance(event, Probed))
+    few, scored[0] = scored[0], 0
+    train(config, events.append, tmp_path / "checkpoints")
+    assert few < scored[0]
+    assert probed.overheads
+    assert 1.0 <= probed.overheads.scoring_s / (0.01 * scored[0]) < 2.0
 
 
 def test_what_is_beyond_a_slower_micro_batch_is_not_probed(

@@ -11,7 +11,7 @@ import transformers
 
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.train import LrScheduleSpec, OptimizerSpec
-from jobs.training import loop, restart
+from jobs.training import restart
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.events import Evaluated, Event, Stepped
@@ -48,12 +48,12 @@ def starts_over(
         built.append(config)
         return own(config, *arguments, **options)
 
-    own = loop.build_session
-    monkeypatch.setattr(loop, "build_session", build)
+    own = restart.build_session
+    monkeypatch.setattr(restart, "build_session", build)
     first = results(config, kept)
     found = results(other, kept)
     again = results(config, kept)
-    monkeypatch.setattr(loop, "build_session", own)
+    monkeypatch.setattr(restart, "build_session", own)
     assert first == again != found
     return len(built) == 1, found == expected
 

@@ -70,7 +70,7 @@ def test_a_full_run_is_the_sum_of_its_phases() -> None:
     assert (
         phases.evaluations == 2.0 + 3.0
     )  # after each of two epochs, the last in another precision
-    assert phases.checkpoints == 0.75
+    assert phases.checkpoints == 0.75 + 0.5
     assert phases.end == 0.125 + 1.0
     assert found.time_s.mean == phases.total
     assert found.cost_usd is not None
@@ -86,7 +86,7 @@ def test_a_save_waits_until_the_one_before_it_is_written() -> None:
         resources__any_of=any_of("T4:1"),
     )
     candidates = plan_of(spec, inventory(T4=1)).candidates
-    slow = overheads(save_s=0.5, final_save_s=4.5)  # 4 s to write, every 2.5 s of steps
+    slow = overheads(save_s=0.5, final_save_s=4.5, scoring_s=0.0)  # 4 s to write, every 2.5 s of steps
 
     (found,) = predict.predict_all(spec, candidates, [measurement(ID, overheads=slow)], ())
     assert found.phases is not None
