@@ -9,6 +9,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch.distributed.tensor import DTensor
 
 from jobs.errors import CheckpointError, TrainingError
 from jobs.storage import manifest
@@ -16,7 +17,6 @@ from jobs.training import eval_sample, quality, random_states
 from jobs.training.config import learning_digest
 from jobs.training.events import CheckpointRef
 from jobs.training.model import adapter, base, parallel, quantized
-from jobs.training.model.weight import is_dtensor
 from jobs.training.quality import QualityReport
 from jobs.training.session import Session, reseed, settle_generation
 
@@ -229,7 +229,7 @@ def _saved_weights(session: Session) -> Tensors:
 
 def id_of(tensor: torch.Tensor) -> int:
     """Returns an id of a tensor's memory; tied weights have the same id."""
-    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.data_ptr() or id(tensor)
 
 

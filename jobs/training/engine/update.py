@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from jobs.spec.train import OptimizerName, OptimizerSpec, Precision
 from jobs.training.engine import kernels
@@ -14,7 +15,7 @@ from jobs.training.engine.gradient_exchange import GradientExchange, WeightGathe
 from jobs.training.engine.muon import Muon
 from jobs.training.engine.optimizer import Optimizer, State
 from jobs.training.model.precision import AUTOCAST
-from jobs.training.model.weight import Weight, is_dtensor
+from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
 FIRST_LOSS_SCALE, SCALE_STEP, GOOD_STEPS_TO_GROW = 65536.0, 2.0, 2000
@@ -43,7 +44,7 @@ class Update:
         self.weights = list(weights)
         self.device = self.weights[0].target.device
         self._world = world
-        self._is_sharded = any(is_dtensor(w.source) for w in self.weights)
+        self._is_sharded = any(isinstance(w.source, DTensor) for w in self.weights)
         self._name, self._max_norm = spec.name, spec.max_grad_norm
         self._scales_loss = precision == "fp16"
 
@@ -191,4 +192,4 @@ def uses_flat_weights(weights: Sequence[Weight]) -> bool:
     """Returns whether weights are kept in flat tensors: unsharded, on a GPU with our kernels."""
     first = weights[0]
     on_gpu = first.target.device.type == "cuda" and kernels.available
-    return on_gpu and not is_dtensor(first.source)
+    return on_gpu and not isinstance(first.source, DTensor)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.attention.varlen import varlen_attn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -24,10 +25,9 @@ NARROW: tuple[Precision, ...] = ("bf16", "fp16")
 ENDS, ROOM = ("cu_seq_lens_q", "cu_seq_lens_k"), ("max_length_q", "max_length_k")
 """What transformers calls the ends of samples in tokens, and the longest sample, of queries and
 keys."""
-_kernel: Any = None
-"""PyTorch's attention for sequences of different lengths; None until a model is to use it."""
-_grouped: dict[str, bool] = {}
+GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """Lets several query heads share a key head; older versions of PyTorch take this unasked."""
+_kernel: Any = varlen_attn
 _compared: list[bool] | None = None
 """Whether the mask of each attention was that of the samples, while masks are compared."""
 
@@ -45,19 +45,7 @@ def inputs(ends: torch.Tensor, width: int) -> dict[str, Any]:
 
 def use(model: Any, name: str = NAME) -> None:
     """Lets a model attend in this or another way of transformers."""
-    if name == NAME and _kernel is None:
-        _load_kernel()
     unwrapped(model).set_attn_implementation(name)
-
-
-def _load_kernel() -> None:
-    """Imports the kernel, which takes a second because it imports torch._dynamo."""
-    global _kernel
-    from torch.nn.attention.varlen import varlen_attn
-
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        _grouped["enable_gqa"] = True
-    _kernel = varlen_attn
 
 
 @contextlib.contextmanager
@@ -105,7 +93,7 @@ def attend(
     dtype = torch.get_autocast_dtype(query.device.type) if is_cast else query.dtype
     flat = (each.transpose(1, 2).flatten(0, 1).to(dtype) for each in (query, key, value))
     room = kwargs[ROOM[0]]
-    options = {"scale": scaling, "window_size": (window - 1, 0), **_grouped}
+    options = {"scale": scaling, "window_size": (window - 1, 0), **GROUPED}
     attended: torch.Tensor = _kernel(*flat, ends, ends, room, room, **options)
     return attended.view(rows, tokens, *attended.shape[1:]), None
 

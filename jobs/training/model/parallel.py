@@ -5,13 +5,21 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from jobs.training.config import TrainingConfig
 from jobs.training.model.low_precision import with_low_precision_copies
 from jobs.training.model.precision import AUTOCAST
-from jobs.training.model.weight import Weight, is_dtensor
+from jobs.training.model.weight import Weight
 from jobs.training.world import World
 
 
@@ -76,23 +84,20 @@ def shard(
     Source: Rajbhandari et al., 2020, "ZeRO: Memory optimizations toward training trillion parameter
     models".
     """
-    from torch.distributed import fsdp  # takes a second, and only those who shard need it
-    from torch.distributed.device_mesh import init_device_mesh
-
     mesh = init_device_mesh(world.device.type, (world.size,))
     offloads = config.cpu_offload and world.device.type == "cuda"  # no need on CPUs
-    offload = fsdp.CPUOffloadPolicy() if offloads else fsdp.OffloadPolicy()
+    offload = CPUOffloadPolicy() if offloads else OffloadPolicy()
     low = AUTOCAST.get(config.precision)
     settings: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": config.strategy == "zero3",
-        "mp_policy": fsdp.MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32),
         "offload_policy": offload,
     }
     for layer in repeated_layers(model):
         if layer in called:
-            fsdp.fully_shard(layer, **settings)
-    fsdp.fully_shard(model, **settings)
+            fully_shard(layer, **settings)
+    fully_shard(model, **settings)
     weights = [
         Weight(name, _local(parameter), parameter)
         for name, parameter in model.named_parameters()
@@ -130,7 +135,7 @@ def gradient_sync(wrapped: Any, *, enabled: bool) -> Any:
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor gathered from all shards; every worker must call this."""
-    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_of(weight: torch.Tensor, part: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -138,10 +143,8 @@ def whole_of(weight: torch.Tensor, part: torch.Tensor, device: torch.device) -> 
 
     Every worker must call this.
     """
-    if not is_dtensor(weight):
+    if not isinstance(weight, DTensor):
         return part
-    from torch.distributed.tensor import DTensor
-
     found = DTensor.from_local(
         part.to(device),
         weight.device_mesh,
@@ -154,21 +157,19 @@ def whole_of(weight: torch.Tensor, part: torch.Tensor, device: torch.device) -> 
 
 def own_part(weight: torch.Tensor, whole: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Returns this worker's part of a tensor, sharded as a weight is."""
-    if not is_dtensor(weight):
+    if not isinstance(weight, DTensor):
         return whole
-    from torch.distributed.tensor import distribute_tensor
-
     return distribute_tensor(whole.to(device), weight.device_mesh, weight.placements).to_local()
 
 
 def copy_into(own: torch.Tensor, saved: torch.Tensor, device: torch.device) -> None:
     """Copies a whole tensor into a weight, or into this worker's part of it."""
     part = own_part(own, saved, device)
-    (own.to_local() if is_dtensor(own) else own).copy_(part)
+    (own.to_local() if isinstance(own, DTensor) else own).copy_(part)
 
 
 def _local(parameter: torch.nn.Parameter) -> torch.Tensor:
-    assert is_dtensor(parameter)
+    assert isinstance(parameter, DTensor)
     return parameter.to_local().detach()  # shares memory with the shard
 
 

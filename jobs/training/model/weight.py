@@ -1,14 +1,10 @@
 """A trained parameter in fp32, and the parameter that the forward pass uses in its place."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +30,7 @@ class Weight:
     def gradient(self) -> torch.Tensor | None:
         """Returns the gradient as a plain tensor; for sharded weights, of this worker's shard."""
         found = self.source.grad
-        return found.to_local() if is_dtensor(found) else found
-
-
-def is_dtensor(tensor: torch.Tensor | None) -> "TypeGuard[DTensor]":
-    """Returns whether a tensor is sharded over workers.
-
-    It imports nothing: before somebody imports DTensor, which takes a second, there is none.
-    """
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+        return found.to_local() if isinstance(found, DTensor) else found
 
 
 @torch.no_grad()
