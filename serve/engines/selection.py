@@ -20,7 +20,7 @@ from jobs.training.config import Device
 from jobs.training.probing import environment
 from serve.batching.policy import BLOCK_BATCHES, Limits, form_batches
 from serve.batching.rows import Row
-from serve.engines.acceptance import REFERENCE, AcceptanceCheck, expected_scores
+from serve.engines.acceptance import REFERENCE, AcceptanceCheck, batch_of, expected_scores
 from serve.engines.engine import Choice, Engine, EngineResult, OneByOne, run_s
 from serve.engines.engine_factory import EngineFactory, EvalSample
 from serve.engines.timing_curve import Curve
@@ -28,6 +28,8 @@ from serve.version import CHOICE_FILE
 
 TIMING_THRESHOLD = 0.6
 """An engine with less than this share of the best throughput so far is not timed further."""
+CHECK_THRESHOLD = 0.5
+"""An engine with less than this share of it in its second batch is not checked either."""
 BUDGETS: dict[Device, tuple[int, ...]] = {
     "cpu": (256, 512, 768),
     "cuda": (2048, 4096, 8192),
@@ -138,15 +140,32 @@ def curves(
 
 
 def _checked(
-    factory: EngineFactory, name: EngineName, check: AcceptanceCheck
+    factory: EngineFactory,
+    name: EngineName,
+    check: AcceptanceCheck,
+    least_texts_per_s: float = 0.0,
 ) -> tuple[Engine | None, EngineResult]:
-    """Creates an engine and checks it; an engine that cannot be created is None and refused."""
+    """Creates an engine and checks it; an engine that cannot be created is None and refused.
+
+    An engine that is below `least_texts_per_s` is refused unchecked: its check could take minutes.
+    """
     try:
         engine = factory.make(name, check.sample)
-        return engine, check.run(engine)
+        texts_per_s = _second_batch(engine, check.sample) if least_texts_per_s else 0.0
+        if texts_per_s >= least_texts_per_s:
+            return engine, check.run(engine)
+        refusal = f"it is not checked: {texts_per_s:.3g} texts/s, where others do twice as many"
+        return engine, EngineResult(engine.name, refusal, texts_per_s=texts_per_s)
     except Exception as error:  # noqa: BLE001 - each library has its own errors
         reason = first_line(error)
         return None, EngineResult(name, refusal=f"cannot be created: {reason}")
+
+
+def _second_batch(engine: Engine, sample: EvalSample) -> float:
+    """Returns the texts per second of an engine's second batch, of the check's size."""
+    rows = sample.rows[: batch_of(sample.activation)]
+    engine.run(rows)
+    return len(rows) / run_s(engine, rows)
 
 
 def _batch_s(engine: Engine, rows: Sequence[Row], size: int) -> float:
@@ -166,7 +185,7 @@ def _try(
     *,
     is_timed: bool,
 ) -> EngineResult:
-    engine, result = _checked(factory, name, check)
+    engine, result = _checked(factory, name, check, CHECK_THRESHOLD * best_texts_per_s)
     is_slow = result.texts_per_s < TIMING_THRESHOLD * best_texts_per_s
     if engine is None or result.refusal or is_slow:
         return result

@@ -86,8 +86,8 @@ def test_a_save_waits_until_the_one_before_it_is_written() -> None:
         resources__any_of=any_of("T4:1"),
     )
     candidates = plan_of(spec, inventory(T4=1)).candidates
-    slow = overheads(save_s=0.5, final_save_s=4.5, scoring_s=0.0)  # 4 s to write, every 2.5 s of steps
-
+    # 4 s to write, every 2.5 s of steps
+    slow = overheads(save_s=0.5, final_save_s=4.5, scoring_s=0.0)
     (found,) = predict.predict_all(spec, candidates, [measurement(ID, overheads=slow)], ())
     assert found.phases is not None
     assert found.phases.checkpoints == 3 * (0.5 + 1.5) + 4.5

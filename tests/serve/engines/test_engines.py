@@ -471,6 +471,43 @@ def test_the_fastest_that_passes_is_chosen_and_remembered(
     assert selection.choose(factory, names, sample) == found
 
 
+class Slow(Fake):
+    """Takes its time for each row, and counts the rows."""
+
+    name: EngineName = "torch-bf16"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = 0
+
+    def run(self, rows: list[Row]) -> Logits:
+        """Gives the logits of Fake."""
+        self.rows += len(rows)
+        time.sleep(1e-3 * len(rows))
+        return super().run(rows)
+
+
+def test_an_engine_that_is_far_too_slow_is_not_checked_on_all_rows(
+    factory: EngineFactory, tmp_path: Path
+) -> None:
+    """Without bf16 in hardware, torch in bf16 would take minutes."""
+    engines: dict[EngineName, Fake] = {"onnx-fp32": Fake(), "torch-bf16": Slow()}
+
+    class Two(EngineFactory):
+        def make(self, name: EngineName, sample: EvalSample) -> Engine:
+            return engines[name]
+
+    two = Two(factory.model, tmp_path, factory.tokenizer, "cpu", 1)
+    sample = EvalSample(GATE.rows, GATE.labels, acceptance.scores(Fake(), GATE.rows, 32))
+    choice = selection.choose(two, tuple(engines), sample, is_timed=False)
+    assert choice.engine == "onnx-fp32"
+    assert choice.trials[1].refusal.startswith("it is not checked: ")
+    assert 0 < choice.trials[1].texts_per_s <= 1000
+    assert engines["torch-bf16"].rows == 2 * acceptance.CHECK_BATCH
+    alone = selection.choose(two, ("torch-bf16",), sample, is_timed=False)
+    assert (alone.engine, alone.trials[0].refusal) == ("torch-bf16", "")
+
+
 def test_an_engine_that_cannot_be_made_is_told_and_left_out(
     factory: EngineFactory, sample: EvalSample, tmp_path: Path
 ) -> None:
