@@ -6,10 +6,10 @@ Each job has a sweep, such as those in benchmarks/jobs/. All its candidates are 
 up early; with `--give-up` as many as `winnow run` does, and what is given up is not trained. Then
 every candidate is timed again right before it is trained, as `winnow run` does with the winner; or
 only the N fastest of each placement, after the probes. Probes and fits share the workers of a
-placement, as in `winnow run`. Candidates predicted to take longer than `--longest` seconds are not
-trained. Prints a row for each fit and the summary of `winnow accuracy`, whether the best predicted
-candidate is the best trained one, and writes JSON to benchmarks/results/ or `--out` after every
-fit.
+placement, as in `winnow run`; a fit's memory on a CPU has what earlier ones left there. Candidates
+predicted to take longer than `--longest` seconds are not trained. Prints a row for each fit and the
+summary of `winnow accuracy`, whether the best predicted candidate is the best trained one, and
+writes JSON to benchmarks/results/ or `--out` after every fit.
 """
 
 import argparse

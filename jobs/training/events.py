@@ -179,7 +179,7 @@ class Metered:
     others_cpu_share: float = 0.0
     """Share of the main worker's node that other processes than training and Ray used, 0 to 1."""
     throttled_share: float | None = None
-    """Share of readings with a clock that heat or hardware reduced; None if NVML tells of none."""
+    """Share of readings in which the GPU's clock was reduced; None if NVML does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Overheads:
     """Durations of a run's work beside its steps, each measured once."""
 
     setup_s: float
-    """Reading tokenised data, building the model and scoring rows with the base, not capturing."""
+    """Reading tokenised data, building the model, and scoring rows with the base if needed."""
     capture_s: float
     """Capturing and compiling steps."""
     first_use_s: float

@@ -146,7 +146,7 @@ class EngineResult:
     """Why the engine must not serve; empty if it may."""
     texts_per_s: float = 0.0
     """Throughput on the evaluation sample with a full queue; for an engine that was too slow to be
-    timed further, its throughput in the acceptance check."""
+    timed further, its throughput in the acceptance check, or in the one batch that it ran."""
     alone_ms: float | None = None
     """Median time of a batch of one row; None if it was not timed."""
     batch_tokens: int = 256
@@ -154,7 +154,9 @@ class EngineResult:
     agreement: float = 1.0
     """Share of rows with the expected label; rows near a tie count as equal."""
     accuracy: float | None = None
-    """Accuracy on the evaluation sample; None if the engine could not run or has no labels."""
+    """Accuracy on the evaluation sample; None if the engine was not checked or has no labels."""
+    batch_texts_per_s: float = 0.0
+    """Throughput of one batch of the acceptance check's size; 0 if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ from serve.version import CHOICE_FILE
 
 TIMING_THRESHOLD = 0.6
 """An engine with less than this share of the best throughput so far is not timed further."""
-CHECK_THRESHOLD = 0.5
-"""An engine with less than this share of it in its second batch is not checked either."""
+CHECK_THRESHOLD = 0.25
+"""An engine whose batch of the check has less than this share of the best throughput of such a
+batch so far is not checked."""
 BUDGETS: dict[Device, tuple[int, ...]] = {
     "cpu": (256, 512, 768),
     "cuda": (2048, 4096, 8192),
@@ -88,10 +89,10 @@ def choose(
     check = AcceptanceCheck(sample, expected_scores(factory, sample))
     results: list[EngineResult] = []
     for name in names:
-        best = max((result.texts_per_s for result in results if not result.refusal), default=0.0)
-        results.append(_try(factory, name, check, best, is_timed=is_timed))
+        allowed = [result for result in results if not result.refusal]
+        results.append(_try(factory, name, check, allowed, is_timed=is_timed))
     if REFERENCE not in names and all(result.refusal for result in results):
-        results.append(_try(factory, REFERENCE, check, 0.0, is_timed=is_timed))
+        results.append(_try(factory, REFERENCE, check, (), is_timed=is_timed))
     allowed = [result for result in results if not result.refusal]
     is_one_by_one = not allowed
     if is_one_by_one:
@@ -147,23 +148,27 @@ def _checked(
 ) -> tuple[Engine | None, EngineResult]:
     """Creates an engine and checks it; an engine that cannot be created is None and refused.
 
-    An engine that is below `least_texts_per_s` is refused unchecked: its check could take minutes.
+    An engine that is below `least_texts_per_s` in a batch is refused unchecked: its check could
+    take minutes.
     """
     try:
         engine = factory.make(name, check.sample)
-        texts_per_s = _second_batch(engine, check.sample) if least_texts_per_s else 0.0
-        if texts_per_s >= least_texts_per_s:
-            return engine, check.run(engine)
-        refusal = f"it is not checked: {texts_per_s:.3g} texts/s, where others do twice as many"
-        return engine, EngineResult(engine.name, refusal, texts_per_s=texts_per_s)
+        rate = _batch_rate(engine, check.sample)
+        if rate >= least_texts_per_s:
+            return engine, replace(check.run(engine), batch_texts_per_s=rate)
+        refusal = f"it is not checked: {rate:.3g} texts/s in a batch, a quarter of another engine's"
+        return engine, EngineResult(
+            engine.name, refusal, texts_per_s=rate, agreement=0.0, batch_texts_per_s=rate
+        )
     except Exception as error:  # noqa: BLE001 - each library has its own errors
         reason = first_line(error)
         return None, EngineResult(name, refusal=f"cannot be created: {reason}")
 
 
-def _second_batch(engine: Engine, sample: EvalSample) -> float:
-    """Returns the texts per second of an engine's second batch, of the check's size."""
-    rows = sample.rows[: batch_of(sample.activation)]
+def _batch_rate(engine: Engine, sample: EvalSample) -> float:
+    """Returns the texts per second of a batch of the check's size, after a first one."""
+    size = batch_of(sample.activation)
+    rows = sample.rows[:: max(1, len(sample.rows) // size)][:size]
     engine.run(rows)
     return len(rows) / run_s(engine, rows)
 
@@ -181,12 +186,15 @@ def _try(
     factory: EngineFactory,
     name: EngineName,
     check: AcceptanceCheck,
-    best_texts_per_s: float,
+    allowed: Sequence[EngineResult],
     *,
     is_timed: bool,
 ) -> EngineResult:
-    engine, result = _checked(factory, name, check, CHECK_THRESHOLD * best_texts_per_s)
-    is_slow = result.texts_per_s < TIMING_THRESHOLD * best_texts_per_s
+    """Checks and times an engine; `allowed` are the results of those that passed before."""
+    least = CHECK_THRESHOLD * max((each.batch_texts_per_s for each in allowed), default=0.0)
+    engine, result = _checked(factory, name, check, least)
+    best = max((each.texts_per_s for each in allowed), default=0.0)
+    is_slow = result.texts_per_s < TIMING_THRESHOLD * best
     if engine is None or result.refusal or is_slow:
         return result
     if not is_timed:

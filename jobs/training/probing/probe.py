@@ -70,7 +70,7 @@ class _Group:
     """Seconds that training waits for a checkpoint, and until it is verified."""
     evaluations: dict[Precision, tuple[float, float]] = field(default_factory=dict)
     """Extra seconds of the first evaluation, and seconds of an evaluation of all rows."""
-    scoring_s: float | None = None
+    scoring: dict[Precision, float] = field(default_factory=dict)
     """Seconds of scoring the rows that are saved with the last checkpoint."""
     best: dict[Precision, Limit] = field(default_factory=dict)
     """Upper bound of the fastest mean step so far, by precision, because it changes the metrics."""
@@ -234,8 +234,8 @@ def _overheads(
     first_s = sum(group.evaluations[precision][0] for precision in {own, final})
     if group.save is None:
         group.save = _time_saving(session, request.scratch)
-    if group.scoring_s is None:
-        group.scoring_s = _time_scoring(session, final)
+    if final not in group.scoring:
+        group.scoring[final] = _time_scoring(session, final)
     return Overheads(
         setup_s=setup_s + _unscored_share(session) * group.evaluations[own][1],
         capture_s=session.engine.capture_s,
@@ -245,7 +245,7 @@ def _overheads(
         save_s=group.save[0],
         final_save_s=group.save[1],
         metering_s=metering_s,
-        scoring_s=group.scoring_s,
+        scoring_s=group.scoring[final],
     )
 
 

@@ -79,7 +79,7 @@ def test_what_the_last_checkpoint_scores_is_timed(
     train(config, events.append, tmp_path / "checkpoints")
     assert few < scored[0]
     assert probed.overheads
-    assert 1.0 <= probed.overheads.scoring_s / (0.01 * scored[0]) < 2.0
+    assert 1.0 <= probed.overheads.scoring_s / (0.01 * scored[0]) < 3.0
 
 
 def test_what_is_beyond_a_slower_micro_batch_is_not_probed(

@@ -502,7 +502,7 @@ def test_an_engine_that_is_far_too_slow_is_not_checked_on_all_rows(
     choice = selection.choose(two, tuple(engines), sample, is_timed=False)
     assert choice.engine == "onnx-fp32"
     assert choice.trials[1].refusal.startswith("it is not checked: ")
-    assert 0 < choice.trials[1].texts_per_s <= 1000
+    assert 0 < choice.trials[1].batch_texts_per_s <= 1000
     assert engines["torch-bf16"].rows == 2 * acceptance.CHECK_BATCH
     alone = selection.choose(two, ("torch-bf16",), sample, is_timed=False)
     assert (alone.engine, alone.trials[0].refusal) == ("torch-bf16", "")
