@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -96,7 +97,7 @@ def show(
     found = registry.read(open_storage(storage), name, version)
     choice = _choice(found)
     if as_json:
-        print_json(Shown(found, choice), PRINTS["models show"])
+        print_json(Shown(found, choice.get("engine")), PRINTS["models show"])
         return
     console = out()
     console.print(f"{found.name} {found.id}", style="bold")
@@ -109,7 +110,9 @@ def show(
     for metric, value in found.metrics.items():
         console.print(f"{metric:8} {format_metric(value)}", markup=False)
     if choice:
-        console.print(f"engine   {choice}", markup=False)
+        console.print(f"engine   {choice['engine']}, the fastest of", markup=False)
+    for tried in choice.get("trials", ()):
+        console.print(f"         {_trial_text(tried)}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -204,9 +207,17 @@ def is_job_file(model: str) -> bool:
     return Path(model).is_file() or NAME.fullmatch(model) is None
 
 
-def _choice(version: ModelVersion) -> str | None:
+def _choice(version: ModelVersion) -> dict[str, Any]:
+    """Returns the stored choice of an engine on this machine; empty if there is none."""
     path = Path(version.exports) / CHOICE_FILE
     try:
-        return str(json.loads(path.read_bytes())["choice"]["engine"])
-    except (OSError, ValueError, KeyError):
-        return None
+        choice: dict[str, Any] = json.loads(path.read_bytes())["choice"]
+        return choice if "engine" in choice else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _trial_text(tried: Mapping[str, Any]) -> str:
+    """Returns a line about an engine that was tried: its speed, or why it is refused."""
+    refusal = tried.get("refusal")
+    return f"{tried['engine']:14} {refusal or format(tried['texts_per_s'], '.0f') + ' texts/s'}"
