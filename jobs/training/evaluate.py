@@ -87,7 +87,7 @@ def evaluate_last(
 def sample_scores(
     session: Session, number_format: Precision, limit: int | None = None
 ) -> list[Any]:
-    """Returns the task's kept scores of the sampled evaluation rows, or `limit` of them, by row.
+    """Returns the scores that are saved with a model: of the sampled rows, or `limit` of them.
 
     Every worker scores all rows, because gathering sharded weights needs all workers.
     """

@@ -90,7 +90,7 @@ class Kept:
 
 
 def begun(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
-    """Returns a session that has run no step: the kept one, or else a new one, which is kept.
+    """Returns the kept session, started over, or builds a new one and keeps it.
 
     All workers must call this. Raises what `load_corpus` and `build_session` raise.
     """

@@ -110,9 +110,9 @@ def show(
     for metric, value in found.metrics.items():
         console.print(f"{metric:8} {format_metric(value)}", markup=False)
     if choice:
-        console.print(f"engine   {choice['engine']}, the fastest of", markup=False)
+        console.print(f"engine   {choice['engine']}", markup=False)
     for tried in choice.get("trials", ()):
-        console.print(f"         {_trial_text(tried)}", markup=False, soft_wrap=True)
+        console.print(f"tried    {_trial_text(tried)}", markup=False, soft_wrap=True)
 
 
 @app.command()

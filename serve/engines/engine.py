@@ -156,7 +156,7 @@ class EngineResult:
     accuracy: float | None = None
     """Accuracy on the evaluation sample; None if the engine was not checked or has no labels."""
     batch_texts_per_s: float = 0.0
-    """Throughput of one batch of the acceptance check's size; 0 if it was not measured."""
+    """Texts per second of one batch, as large as those of the check; 0 if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,6 +288,7 @@ def test_a_script_goes_from_a_plan_to_predictions_and_its_run_can_be_resumed(
 
     (run,) = runs.every(open_storage(tmp_path / "storage"))
     check_journal(run)
+    assert endpoints.remove("reviews-from-python")
 
 
 def check_journal(run: Run) -> None:

@@ -156,6 +156,7 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     assert (session / "logs").is_dir()
     for folder in (storage.folder, Path(os.environ["WINNOW_HOME"]), session):
         assert not holding(folder, planted)
+    assert endpoints.remove("guarded")
 
 
 def test_a_password_in_a_url_is_taken_out_of_what_libraries_say(

@@ -25,7 +25,7 @@ ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
 
 
 def trials_job(**fields: Any) -> JobSpec:
-    """A job of one candidate and two trials."""
+    """A job with one candidate to probe and two trials of the learning rate."""
     return job(
         train__precision="fp16",
         train__micro_batch_size=16,

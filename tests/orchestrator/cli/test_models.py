@@ -26,9 +26,9 @@ def test_a_version_is_shown_with_the_engines_that_were_tried(
     models.show("reviews", storage=str(tmp_path))
     shown = capsys.readouterr().out.splitlines()
     assert shown[-3:] == [
-        "engine   onnx-fp32, the fastest of",
-        "         onnx-fp32      50 texts/s",
-        "         torch-bf16     it is not checked: 6 texts/s",
+        "engine   onnx-fp32",
+        "tried    onnx-fp32      50 texts/s",
+        "tried    torch-bf16     it is not checked: 6 texts/s",
     ]
     place.write_text('{"choice": null}')
     models.show("reviews", storage=str(tmp_path))
