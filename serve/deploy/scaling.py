@@ -22,7 +22,7 @@ class Policy:
     that wait for a first replica, and the replicas' statistics, which have those that the fast path
     answers. New replicas are assumed to be on the same accelerators as the present ones. While the
     demand of a replica is unknown, as on a machine that is too busy to tell it, no replica is
-    stopped.
+    stopped. Nor is the first one while it starts, however long that takes.
     """
 
     def __init__(
@@ -47,7 +47,10 @@ class Policy:
             for _ in replicas
         ]
         wanted = replicas_for(in_flight, sum(present) / len(present) if present else usual)
-        return max(wanted, context.target_num_replicas if self._is_one_silent(context) else 0.0), {}
+        held = context.target_num_replicas if self._is_one_silent(context) else 0
+        if not context.running_replicas:
+            held = min(1, context.target_num_replicas)
+        return max(wanted, held), {}
 
     def _is_one_silent(self, context: Any) -> bool:
         """Returns whether a running replica has told nothing new for SILENT_S, or nothing yet."""

@@ -14,7 +14,7 @@ def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) 
         total_num_requests=seen,
         running_replicas=[],
         raw_metrics=None,
-        target_num_replicas=100,
+        target_num_replicas=0,
         aggregated_metrics=None if told is None else {"requests": told, **kinds},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 8.0),
     )
@@ -74,6 +74,16 @@ def test_no_replica_is_stopped_while_the_demand_of_one_is_unknown() -> None:
     assert wanted(a=5007.0, b=17.0) == 0
     seen.running_replicas = ["b"]
     assert wanted(b=18.0) == 0
+
+
+def test_the_first_replica_is_not_stopped_while_it_starts() -> None:
+    starting = context(0, None)
+    for target, held in ((1, 1), (3, 1), (0, 0)):
+        starting.target_num_replicas = target
+        assert Policy({})(starting)[0] == held
+    starting.target_num_replicas, starting.running_replicas = 1, ["a"]
+    starting.raw_metrics = {"requests": {"a": [SimpleNamespace(timestamp=1.0)]}}
+    assert Policy({})(starting)[0] == 0
 
 
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:
