@@ -1,5 +1,6 @@
 """Windows of real steps: warm-up until they are steady, then timing until the mean is known."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,12 @@ from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session
 from jobs.training.step_times import StepTimes, is_steady, mean_over
 
+FIRST_STEPS = 3
+"""Number of first steps that are slower than later ones: they allocate and load kernels."""
 GIVE_UP_MARGIN = 0.1
 """A probe stops early only if its candidate is slower than the limit by this share."""
+GLANCE_S = 0.5
+"""Duration of a window of the warm-up while the probe may stop early."""
 
 
 @dataclass(slots=True)
@@ -34,7 +39,8 @@ class Windows:
     def last(self, count: int) -> "Windows":
         """Returns the last windows."""
         steps = sum(self.sizes[-count:])
-        return Windows(self.widths[-steps:], self.seconds[-steps:], self.sizes[-count:])
+        parts = (self.widths[-steps:], self.seconds[-steps:], self.sizes[-count:])
+        return Windows(*parts, self.results[-steps:])
 
     def with_more(self, later: "Windows") -> StepTimes:
         """Returns the timed steps of these windows and of later ones."""
@@ -62,51 +68,70 @@ class Stepper:
     the workers. The main worker's clock decides for all.
     """
 
-    def __init__(self, session: Session, timing: ProbeTiming, report: Report) -> None:
+    def __init__(
+        self, session: Session, timing: ProbeTiming, report: Report, limit_s: float = math.inf
+    ) -> None:
+        """`limit_s`: mean step time above which a better candidate is known."""
         self._session, self._timing, self._report = session, timing, report
+        self._limit_s, self._steps_of_width = limit_s, session.batch_plan.steps_of_width()
         self._position = 0
         self._steady = Windows()
         """The last two windows of the warm-up, if they are equally fast."""
 
     def warm_up(self) -> tuple[list[float], bool]:
-        """Runs windows until two are equally fast or the limit is reached.
+        """Runs windows until two are equally fast or the longest warm-up is over.
 
-        Returns the seconds of each step, and whether the steps are steady.
+        Returns the seconds of each step, and whether the steps are steady. Two windows that are
+        equally fast, and slower than the limit, end the warm-up before its least duration.
         """
-        timing, windows = self._timing, Windows()
+        timing, windows, is_long = self._timing, Windows(), False
+        may_stop = math.isfinite(self._limit_s)
         while True:
-            self._window(windows)
+            self._window(windows, GLANCE_S if may_stop and not is_long else timing.window_s)
             steps, spent_s = len(windows.seconds), windows.spent_s
             is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
-            steady = is_long and is_steady(windows.times)
+            is_enough = is_long or self._is_exceeded_early(windows)
+            steady = is_enough and is_steady(windows.times)
             state = 2 if steady else int(spent_s >= timing.warmup_limit_s)
             state = int(self._session.world.broadcast(value=state))
             if state:
                 self._steady = windows.last(2) if state == 2 else Windows()
                 return windows.seconds, state == 2
 
-    def measure(self, steps_of_width: dict[int, int], limit_s: float) -> tuple[Windows, bool]:
+    def measure(self) -> tuple[Windows, bool]:
         """Times windows until the mean is known well enough, or the limit is exceeded.
 
-        `limit_s`: mean step time above which a better candidate is known; whether it is exceeded is
-        judged by the steady windows of the warm-up too. Returns the windows, and whether the probe
-        stopped early.
+        Whether it is exceeded is judged by the steady windows of the warm-up too, and by them alone
+        at first. Returns the windows, and whether the probe stopped early.
         """
-        timing, windows = self._timing, Windows()
+        timing, windows, world = self._timing, Windows(), self._session.world
+        if world.broadcast(value=bool(self._steady.sizes) and self._is_exceeded(self._steady.times)):
+            return self._steady, True
+        windows.begin = time.monotonic()
         while True:
-            self._window(windows)
-            mean, spent_s = mean_over(windows.times, steps_of_width), windows.spent_s
-            judged = mean_over(self._steady.with_more(windows), steps_of_width)
-            least = judged.value - max(judged.half_width, GIVE_UP_MARGIN * judged.value)
+            self._window(windows, timing.window_s)
+            mean, spent_s = mean_over(windows.times, self._steps_of_width), windows.spent_s
             is_long = spent_s >= timing.duration_s and len(windows.seconds) >= timing.steps
             is_known = mean.half_width <= timing.half_width * mean.value
             is_over = is_long and is_known and len(windows.sizes) >= LEAST_WINDOWS
-            state = 2 if least > limit_s else int(is_over or spent_s >= timing.limit_s)
-            state = int(self._session.world.broadcast(value=state))
+            is_slow = self._is_exceeded(self._steady.with_more(windows))
+            state = 2 if is_slow else int(is_over or spent_s >= timing.limit_s)
+            state = int(world.broadcast(value=state))
             if state:
                 return windows, state == 2
 
-    def _window(self, windows: Windows) -> None:
+    def _is_exceeded_early(self, windows: Windows) -> bool:
+        """Returns whether the last two windows, later than the first steps, exceed the limit."""
+        last = windows.last(2)
+        is_later = len(windows.seconds) - len(last.seconds) >= FIRST_STEPS
+        return is_later and self._is_exceeded(last.times)
+
+    def _is_exceeded(self, times: StepTimes) -> bool:
+        """Returns whether the mean step is certainly slower than the limit."""
+        mean = mean_over(times, self._steps_of_width)
+        return mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value) > self._limit_s
+
+    def _window(self, windows: Windows, window_s: float) -> None:
         world = self._session.world
         begin, results = time.monotonic(), list[Stepped]()
         ahead = 1 if world.device.type == "cuda" else 0
@@ -114,7 +139,7 @@ class Stepper:
         while not is_over:
             self._launch()
             results += self._collect(ahead)
-            is_over = bool(world.broadcast(value=time.monotonic() - begin >= self._timing.window_s))
+            is_over = bool(world.broadcast(value=time.monotonic() - begin >= window_s))
         results += self._collect(ahead=0)
         windows.add(results, self._session.config.global_batch_size, time.monotonic() - begin)
 

@@ -18,7 +18,7 @@ from jobs.training import evaluate
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Event, Probed, Unprobed
 from jobs.training.loop import train
-from jobs.training.probing import probe
+from jobs.training.probing import probe, stepper
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
 from jobs.training.probing.unprobed import beyond_slower
@@ -57,6 +57,30 @@ def test_a_probe_that_stops_early_names_the_candidate_that_is_better(
     assert hasty.overheads is None
     assert sum(hasty.times.seconds) > 0
     assert hasty.steps_of_width.keys() <= patient.steps_of_width.keys()
+
+
+def test_a_warm_up_ends_early_only_for_a_candidate_that_is_slower(
+    reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound by a forward pass, which CPUs alone have, is left out."""
+    monkeypatch.setattr(probe, "_least_step_s", lambda *_: None)
+    monkeypatch.setattr(probe, "_settle", lambda *_: None)
+    monkeypatch.setattr(stepper, "GLANCE_S", 0.05)
+    config = training_config(reviews, tiny_model)
+    timing = dataclasses.replace(BRIEF, warmup_s=3.0, warmup_limit_s=60.0)
+    rules = [GiveUp(frozenset({"fp32"}), Limit(step_s, "known")) for step_s in (60.0, 1e-9)]
+    requests = [
+        ProbeRequest(str(rule.outside), config, timing, tmp_path / "scratch", True, rule)
+        for rule in rules
+    ]
+    events: list[Event] = []
+    probe_all(requests, events.append)
+    faster, slower = (event for event in events if isinstance(event, Probed))
+    assert (faster.is_given_up, slower.is_given_up) == (False, True)
+    assert faster.probe_s > 3.0 > slower.probe_s
+    assert slower.speed is not None
+    assert slower.speed.steps == len(slower.times.seconds) >= 2
+    assert 0 < slower.speed.step_s_p50 < 1
 
 
 def test_what_the_last_checkpoint_scores_is_timed(
