@@ -584,7 +584,7 @@ FAULTS = [
     ),
     Fault(
         name="orchestrator-failed-second-timing-ends-the-sweep",
-        path="orchestrator/speeds.py",
+        path="orchestrator/probing.py",
         old="    except (TrainingError, ClusterError) as error:\n",
         new="    except ClusterError as error:\n",
         wrong="A sweep that has measured every candidate fails because the optional second timing of the best one does.",

@@ -129,7 +129,7 @@ def measure_candidates(context: Any, arguments: argparse.Namespace, result: Resu
     """Probe every candidate of a run, train each, and compare."""
     from orchestrator import pipeline
     from orchestrator.availability import Availability
-    from orchestrator.speeds import probe
+    from orchestrator.probing import probe
 
     spec = context.spec
     plan = pipeline.plan_stage(context)

@@ -1,202 +1,20 @@
-"""The speed half of a sweep: probes of candidates, read back or run, and what they found."""
+"""What probes and trials have found of the speed of candidates, recorded as it comes."""
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
 
-from cluster.placement import Placement
-from jobs.errors import ClusterError, TrainingError
 from jobs.training.probing.timing import GiveUp
-from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import budget, compiling, predict, search
+from orchestrator.decisions import budget, predict, search, trial_times
 from orchestrator.decisions.candidate import Candidate
-from orchestrator.decisions.leases import Taken
-from orchestrator.decisions.measurement import NOT_COMPILABLE, Launch, Measurement, Prediction
+from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Plan
-from orchestrator.decisions.resolve import training_config
+from orchestrator.decisions.resolve import probe_timing
 from orchestrator.decisions.search import TrialResult
-from orchestrator.decisions.select import Winner
-from orchestrator.notices import Progress, StageFinished, StageStarted
-from orchestrator.records.store import Store, is_same_environment
-from orchestrator.stages import speed
-
-
-def probe(
-    context: Context, plan: Plan, devices: Availability, *, is_thorough: bool = False
-) -> "Speeds":
-    """Time every candidate whose devices can be had, those that were timed before read back.
-
-    With `is_thorough` none is given up early.
-    """
-    speeds, store = Speeds(context, plan), Store(context.storage)
-    total = len(plan.candidates)
-    context.notify(
-        StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
-    )
-    if not is_thorough:
-        _take_over(context, plan.candidates, speeds, store)
-    todo = [c for c in plan.probing_order if c.id not in speeds.measured]
-    if todo:
-        give_up = None if is_thorough else speeds.give_up
-
-        def first_free(placements: Sequence[Placement]) -> Taken | None:
-            names = ", ".join(placement.name for placement in placements)
-            return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
-
-        findings = speed.ProbeCallbacks(
-            speeds.take, speeds.take_launch, give_up, context.remark, first_free
-        )
-        speed.measure(context.spec, todo, context.run.folder, findings, workers=context.workers)
-    measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
-    for candidate in measured:
-        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
-    firsts = [speeds.measured[candidate.id][0] for candidate in measured]
-    unprobed, given_up = sum(bool(m.slower) for m in firsts), sum(m.is_given_up for m in firsts)
-    counts = {"given up early": given_up, "not needed": unprobed}
-    texts = [f"{count} {what}" for what, count in counts.items() if count]
-    text = ", ".join((f"{len(measured) - unprobed} candidates measured", *texts))
-    context.notify(StageFinished("probe", text))
-    return speeds
-
-
-def probe_compiled(context: Context, speeds: "Speeds", devices: Availability) -> None:
-    """Time candidates compiled too, where their runs are long enough.
-
-    A failure is recorded, and leaves the candidates that are not compiled as they are.
-    """
-    store = Store(context.storage)
-    worthy = compiling.to_probe(speeds.plan.compiled, devices.available(speeds.predictions))
-    for candidate in worthy:
-        if speeds.must_end(f"probe of {candidate.id}"):
-            return
-        plain = replace(candidate, compiled=False).id
-        context.notify(StageStarted("compile", f"{plain}, whose run is long enough to pay for it"))
-        speeds.add(candidate)
-        _take_over(context, [candidate], speeds, store)
-        if candidate.id not in speeds.measured:
-            _time_compiled(context, speeds, candidate, devices)
-        text = "not measured"
-        for measured in speeds.measured.get(candidate.id, ()):
-            _keep(context, candidate, measured, speeds.launches, store)
-            text = compiling.gain(predict.settle(speeds.measured[plain]), measured)
-        context.notify(StageFinished("compile", f"{candidate.id}: {text}"))
-
-
-def _time_compiled(
-    context: Context, speeds: "Speeds", candidate: Candidate, devices: Availability
-) -> None:
-    """Time a compiled candidate in a worker group of its own."""
-    first_free = functools.partial(devices.first_free, is_optional=True)
-    callbacks = speed.ProbeCallbacks(
-        speeds.take, speeds.take_launch, speeds.give_up, context.remark, first_free
-    )
-    try:
-        speed.measure(
-            context.spec,
-            [candidate],
-            context.run.folder,
-            callbacks,
-            rounds=1,
-            workers=context.workers,
-            is_fresh=True,
-        )
-    except TrainingError as error:
-        speeds.take(Measurement(candidate.id, None, failure=str(error), fault=NOT_COMPILABLE))
-        context.remark(f"{candidate.id} is left out: {error}")
-    except ClusterError as error:
-        context.remark(f"{candidate.id} was not measured: {error}")
-
-
-def _take_over(
-    context: Context, candidates: Sequence[Candidate], speeds: "Speeds", store: Store
-) -> None:
-    """Measurements of earlier runs, where hardware, software, code and data are still the same."""
-    environments: dict[str, dict[str, str]] = {}
-    for candidate in candidates:
-        if candidate.id in speeds.measured:
-            continue
-        found = store.find(candidate, training_config(context.spec, candidate.execution, {}))
-        if found is None:
-            continue
-        placement = candidate.placement
-        if placement.name not in environments:
-            environments[placement.name] = speed.environment_of(placement)
-        if is_same_environment(found, environments[placement.name]):
-            context.remark(f"{candidate.id}: measured in an earlier run")
-            speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
-            if found.launch and placement.name not in {o.placement for o in speeds.launches}:
-                speeds.take_launch(replace(found.launch, is_reused=True))
-
-
-def _keep(
-    context: Context,
-    candidate: Candidate,
-    measured: Measurement,
-    launches: Sequence[Launch],
-    store: Store,
-) -> None:
-    own = [each for each in launches if each.placement == candidate.placement.name]
-    starts = [each.start_s for each in own if each.start_s is not None]
-    ends = [each.end_s for each in own if each.end_s is not None]
-    name = candidate.placement.name
-    launch = Launch(name, starts[-1] if starts else None, ends[-1] if ends else None)
-    config = training_config(context.spec, candidate.execution, {})
-    store.keep(candidate, config, measured, launch)
-
-
-def confirm(
-    context: Context,
-    plan: Plan,
-    speeds: "Speeds",
-    winner: Winner,
-    trials: Sequence[TrialResult],
-    devices: Availability,
-) -> bool:
-    """Time the best again right before the choice, and a third time where that disagrees.
-
-    Returns whether anything was timed; a failure only leaves the first timing as it is. `trials`
-    count as spent.
-    """
-    timed = False
-    for attempts in (2, 3):
-        todo = [
-            plan.candidate(name)
-            for name in winner.finalists
-            if len(speeds.measured[name]) < attempts
-            and (attempts == 2 or predict.are_apart(speeds.measured[name]))
-        ]
-        if todo and not speeds.must_end("timing again", trials):
-            timed = _time_again(context, speeds, todo, devices) or timed
-    return timed
-
-
-def _time_again(
-    context: Context, speeds: "Speeds", todo: Sequence[Candidate], devices: Availability
-) -> bool:
-    """Time candidates briefly; returns whether any has a new measurement."""
-    names, before = " and ".join(candidate.id for candidate in todo), len(speeds.every)
-    context.notify(StageStarted("confirm", f"{names} again"))
-    first_free = functools.partial(devices.first_free, is_optional=True)
-    callbacks = speed.ProbeCallbacks(
-        speeds.take, speeds.take_launch, log=context.remark, first_free=first_free
-    )
-    try:
-        speed.measure(
-            context.spec,
-            todo,
-            context.run.folder,
-            callbacks,
-            is_brief=True,
-            workers=context.workers,
-        )
-    except (TrainingError, ClusterError) as error:
-        context.remark(f"{names} could not be timed again, so the first timing counts: {error}")
-    return len(speeds.every) > before
+from orchestrator.notices import Progress
 
 
 class Speeds:
-    """What probes have found so far, recorded as it comes."""
+    """The measurements of a run, with what they say of all its candidates."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self._context = context
@@ -205,13 +23,15 @@ class Speeds:
         """By candidate; more than one where a probe was repeated."""
         for found in context.run.read_all("measurements", Measurement):
             self.measured.setdefault(found.candidate, []).append(found)
+        self._by_trials: dict[str, Measurement] = {}
+        """By candidate: what its trials measured."""
         self.plan = plan.trying(self.measured)
         """The plan, with the compiled candidates that were tried."""
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
         """One for each candidate, in the order of the plan."""
-        found = (self.measured.get(candidate.id) for candidate in self.plan.candidates)
+        found = (self.timings(candidate.id) for candidate in self.plan.candidates)
         return tuple(predict.settle(several) for several in found if several)
 
     @property
@@ -242,6 +62,26 @@ class Speeds:
         if measured.step_s is None or measured.overheads is None:
             return 0.0
         return measured.overheads.eval_s / measured.step_s.mean
+
+    def timings(self, candidate: str) -> list[Measurement]:
+        """Returns the measurements of a candidate: its first probe, its trials, later probes."""
+        probes, by_trials = self.measured.get(candidate, []), self._by_trials.get(candidate)
+        return [*probes[:1], *([by_trials] if by_trials else ()), *probes[1:]]
+
+    def width(self, candidate: Candidate) -> float:
+        """Returns the mean padded tokens of a row in a candidate's full run; 0 if not known."""
+        return self.measured[candidate.id][0].width
+
+    def take_trials(self, trials: Sequence[TrialResult]) -> None:
+        """Count steps of trials as a timing of their candidates, where they suffice."""
+        for name in {trial.candidate for trial in trials} & self.measured.keys():
+            timings = [t.timing for t in trials if t.candidate == name and t.timing]
+            timing = probe_timing(self._context.spec, self.plan.candidate(name).execution)
+            steps = self.measured[name][0].steps
+            found = trial_times.measured_by(name, timings, steps, timing)
+            if found and found.step_s:
+                self._by_trials[name] = found
+                self._context.remark(f"{name}: {found.step_s.mean:.3g} s a step in its trials")
 
     def add(self, candidate: Candidate) -> None:
         """Record that a compiled candidate is tried."""

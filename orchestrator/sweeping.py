@@ -12,8 +12,9 @@ from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, StageFinished, StageStarted
+from orchestrator.probing import confirm, probe, probe_compiled
 from orchestrator.records import receipt_text, runs
-from orchestrator.speeds import Speeds, confirm, probe, probe_compiled
+from orchestrator.speeds import Speeds
 from orchestrator.stages import hyperparameter_search
 
 
@@ -103,6 +104,7 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """
     speeds = Speeds(context, plan)
     trials = context.run.read_all("trials", TrialResult)
+    speeds.take_trials(trials)
     if not context.is_trained:
         recorded = _placed(context, plan, recorded, speeds, trials)
     return Sweep(
@@ -178,6 +180,8 @@ def _try(
         taken = devices.await_free(candidate, max(1, total - len(found)))
     rows = max(m.train_rows for m in speeds.measurements)
     length = search.trial_budget(spec, rows, speeds.evaluation_steps(candidate))
+    length = replace(length, width=speeds.width(candidate))
+    known = len(found)
     context.notify(
         StageStarted("trials", f"{total} trials of up to {length.steps} steps on {candidate.id}")
     )
@@ -200,6 +204,7 @@ def _try(
     )
     speeds.take_launches()
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
+    speeds.take_trials(found[known:])  # what other processes timed may be old
     return tuple(found)
 
 

@@ -20,6 +20,7 @@ class Started:
     labels: tuple[str, ...]
     mode: str = ""
     """`captured`, or `eager: ` with the reason."""
+    capture_s: float = 0.0  # of capturing and compiling
     left_out: tuple[int, int] = (0, 0)
     """Training and evaluation rows that are skipped, with nothing to learn within max_length."""
     cut: tuple[int, int] = (0, 0)
@@ -166,7 +167,6 @@ class Metered:
     step_s_p95: float
     step_s_p99: float
     capture_s: float
-    """Duration of capturing and compiling before the first step."""
     data_wait_share: float
     communication_share: float | None
     """Share of a step that gradient synchronisation adds; None on CPUs, which do not measure it."""

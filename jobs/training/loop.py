@@ -271,6 +271,7 @@ def _started(session: Session, first: int) -> Started:
         eval_rows=len(corpus.eval),
         labels=corpus.label_names,
         mode=engine.mode,
+        capture_s=engine.capture_s,
         left_out=corpus.left_out,
         cut=corpus.cut,
         remarks=session.remarks,

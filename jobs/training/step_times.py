@@ -1,7 +1,7 @@
 """Timed steps of a probe, and the mean step time of a whole run that they predict."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,20 +40,39 @@ class Mean:
 def mean_over(times: StepTimes, steps_of_width: Mapping[int, int]) -> Mean:
     """Predicts the mean seconds of a step of the whole run.
 
-    `steps_of_width` has the run's number of steps by padded width. A short probe has other shares
-    of the widths than the run, so the measured mean is rescaled to the run's mean width by ordinary
-    least squares of time against width. The half-width is the larger of two estimates: from single
-    steps, and from windows, which includes disturbances of neighbouring steps.
+    `steps_of_width` has the run's number of steps by padded width.
+    """
+    return mean_at(times, mean_width(steps_of_width))
+
+
+def mean_at(times: StepTimes, width: float) -> Mean:
+    """Predicts the mean seconds of a step of a run whose steps have this mean padded width.
+
+    A short probe has other shares of the widths than the run, so the measured mean is rescaled to
+    the run's mean width by ordinary least squares of time against width. The half-width is the
+    larger of two estimates: from single steps, and from windows, which includes disturbances of
+    neighbouring steps.
     """
     slope, rest = _fit(times)
     spread = np.array(times.widths, float)
-    shift = mean_width(steps_of_width) - float(spread.mean())
+    shift = width - float(spread.mean())
     leverage = shift**2 / float(((spread - spread.mean()) ** 2).sum()) if slope else 0.0
     half_width = max(
         _half_width(rest, 2 if slope else 1, leverage),
         _half_width(_window_means(rest, times.windows), 1, 0.0),
     )
     return Mean(float(rest.mean()) + slope * shift, half_width)
+
+
+def in_windows(widths: Sequence[int], seconds: Sequence[float], window_s: float) -> StepTimes:
+    """Returns steps in windows of at least `window_s` seconds each; the last may be shorter."""
+    sizes, spent_s = [0], 0.0
+    for each_s in seconds:
+        if spent_s >= window_s:
+            sizes, spent_s = [*sizes, 0], 0.0
+        sizes[-1] += 1
+        spent_s += each_s
+    return StepTimes(tuple(widths), tuple(seconds), tuple(sizes))
 
 
 def is_steady(times: StepTimes) -> bool:

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from jobs.training.events import BUSY_SHARE, Metered, OutOfMemory, Overheads, Probed, Unprobed
-from jobs.training.step_times import mean_over
+from jobs.training.step_times import mean_over, mean_width
 
 THROTTLED_SHARE = 0.05
 """Share of readings with a reduced GPU clock above which a measurement counts as disturbed."""
@@ -63,6 +63,10 @@ class Measurement:
     slower: str = ""
     """Id of a candidate between this one and the better one, for which this one was not probed;
     empty if it was."""
+    width: float = 0.0
+    """Mean padded tokens of a row over the steps of the full run; 0 if not known."""
+    capture_s: float | None = None
+    """Time of capturing or compiling, where steps of trials are the measurement."""
 
     @property
     def is_reused(self) -> bool:
@@ -77,6 +81,11 @@ class Measurement:
         if not self.is_given_up:
             return ""
         return f"given up: {self.better} is faster and costs no more" if self.better else "given up"
+
+    @property
+    def captured_s(self) -> float | None:
+        """Time of capturing or compiling; None if not known."""
+        return self.speed.capture_s if self.speed else self.capture_s
 
     @property
     def peak_memory_gib(self) -> float | None:
@@ -181,4 +190,5 @@ def summarise(event: Probed | Unprobed | OutOfMemory) -> Measurement:
         is_steady=event.is_steady,
         environment=event.environment,
         better=event.better,
+        width=mean_width(event.steps_of_width),
     )

@@ -100,9 +100,9 @@ def settle(measured: Sequence[Measurement]) -> Measurement:
         *(abs(step.mean - median) for step in steps),
     )
     step_s = Interval(max(0.0, median - half_s), median, median + half_s)
-    own, last = measured[0].overheads, measured[-1].speed
-    if own and last:
-        own = dataclasses.replace(own, capture_s=min(own.capture_s, last.capture_s))
+    own, last_s = measured[0].overheads, measured[-1].captured_s
+    if own and last_s is not None:
+        own = dataclasses.replace(own, capture_s=min(own.capture_s, last_s))
     return dataclasses.replace(measured[0], step_s=step_s, overheads=own)
 
 

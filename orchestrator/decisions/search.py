@@ -11,6 +11,7 @@ from jobs.spec.sweep import LogUniform, Uniform
 from jobs.spec.task import Metric
 from jobs.training.data import batches
 from orchestrator.decisions.resolve import Scalar
+from orchestrator.decisions.trial_times import TrialTiming
 
 EVALUATIONS, FEW_EVALUATIONS = 4, 2
 """Evaluations of a trial: a bad one is stopped after half of its steps, and the others show how it
@@ -48,6 +49,8 @@ class TrialResult:
     """Wall time, including the start of its worker group."""
     failure: str = ""
     """Reason why it has no result; empty if it has one."""
+    timing: TrialTiming | None = None
+    """Its steps as a timing of the candidate; None if they are too few, or not to be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class TrialBudget:
     epochs: float
     steps: int
     eval_every: Cadence = field(default=Cadence(1, "step"))
+    width: float = 0.0
+    """Mean padded tokens of a row in the full run, at which steps are timed; 0 to time none."""
 
     @property
     def grace_steps(self) -> int:

@@ -14,12 +14,13 @@ from jobs.errors import WinnowError, first_line
 from jobs.spec import JobSpec
 from jobs.training.config import TrainingConfig
 from jobs.training.events import Evaluated, Event, OutOfMemory, Probed, Unprobed
-from orchestrator.decisions import search
+from orchestrator.decisions import search, trial_times
 from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import summarise
 from orchestrator.decisions.recovery import Cause
-from orchestrator.decisions.resolve import Params, training_config, with_params
+from orchestrator.decisions.resolve import Params, probe_timing, training_config, with_params
 from orchestrator.decisions.search import TrialBudget
+from orchestrator.decisions.trial_times import TrialTimer
 from orchestrator.stages import failures
 from orchestrator.stages.line import Line, packed
 from orchestrator.stages.orders import probe_in_worker, train_in_worker
@@ -82,6 +83,9 @@ def drive_trial(
     execution, own = candidate.execution, _Own()
     try:
         resolved = training_config(with_params(spec, shorter), execution, config["params"])
+        if line and trial_times.is_neutral(config["params"]):
+            timing = probe_timing(spec, execution)
+            own.timer = TrialTimer(timing, resolved.global_batch_size, budget.width)
         if line:
             call = packed(train_in_worker, resolved, keeps=True)
             line.run(call, own.report, on_begin=own.begin)
@@ -101,6 +105,8 @@ class _Own:
 
     def __init__(self) -> None:
         self._given_s, self._waited_s = time.monotonic(), 0.0
+        self.timer: TrialTimer | None = None
+        """Times the steps, where nothing else of this run uses the machine."""
 
     @property
     def groups(self) -> list[str]:
@@ -113,10 +119,14 @@ class _Own:
         self._waited_s = time.monotonic() - self._given_s
 
     def report(self, event: Event) -> None:
-        """Report an evaluation to Ray Tune."""
+        """Report an evaluation to Ray Tune, with the time of the steps before it."""
+        if self.timer:
+            self.timer.take(event)
         if isinstance(event, Evaluated):
             own = {"step": event.step, "metric_names": list(event.metrics)}
             own |= {"groups": self.groups, "waited_s": self._waited_s}
+            timed = self.timer.timed() if self.timer else None
+            own |= {"timing": dataclasses.asdict(timed) if timed else None}
             ray.tune.report({**own, **event.metrics})
 
     def run(

@@ -11,6 +11,7 @@ import optuna.distributions
 import ray.tune
 import ray.tune.schedulers
 import ray.tune.search.optuna
+from pydantic import TypeAdapter
 
 from jobs.errors import TrainingError
 from jobs.spec import JobSpec
@@ -21,6 +22,7 @@ from orchestrator.decisions.leases import KeptWorkers
 from orchestrator.decisions.recovery import Cause, may_pass
 from orchestrator.decisions.resolve import Params, Scalar
 from orchestrator.decisions.search import Range, TrialBudget, TrialResult
+from orchestrator.decisions.trial_times import TrialTiming
 from orchestrator.stages import tuning
 from orchestrator.stages.devices import release
 from orchestrator.stages.drivers import drive_trial
@@ -30,6 +32,8 @@ ROUNDS = 3
 """Most attempts at a trial that ends because a worker or node is lost."""
 ASHA_REDUCTION = 3
 """One trial in three continues at each rung of ASHA."""
+
+TIMING: TypeAdapter[TrialTiming | None] = TypeAdapter(TrialTiming | None)
 
 
 def run_trials(
@@ -199,6 +203,7 @@ class _Recorder:
             history=history,
             stopped_early=reached < self.budget.steps,
             duration_s=max(0.0, last["time_total_s"] - last["waited_s"]),
+            timing=TIMING.validate_python(last["timing"]),
         )
         self._on_trial(result)
 

@@ -183,7 +183,8 @@ def test_a_measured_placement_that_stays_busy_while_it_is_confirmed_may_still_wi
     ray_cluster: Connection, tmp_path: Path
 ) -> None:
     """Its first timing counts, and its devices are waited for anew before the fit."""
-    from orchestrator.speeds import Speeds, confirm
+    from orchestrator.probing import confirm
+    from orchestrator.speeds import Speeds
 
     available, plan, remarks = prepared(tmp_path, then="fail", any_of=LISTED)
     context = available._context

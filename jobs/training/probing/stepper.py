@@ -105,9 +105,10 @@ class Stepper:
         at first. Returns the windows, and whether the probe stopped early.
         """
         timing, windows, world = self._timing, Windows(), self._session.world
-        if world.broadcast(value=bool(self._steady.sizes) and self._is_exceeded(self._steady.times)):
+        if world.broadcast(
+            value=bool(self._steady.sizes) and self._is_exceeded(self._steady.times)
+        ):
             return self._steady, True
-        windows.begin = time.monotonic()
         while True:
             self._window(windows, timing.window_s)
             mean, spent_s = mean_over(windows.times, self._steps_of_width), windows.spent_s

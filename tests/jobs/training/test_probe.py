@@ -70,7 +70,9 @@ def test_a_warm_up_ends_early_only_for_a_candidate_that_is_slower(
     timing = dataclasses.replace(BRIEF, warmup_s=3.0, warmup_limit_s=60.0)
     rules = [GiveUp(frozenset({"fp32"}), Limit(step_s, "known")) for step_s in (60.0, 1e-9)]
     requests = [
-        ProbeRequest(str(rule.outside), config, timing, tmp_path / "scratch", True, rule)
+        ProbeRequest(
+            str(rule.outside), config, timing, tmp_path / "scratch", is_brief=True, give_up=rule
+        )
         for rule in rules
     ]
     events: list[Event] = []

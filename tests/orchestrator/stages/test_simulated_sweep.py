@@ -458,7 +458,8 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     """The rows are gone by then."""
     from cluster.discovery import discover
     from orchestrator.availability import Availability
-    from orchestrator.speeds import Speeds, confirm
+    from orchestrator.probing import confirm
+    from orchestrator.speeds import Speeds
 
     spec = sweep_job(reviews, tiny_model, "cpu:1")
     gone = spec.data.train.model_copy(update={"path": str(tmp_path / "gone.csv")})
@@ -485,7 +486,8 @@ def test_a_long_run_is_probed_compiled_too_and_a_failure_leaves_it_as_it_is(
     """The first is on a CPU, which leaves nothing to compile; the second has no rows left."""
     from cluster.discovery import discover
     from orchestrator.availability import Availability
-    from orchestrator.speeds import Speeds, probe_compiled
+    from orchestrator.probing import probe_compiled
+    from orchestrator.speeds import Speeds
 
     spec = sweep_job(reviews, tiny_model, "cpu:1")
     plain = make_plan(spec, discover(), None).candidates[0]
