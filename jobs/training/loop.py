@@ -11,7 +11,7 @@ import torch
 from jobs.errors import first_line
 from jobs.spec import task_registry
 from jobs.storage import manifest
-from jobs.training import checkpoint, publication, state
+from jobs.training import checkpoint, state
 from jobs.training.best import BestEvaluation, best_of, restore_best
 from jobs.training.cadence import CadenceTimer
 from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
@@ -33,10 +33,11 @@ from jobs.training.events import (
 )
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
+from jobs.training.publication import Prover
 from jobs.training.quality import QualityReport
 from jobs.training.restart import Kept, begun
 from jobs.training.session import Session
-from jobs.training.world import World, join
+from jobs.training.world import join
 
 Leave = Callable[[], bool]
 """Returns whether training must save and end; the main worker decides for all."""
@@ -69,38 +70,29 @@ def train(
         StorageError: if the storage cannot be read or written.
     """
     store = CheckpointStore(checkpoints) if isinstance(checkpoints, Path) else checkpoints
-    with join(config.device) as world:
+    prover = Prover(task_registry.find(config.model.task), config.device)
+    with join(config.device) as world, prover:
+        proves = proves and world.is_main
         report_main = report if world.is_main else _ignore
         report_main(WorkersReady())
         try:
             session = begun(config, world, report_main, kept)
-            trained = run(session, report_main, store, leave)
+            begin = prover.begin if proves else lambda: None
+            trained = run(session, report_main, store, leave, begin)
         except Exception as error:
             if kept:
                 kept.drop()
             if isinstance(error, RuntimeError | MemoryError) and is_out_of_memory(error):
                 report(OutOfMemory("", first_line(error)))
             raise
-        if proves and world.is_main and trained.path and trained.metrics:
-            _prove(Path(trained.path), config, world, report_main)
+        if proves and trained.path and trained.metrics:
+            gc.collect()
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()  # the other process needs memory for the model
+            model = Path(trained.path) / manifest.MODEL_DIR
+            if found := prover.prove(model, final_precision(config, world), report):
+                report(found)
         return trained
-
-
-def _prove(checkpoint: Path, config: TrainingConfig, world: World, report: Report) -> None:
-    """Reports whether a checkpoint's model may be published."""
-    gc.collect()
-    if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # the other process needs memory for the model
-    precision = final_precision(config, world)
-    found = publication.prove(
-        checkpoint / manifest.MODEL_DIR,
-        task_registry.find(config.model.task),
-        precision,
-        config.device,
-        report,
-    )
-    if found:
-        report(found)
 
 
 def run(
@@ -108,8 +100,12 @@ def run(
     report: Report,
     checkpoints: CheckpointStore | None,
     leave: Leave | None = None,
+    on_stepped: Callable[[], None] = lambda: None,
 ) -> CheckpointRef:
-    """Runs the training loop over a session, as `train` does; all workers must call it."""
+    """Runs the training loop over a session, as `train` does; all workers must call it.
+
+    `on_stepped` is called after the last step, before the last checkpoint is complete.
+    """
     best = best_of(session.config)
     first = _resume(session, checkpoints, report, best)
     report(_started(session, first))
@@ -117,6 +113,7 @@ def run(
     with Meter(session) as meter:
         metrics = _Loop(session, report, meter, saver, leave, best).run(first)
         report(meter.measured())
+    on_stepped()
     return _finish(session, saver, checkpoints, metrics, report)
 
 

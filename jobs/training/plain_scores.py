@@ -1,12 +1,13 @@
 """Scores the evaluation rows in a model's folder with transformers and peft only.
 
 It runs by its path, in its own process, and imports nothing of this project, as any other user of
-the folder. Arguments: the folder, the device, the class of transformers that loads the model, and
-the activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts,
+the folder. Arguments: the device, the class of transformers that loads the model, and the
+activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts,
 token-softmax for the probabilities of the first labelled tokens, or token-loss for the mean loss of
-the trained tokens, or of the target where rows have one). Prints JSON: the scores of the first rows
-one by one and of all rows in padded batches, and the number of texts that are tokenised otherwise
-than in training.
+the trained tokens, or of the target where rows have one). Reads the folder from its standard input,
+which may have it later than this process begins; without one it ends. Prints JSON: the scores of
+the first rows one by one and of all rows in padded batches, and the number of texts that are
+tokenised otherwise than in training.
 """
 
 import json
@@ -161,4 +162,5 @@ def scores_of(folder: Path, device: str, auto_class: str, activation: str) -> di
 
 
 if __name__ == "__main__":
-    json.dump(scores_of(Path(sys.argv[1]), *sys.argv[2:]), sys.stdout)
+    if folder := sys.stdin.read():
+        json.dump(scores_of(Path(folder), *sys.argv[1:]), sys.stdout)

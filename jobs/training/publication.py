@@ -1,5 +1,6 @@
 """Checks that a saved model gives every user the same scores as in training."""
 
+import contextlib
 import json
 import os
 import re
@@ -47,63 +48,99 @@ class PlainScores:
     """Number of texts that are tokenised otherwise than in training."""
 
 
-def prove(
-    folder: Path, task: Task, precision: Precision, device: Device, report: Callable[[Event], None]
-) -> Proven | None:
-    """Scores the rows in a model's folder in a process without this project's code, and compares.
+class Prover:
+    """Scores a saved model in a process without this project's code, and compares.
 
-    `precision` is the precision of the saved scores. `report` receives `Proving` events. Returns
-    None for a model that was saved without scores, by an older release.
+    The process takes seconds to import transformers, so that it can begin before there is a model.
     """
-    begin = time.monotonic()
-    rows = eval_sample.read(folder)
-    if not rows or not rows[0].scores:
-        return None
-    plain, refusal = _score(folder, task, device, report)
-    if plain is None and device == "cuda":  # whose memory training may still use
-        plain, refusal = _score(folder, task, "cpu", report)
-    difference = 0.0
-    if plain:
-        difference, refusal = compare(
-            rows,
-            plain,
-            BOUNDS[precision],
-            is_loss=task.activation == "token-loss",
-            is_vector=task.activation == "vector",
-            has_unit=task.activation == "identity",
+
+    def __init__(self, task: Task, device: Device) -> None:
+        self._task, self._device = task, device
+        self._process: subprocess.Popen[str] | None = None
+        self._elsewhere = contextlib.ExitStack()
+
+    def __enter__(self) -> "Prover":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.communicate()
+        self._elsewhere.close()
+
+    def begin(self) -> None:
+        """Start the process, which then waits for a model, unless it has begun."""
+        self._process = self._process or self._start(self._device)
+
+    def prove(
+        self, folder: Path, precision: Precision, report: Callable[[Event], None]
+    ) -> Proven | None:
+        """Compares the scores of the rows in a model's folder with those of training.
+
+        `precision` is the precision of the saved scores. `report` receives `Proving` events.
+        Returns None for a model that was saved without scores, by an older release.
+        """
+        begin, task = time.monotonic(), self._task
+        rows = eval_sample.read(folder)
+        if not rows or not rows[0].scores:
+            return None
+        self.begin()
+        plain, refusal = self._score(folder, report)
+        if plain is None and self._device == "cuda":  # whose memory training may still use
+            self._process = self._start("cpu")
+            plain, refusal = self._score(folder, report)
+        difference = 0.0
+        if plain:
+            difference, refusal = compare(
+                rows,
+                plain,
+                BOUNDS[precision],
+                is_loss=task.activation == "token-loss",
+                is_vector=task.activation == "vector",
+                has_unit=task.activation == "identity",
+            )
+        return Proven(len(rows), difference, refusal, time.monotonic() - begin)
+
+    def _start(self, device: Device) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        # so that no package of this project is found
+        elsewhere = self._elsewhere.enter_context(tempfile.TemporaryDirectory())
+        command = [sys.executable, "-P", str(SCRIPT), device]
+        command += [self._task.auto_class, self._task.activation]
+        return subprocess.Popen(
+            command,
+            cwd=elsewhere,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-    return Proven(len(rows), difference, refusal, time.monotonic() - begin)
 
-
-def _score(
-    folder: Path, task: Task, device: Device, report: Callable[[Event], None]
-) -> tuple[PlainScores | None, str]:
-    """Returns the scores, or None with the reason."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    command = [sys.executable, "-P", str(SCRIPT), str(folder), device]
-    command += [task.auto_class, task.activation]
-    pipe = subprocess.PIPE
-    begin = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as elsewhere,  # so that no package of this project is found
-        subprocess.Popen(
-            command, cwd=elsewhere, env=environment, stdout=pipe, stderr=pipe, text=True
-        ) as process,
-    ):
+    def _score(
+        self, folder: Path, report: Callable[[Event], None]
+    ) -> tuple[PlainScores | None, str]:
+        """Returns the scores, or None with the reason; the process ends."""
+        process, self._process = self._process, None
+        assert process
+        begin = time.monotonic()
+        given: str | None = str(folder.absolute())
         while True:
             try:
-                out, err = process.communicate(timeout=PROGRESS_EVERY_S)
+                out, err = process.communicate(given, timeout=PROGRESS_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
+                given = None
                 report(Proving(time.monotonic() - begin))
             if time.monotonic() - begin > TIMEOUT_S:
                 process.kill()
+                process.communicate()
                 return None, f"it could not be loaded and scored within {TIMEOUT_S} s"
-    if process.returncode:
-        lines = err.strip().splitlines() or [f"the process ended with {process.returncode}"]
-        named = [line for line in lines if ERROR.match(line)] or lines
-        return None, f"plain transformers cannot load or run it: {first_line(named[-1])}"
-    return PlainScores(**json.loads(out.splitlines()[-1])), ""
+        if process.returncode:
+            lines = err.strip().splitlines() or [f"the process ended with {process.returncode}"]
+            named = [line for line in lines if ERROR.match(line)] or lines
+            return None, f"plain transformers cannot load or run it: {first_line(named[-1])}"
+        return PlainScores(**json.loads(out.splitlines()[-1])), ""
 
 
 def compare(

@@ -297,9 +297,8 @@ def test_a_saved_model_that_cannot_be_loaded_is_not_to_be_published(
 ) -> None:
     folder = shutil.copytree(passed, tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    proof = publication.prove(
-        folder, task_registry.find("text-classification"), "fp32", "cpu", lambda _: None
-    )
+    with publication.Prover(task_registry.find("text-classification"), "cpu") as prover:
+        proof = prover.prove(folder, "fp32", lambda _: None)
     assert proof is not None
     assert proof.refusal.startswith("plain transformers cannot load or run it: ")
 
