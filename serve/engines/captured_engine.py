@@ -24,8 +24,9 @@ WIDTHS = (*range(8, 64, 8), *range(64, 512, 32), 512)
 """Rows and widths of captured shapes; a batch is padded to the next larger ones."""
 MOST_TOKENS = 2**18
 """Most padded tokens of a captured batch; larger batches run without a graph."""
-WARM_UPS = 2
-"""Eager runs of a shape before its capture, in which libraries initialise themselves."""
+WARM_UPS = 1
+"""Eager runs of a shape before its capture, which load its kernels; the first shape has one more,
+in which libraries initialise themselves."""
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class CapturedEngine:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
+            for _ in range(WARM_UPS if self._graphs else WARM_UPS + 1):
                 self._forward(batch)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

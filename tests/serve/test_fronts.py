@@ -128,6 +128,25 @@ def test_lists_and_long_texts_come_back_in_order(alone: Alone) -> None:
     singles = {text: ask(alone.url, text).json()["label"] for text in set(texts)}
     for answer in found:
         assert [row["label"] for row in answer.json()] == [singles[text] for text in texts]
+    for front in alone.processes():  # which start in seconds without it, in a tenth of the memory
+        assert not [each.path for each in front.memory_maps() if "libtorch" in each.path]
+
+
+@pytest.mark.parametrize(
+    "task", ["text-classification", "token-classification", "sentence-embedding"]
+)
+def test_what_answers_in_a_front_imports_no_torch(task: str) -> None:
+    words = [
+        "import sys, serve.frontends.worker",
+        "from serve.tasks.registry import endpoint_of",
+        f"endpoint = endpoint_of({task!r})",
+        "endpoint.application()",
+        "handler = sys.modules[type(endpoint).__module__.replace('.endpoint', '.handler')]",
+        "print(sorted({'torch', 'transformers', 'ray'} & sys.modules.keys()))",
+    ]
+    run = [sys.executable, "-c", "\n".join(words)]
+    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.strip() == "[]"
 
 
 def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:

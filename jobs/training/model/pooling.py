@@ -7,12 +7,13 @@ transformer, `1_Pooling`, and `2_Normalize` if vectors have length 1.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.errors import ModelError, listed
 from jobs.training.model import location
+
+if TYPE_CHECKING:
+    import torch
 
 PoolingMode = Literal["mean", "cls"]
 
@@ -47,13 +48,15 @@ class Pooling:
     is_normalized: bool = True
     """Whether vectors have length 1."""
 
-    def pool(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def pool(self, hidden: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
         """Returns the vectors of texts in fp32, (rows, n).
 
         Args:
             hidden: Last hidden states, (rows, tokens, n).
             mask: 1 for tokens and 0 for padding, on either side, (rows, tokens).
         """
+        import torch  # a frontend worker reads how vectors are pooled, and needs no torch
+
         # sums of 16-bit numbers would lose digits
         with torch.autocast(hidden.device.type, enabled=False):
             wanted = _first(mask) if self.mode == "cls" else mask
@@ -61,9 +64,11 @@ class Pooling:
             return torch.nn.functional.normalize(vectors, dim=-1) if self.is_normalized else vectors
 
 
-def weighted_mean(hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def weighted_mean(hidden: "torch.Tensor", weights: "torch.Tensor") -> "torch.Tensor":
     """Returns the mean of (rows, tokens, n) over tokens, with weights (rows, tokens)."""
     total = weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
+    import torch
+
     return torch.bmm(weights[:, None] / total[:, None], hidden)[:, 0]
 
 
@@ -131,7 +136,7 @@ def write(pooling: Pooling, folder: Path, *, size: int, max_length: int) -> None
         _write(folder / NORMALIZE / "config.json", {})
 
 
-def _first(mask: torch.Tensor) -> torch.Tensor:
+def _first(mask: "torch.Tensor") -> "torch.Tensor":
     """Returns 1 for the first token of each row and 0 for all others."""
     return ((mask.cumsum(dim=1) == 1) & (mask == 1)).to(mask.dtype)
 

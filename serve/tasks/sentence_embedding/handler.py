@@ -14,7 +14,6 @@ from jobs.training.model import pooling
 from serve.batching.client import Answer, InferenceClient
 from serve.batching.rows import Text
 from serve.config import ReplicaConfig
-from serve.engines import startup
 from serve.engines.engine import Choice
 from serve.http.errors import HttpError
 from serve.http.handler import HttpResponse
@@ -144,6 +143,8 @@ def load(config: ReplicaConfig) -> EmbeddingHandler:
         CheckpointError: if a file of the model is missing or was altered.
         DeployError: if no engine passes the acceptance check.
     """
+    from serve.engines import startup  # which imports torch, and frontend workers need none
+
     config = replace(config, version=fetched(config.version))
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)

@@ -10,7 +10,6 @@ from jobs.spec.task import VARIANT_MARK
 from serve.batching.client import Answer, InferenceClient
 from serve.batching.rows import Text
 from serve.config import ReplicaConfig
-from serve.engines import startup
 from serve.engines.engine import Choice
 from serve.http.errors import HttpError
 from serve.http.handler import HttpResponse
@@ -122,6 +121,8 @@ def load_as(kind: type[AnyHandler], config: ReplicaConfig) -> AnyHandler:
         CheckpointError: if a file of the model is missing or was altered.
         DeployError: if no engine passes the acceptance check.
     """
+    from serve.engines import startup  # which imports torch, and frontend workers need none
+
     config = replace(config, version=fetched(config.version))
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)

@@ -21,7 +21,6 @@ from serve.batching.client import (
 from serve.batching.request_queue import tokens_of
 from serve.batching.rows import Row, Text
 from serve.config import ReplicaConfig
-from serve.engines import startup
 from serve.engines.engine import Choice
 from serve.http.errors import HttpError
 from serve.http.handler import Counted, HttpResponse, OnResponse, error_of
@@ -250,6 +249,8 @@ def load(config: ReplicaConfig) -> TokenHandler:
         CheckpointError: if a file of the model is missing or was altered.
         DeployError: if no engine passes the acceptance check.
     """
+    from serve.engines import startup  # which imports torch, and frontend workers need none
+
     config = replace(config, version=fetched(config.version))
     metrics = Metrics(config.version.name, config.version.id)
     choice, batcher = startup.start(config, metrics.on_batch)

@@ -202,6 +202,7 @@ def test_what_is_compiled_is_kept_where_all_processes_of_a_user_find_it() -> Non
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("mode", ["captured", "eager"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own tracing
 def test_compiling_is_a_part_of_capturing_and_read_from_the_cache_the_next_time(
     mode: str, reviews: Path, tiny_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
