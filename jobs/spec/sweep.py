@@ -38,7 +38,8 @@ class ProbeSpec(SpecModel):
     on a CPU); it ends after 12 times this (3 times on a CPU) in any case. By default 10s, 8s on a
     CPU."""
     confirm: Annotated[int, Field(ge=0, le=8)] = 2
-    """Number of best candidates that are timed again right before one is chosen."""
+    """Number of best candidates that are timed again right before one is chosen. Steps of trials
+    count as that, where they take as long as a probe."""
 
 
 class ObjectiveSpec(SpecModel):

@@ -21,6 +21,7 @@ from cluster.session import Connection
 from jobs.loader import loads
 from jobs.storage.storage import Storage, open_storage
 from orchestrator.decisions.measurement import Measurement
+from orchestrator.decisions.search import TrialResult
 from orchestrator.records import lineage, registry, runs
 from orchestrator.records.receipt import FitResult
 from orchestrator.ui.operations import Operations, Place
@@ -97,6 +98,15 @@ def check_refusal(url: str) -> None:
     assert refused.status_code == 422
     assert refused.json()["error"]["code"] == "invalid_request"
     assert secret not in refused.text
+
+
+def check_timings(run: runs.Run, winner: str) -> None:
+    """Each candidate is probed once: steps of the trials are the winner's second timing."""
+    timed = [each.candidate for each in run.read_all("measurements", Measurement)]
+    trials = run.read_all("trials", TrialResult)
+    assert {trial.candidate for trial in trials} == {winner}
+    assert all(trial.timing and trial.timing.steps >= 6 for trial in trials)
+    assert len(timed) == len({*timed}) == 2
 
 
 def check_promote(version: str, storage: Storage, url: str) -> None:
@@ -188,9 +198,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     assert shown["receipt"] == receipt
     assert receipt["winner"] in {each["candidate"] for each in shown["measurements"]}
     run = runs.find(open_storage(tmp_path / "storage"), outcome["run"])
-    (*_, again) = run.read_all("measurements", Measurement)  # the best is timed once more
-    assert again.step_s is not None
-    assert again.overheads is None
+    check_timings(run, receipt["winner"])
 
     check_answers(url, reviews, receipt["metrics"]["accuracy"])
     check_refusal(url)

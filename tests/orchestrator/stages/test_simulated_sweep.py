@@ -480,6 +480,7 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     assert "gone.csv" in said
 
 
+@pytest.mark.slow
 def test_a_long_run_is_probed_compiled_too_and_a_failure_leaves_it_as_it_is(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
