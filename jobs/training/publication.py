@@ -121,7 +121,7 @@ class Prover:
         self, folder: Path, report: Callable[[Event], None]
     ) -> tuple[PlainScores | None, str]:
         """Returns the scores, or None with the reason; the process ends."""
-        process, self._process = self._process, None
+        process = self._process
         assert process
         begin = time.monotonic()
         given: str | None = str(folder.absolute())
@@ -135,7 +135,9 @@ class Prover:
             if time.monotonic() - begin > TIMEOUT_S:
                 process.kill()
                 process.communicate()
+                self._process = None
                 return None, f"it could not be loaded and scored within {TIMEOUT_S} s"
+        self._process = None
         if process.returncode:
             lines = err.strip().splitlines() or [f"the process ended with {process.returncode}"]
             named = [line for line in lines if ERROR.match(line)] or lines

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import transformers
@@ -301,6 +302,26 @@ def test_a_saved_model_that_cannot_be_loaded_is_not_to_be_published(
         proof = prover.prove(folder, "fp32", lambda _: None)
     assert proof is not None
     assert proof.refusal.startswith("plain transformers cannot load or run it: ")
+
+
+def scorers() -> list[psutil.Process]:
+    """Processes of this one that score or wait to score a model."""
+    script = str(publication.SCRIPT)
+    return [each for each in psutil.Process().children() if script in each.cmdline()]
+
+
+def test_a_process_that_begins_before_there_is_a_model_scores_it_or_ends(passed: Path) -> None:
+    with publication.Prover(task_registry.find("text-classification"), "cpu") as prover:
+        prover.begin()
+        prover.begin()
+        (waiting,) = scorers()
+        proof = prover.prove(passed, "fp32", lambda _: None)
+        assert proof is not None
+        assert (proof.refusal, proof.rows) == ("", 50)
+        assert not waiting.is_running()
+        prover.begin()
+        (unused,) = scorers()
+    assert not unused.is_running()
 
 
 def test_a_budget_that_ends_a_run_leaves_a_merged_model(
