@@ -23,8 +23,9 @@ class Speeds:
         """By candidate; more than one where a probe was repeated."""
         for found in context.run.read_all("measurements", Measurement):
             self.measured.setdefault(found.candidate, []).append(found)
-        self._by_trials: dict[str, Measurement] = {}
-        """By candidate: what its trials measured."""
+        recorded = context.run.read_all("trial_timings", Measurement)
+        self._by_trials = {found.candidate: found for found in recorded}
+        """By candidate: what its trials measured; `measured` has probes only."""
         self.plan = plan.trying(self.measured)
         """The plan, with the compiled candidates that were tried."""
 
@@ -74,13 +75,17 @@ class Speeds:
 
     def take_trials(self, trials: Sequence[TrialResult]) -> None:
         """Count steps of trials as a timing of their candidates, where they suffice."""
-        for name in {trial.candidate for trial in trials} & self.measured.keys():
+        for candidate in self.plan.candidates:
+            name = candidate.id
             timings = [t.timing for t in trials if t.candidate == name and t.timing]
-            timing = probe_timing(self._context.spec, self.plan.candidate(name).execution)
+            if name not in self.measured or not timings:
+                continue
+            timing = probe_timing(self._context.spec, candidate.execution)
             steps = self.measured[name][0].steps
             found = trial_times.measured_by(name, timings, steps, timing)
             if found and found.step_s:
                 self._by_trials[name] = found
+                self._context.run.append("trial_timings", found)
                 self._context.remark(f"{name}: {found.step_s.mean:.3g} s a step in its trials")
 
     def add(self, candidate: Candidate) -> None:

@@ -104,7 +104,6 @@ def _read_back(context: Context, plan: Plan, recorded: Winner) -> Sweep:
     """
     speeds = Speeds(context, plan)
     trials = context.run.read_all("trials", TrialResult)
-    speeds.take_trials(trials)
     if not context.is_trained:
         recorded = _placed(context, plan, recorded, speeds, trials)
     return Sweep(

@@ -38,8 +38,9 @@ class ProbeSpec(SpecModel):
     on a CPU); it ends after 12 times this (3 times on a CPU) in any case. By default 10s, 8s on a
     CPU."""
     confirm: Annotated[int, Field(ge=0, le=8)] = 2
-    """Number of best candidates that are timed again right before one is chosen. Steps of trials
-    count as that, where they take as long as a probe."""
+    """Number of best candidates that are timed again right before one is chosen. A candidate's
+    trials are such a timing if they differ only in the learning rate, its schedule or weight decay,
+    run one at a time, and together last at least `duration`."""
 
 
 class ObjectiveSpec(SpecModel):

@@ -20,13 +20,13 @@ class Started:
     labels: tuple[str, ...]
     mode: str = ""
     """`captured`, or `eager: ` with the reason."""
-    capture_s: float = 0.0  # of capturing and compiling
     left_out: tuple[int, int] = (0, 0)
     """Training and evaluation rows that are skipped, with nothing to learn within max_length."""
     cut: tuple[int, int] = (0, 0)
     """Training and evaluation rows that are cut off at max_length, where the task counts them."""
     remarks: tuple[str, ...] = ()
     """Deviations from the job or from its base model, with reasons."""
+    capture_s: float = 0.0  # seconds of capturing or compiling when the session was built
 
 
 @dataclass(frozen=True, slots=True)

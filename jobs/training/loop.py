@@ -77,7 +77,7 @@ def train(
         report_main(WorkersReady())
         try:
             session = begun(config, world, report_main, kept)
-            begin = prover.begin if proves else lambda: None
+            begin = prover.begin if proves and store else lambda: None
             trained = run(session, report_main, store, leave, begin)
         except Exception as error:
             if kept:

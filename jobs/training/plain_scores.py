@@ -4,9 +4,9 @@ It runs by its path, in its own process, and imports nothing of this project, as
 the folder. Arguments: the device, the class of transformers that loads the model, and the
 activation of its logits (softmax, sigmoid, identity, vector for pooled vectors of texts,
 token-softmax for the probabilities of the first labelled tokens, or token-loss for the mean loss of
-the trained tokens, or of the target where rows have one). Reads the folder from its standard input,
-which may have it later than this process begins; without one it ends. Prints JSON: the scores of
-the first rows one by one and of all rows in padded batches, and the number of texts that are
+the trained tokens, or of the target where rows have one). Waits until the folder's path is
+written to its standard input, and that is closed; an empty input ends it. Prints JSON: the scores
+of the first rows one by one and of all rows in padded batches, and the number of texts that are
 tokenised otherwise than in training.
 """
 

@@ -25,6 +25,8 @@ from jobs.training.events import Event, Proven, Proving
 SCRIPT = Path(__file__).with_name("plain_scores.py")
 TIMEOUT_S = 600
 """Longest duration of the check."""
+KILL_S = 10.0
+"""How long a killed process is waited for."""
 PROGRESS_EVERY_S = 20.0
 """Interval of `Proving` events: without events, the caller would treat the workers as hanging."""
 ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
@@ -63,14 +65,13 @@ class Prover:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process:
-            self._process.kill()
-            self._process.communicate()
+        self._kill()
         self._elsewhere.close()
 
     def begin(self) -> None:
-        """Start the process, which then waits for a model, unless it has begun."""
-        self._process = self._process or self._start(self._device)
+        """Start the process, which then waits for a model, unless it has begun or cannot begin."""
+        with contextlib.suppress(OSError):  # raised again where there is a model to prove
+            self._process = self._process or self._start(self._device)
 
     def prove(
         self, folder: Path, precision: Precision, report: Callable[[Event], None]
@@ -84,7 +85,7 @@ class Prover:
         rows = eval_sample.read(folder)
         if not rows or not rows[0].scores:
             return None
-        self.begin()
+        self._process = self._process or self._start(self._device)
         plain, refusal = self._score(folder, report)
         if plain is None and self._device == "cuda":  # whose memory training may still use
             self._process = self._start("cpu")
@@ -117,6 +118,14 @@ class Prover:
             text=True,
         )
 
+    def _kill(self) -> None:
+        """Ends the process; one that a device's driver holds is not waited for."""
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=KILL_S)
+
     def _score(
         self, folder: Path, report: Callable[[Event], None]
     ) -> tuple[PlainScores | None, str]:
@@ -133,9 +142,7 @@ class Prover:
                 given = None
                 report(Proving(time.monotonic() - begin))
             if time.monotonic() - begin > TIMEOUT_S:
-                process.kill()
-                process.communicate()
-                self._process = None
+                self._kill()
                 return None, f"it could not be loaded and scored within {TIMEOUT_S} s"
         self._process = None
         if process.returncode:

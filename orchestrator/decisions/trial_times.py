@@ -10,7 +10,7 @@ from jobs.training.step_times import in_windows, mean_at
 from orchestrator.decisions.measurement import Interval, Measurement
 
 NEUTRAL = ("train.optimizer.lr", "train.optimizer.weight_decay", "train.lr_schedule")
-"""Beginnings of the names of searched fields that change no step's duration."""
+"""Prefixes of the fields whose values do not change how long a step takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,39 @@ class TrialTimer:
         self._timing, self._rows, self._width = timing, rows, width
         self._widths, self._seconds = list[int](), list[float]()
         self._capture_s, self._seen = 0.0, 0
+        self._last: Stepped | None = None
+        """The step before; None after what is no step, such as an evaluation."""
+        self._wall_s, self._device_s = 0.0, 0.0
+        """Time of steps by the clock that counts what is between them too, and by the device's."""
 
     def take(self, event: Event) -> None:
         """Takes an event of the trial."""
         if isinstance(event, Started):
             self._capture_s = event.capture_s
-        if isinstance(event, Stepped):
-            self._seen += 1
-            if self._seen > self._timing.warmup_steps:
-                self._widths.append(event.padded_tokens // self._rows)
-                self._seconds.append(event.seconds)
+        if not isinstance(event, Stepped):
+            self._last = None
+            return
+        self._seen += 1
+        if self._seen <= self._timing.warmup_steps:
+            return
+        self._widths.append(event.padded_tokens // self._rows)
+        self._seconds.append(event.seconds)
+        if self._last:
+            self._wall_s += event.elapsed_s - self._last.elapsed_s
+            self._device_s += event.seconds
+        self._last = event
 
     def timed(self) -> TrialTiming | None:
         """Returns the timing of the steps so far; None for fewer than a probe needs."""
         count = len(self._seconds)
-        if not self._width or count < self._timing.steps:
+        if not self._width or count < self._timing.steps or not self._device_s:
             return None
-        mean = mean_at(in_windows(self._widths, self._seconds, self._timing.window_s), self._width)
+        scale = self._wall_s / self._device_s  # a probe too counts what is between steps
+        seconds = [scale * each for each in self._seconds]
+        mean = mean_at(in_windows(self._widths, seconds, self._timing.window_s), self._width)
         low = max(0.0, mean.value - mean.half_width)
         step_s = Interval(low, mean.value, mean.value + mean.half_width)
-        return TrialTiming(step_s, count, sum(self._seconds), self._capture_s)
+        return TrialTiming(step_s, count, sum(seconds), self._capture_s)
 
 
 def is_neutral(names: Iterable[str]) -> bool:

@@ -6,6 +6,8 @@ from typing import Any
 
 SILENT_S = 6.0
 """How long after a replica's last statistics its demand is unknown; it sends them every 2 s."""
+START_S = 900.0
+"""How long the first replica may start without being stopped for lack of demand."""
 ON = "on "
 """Prefix of an accelerator's name in the statistics of its replicas."""
 
@@ -22,7 +24,7 @@ class Policy:
     that wait for a first replica, and the replicas' statistics, which have those that the fast path
     answers. New replicas are assumed to be on the same accelerators as the present ones. While the
     demand of a replica is unknown, as on a machine that is too busy to tell it, no replica is
-    stopped. Nor is the first one while it starts, however long that takes.
+    stopped. Nor is the first one while it starts, for up to START_S.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class Policy:
     ) -> None:
         """Args: requests in flight per replica by accelerator, where it differs from the usual."""
         self._targets, self._clock = targets, clock
+        self._starting_since: float | None = None
         self._heard: dict[Any, tuple[float | None, float]] = {}
         """By replica: the time of its last statistics, on its clock, and since when they are here,
         on ours."""
@@ -48,9 +51,17 @@ class Policy:
         ]
         wanted = replicas_for(in_flight, sum(present) / len(present) if present else usual)
         held = context.target_num_replicas if self._is_one_silent(context) else 0
-        if not context.running_replicas:
-            held = min(1, context.target_num_replicas)
-        return max(wanted, held), {}
+        return max(wanted, held, 1 if self._is_first_starting(context) else 0), {}
+
+    def _is_first_starting(self, context: Any) -> bool:
+        """Returns whether there is no replica yet, but one to come, and since less than START_S."""
+        now, target = self._clock(), context.target_num_replicas
+        if context.running_replicas or not target:
+            self._starting_since = None
+            return False
+        if self._starting_since is None:
+            self._starting_since = now
+        return now - self._starting_since < START_S
 
     def _is_one_silent(self, context: Any) -> bool:
         """Returns whether a running replica has told nothing new for SILENT_S, or nothing yet."""

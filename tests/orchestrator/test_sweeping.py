@@ -13,12 +13,14 @@ from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef
 from orchestrator.context import Context
 from orchestrator.decisions import predict, select
-from orchestrator.decisions.measurement import Launch, Measurement
+from orchestrator.decisions.measurement import Interval, Launch, Measurement
 from orchestrator.decisions.plan import Plan
+from orchestrator.decisions.trial_times import TrialTiming
 from orchestrator.notices import Notice, Remark
 from orchestrator.records.receipt import FitResult, write_receipt
 from orchestrator.records.receipt_text import receipt_text
 from orchestrator.records.runs import Run
+from orchestrator.speeds import Speeds
 from tests.builders import any_of, inventory, job, measurement, plan_of, speed, sweep, trial
 
 ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
@@ -145,6 +147,32 @@ def test_a_compiled_winner_is_in_plan_log_job_file_and_receipt(tmp_path: Path) -
     trained = FitResult(CheckpointRef("/x", 1, {}), ("a", "b"), 1, 1.0, 0, (), ())
     assert why in receipt_text(write_receipt("r", found.winner, trained, 1.0))
     assert stage.run_sweep(context, plan).winner == found.winner  # read back
+
+
+def test_trials_time_their_candidate_once_more_also_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    first, second = measurement(ID, 0.20), measurement(ID, 0.24)
+    context, told = context_of(tmp_path, first, second)
+    plan = plan_of(context.spec, inventory(T4=1))
+    speeds = Speeds(context, plan)
+    timing = TrialTiming(Interval(0.21, 0.22, 0.23), 50, 11.0, capture_s=0.5)
+    several = [
+        replace(trial(name, 1e-4, 0.9), timing=of)
+        for name, of in ((ID, timing), (ID, None), ("gone:1/8/fp32", timing))
+    ]
+    speeds.take_trials(several)
+    assert Remark(f"{ID}: 0.22 s a step in its trials") in told
+    for found in (speeds, Speeds(context, plan)):
+        means = [each.step_s.mean for each in found.timings(ID) if each.step_s]
+        assert means == [0.20, 0.22, 0.24]
+        assert found.every == (first, second)
+        (settled,) = found.measurements
+        assert settled.step_s is not None
+        assert settled.step_s.mean == 0.22
+    few = replace(timing, seconds=9.0)
+    fresh, _ = context_of(tmp_path / "fresh", first)
+    speeds = Speeds(fresh, plan)
+    speeds.take_trials([replace(several[0], timing=few)])
+    assert speeds.timings(ID) == [first]
 
 
 def test_records_of_a_release_that_could_not_compile_are_read(tmp_path: Path) -> None:

@@ -303,8 +303,8 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
 ) -> None:
     """Earns its time: 1, 3, 1, then 0 and 1, on a node with four simulated devices.
 
-    Answers that wait keep their demand while the starts of replicas have the cores, without work
-    of their own; the delay outlasts what a busy client takes from one second's run to the next.
+    Requests wait in a batch for 3 s, so that they are demand without work: the cores are for the
+    replicas' starts. The delay is longer than the clients pause between their runs.
     """
     target = {"target_ongoing_requests": 1000, "targets": {"T4": 2}}
     scaling = {**target, "upscale_delay": "1s", "downscale_delay": "12s"}

@@ -128,7 +128,9 @@ def test_lists_and_long_texts_come_back_in_order(alone: Alone) -> None:
     singles = {text: ask(alone.url, text).json()["label"] for text in set(texts)}
     for answer in found:
         assert [row["label"] for row in answer.json()] == [singles[text] for text in texts]
-    for front in alone.processes():  # which start in seconds without it, in a quarter of the memory
+    fronts = alone.processes()
+    assert len(fronts) == FRONTS
+    for front in fronts:  # which start in seconds without it, in a quarter of the memory
         assert not [each.path for each in front.memory_maps() if "libtorch" in each.path]
 
 

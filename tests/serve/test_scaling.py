@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from serve.deploy.scaling import ON, SILENT_S, Policy
+from serve.deploy.scaling import ON, SILENT_S, START_S, Policy
 
 
 def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) -> SimpleNamespace:
@@ -12,9 +12,9 @@ def context(seen: float, told: dict[str, float] | None, **on: dict[str, float]) 
     kinds = {f"{ON}{name}": replicas for name, replicas in on.items()}
     return SimpleNamespace(
         total_num_requests=seen,
-        running_replicas=[],
-        raw_metrics=None,
-        target_num_replicas=0,
+        running_replicas=["a"],
+        raw_metrics={"requests": {"a": [SimpleNamespace(timestamp=1.0)]}},
+        target_num_replicas=100,
         aggregated_metrics=None if told is None else {"requests": told, **kinds},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 8.0),
     )
@@ -77,13 +77,19 @@ def test_no_replica_is_stopped_while_the_demand_of_one_is_unknown() -> None:
 
 
 def test_the_first_replica_is_not_stopped_while_it_starts() -> None:
-    starting = context(0, None)
-    for target, held in ((1, 1), (3, 1), (0, 0)):
+    now = 0.0
+    policy, starting = Policy({}, lambda: now), context(0, None)
+    starting.running_replicas, starting.raw_metrics = [], None
+    for target, held in ((0, 0), (1, 1), (3, 1)):
         starting.target_num_replicas = target
-        assert Policy({})(starting)[0] == held
-    starting.target_num_replicas, starting.running_replicas = 1, ["a"]
-    starting.raw_metrics = {"requests": {"a": [SimpleNamespace(timestamp=1.0)]}}
-    assert Policy({})(starting)[0] == 0
+        assert policy(starting)[0] == held
+    now += START_S
+    assert policy(starting)[0] == 0  # it may never find room
+    told = {"requests": {"a": [SimpleNamespace(timestamp=1.0)]}}
+    starting.running_replicas, starting.raw_metrics = ["a"], told
+    assert policy(starting)[0] == 0
+    starting.running_replicas = []
+    assert policy(starting)[0] == 1
 
 
 def test_a_replica_that_does_not_start_says_why_in_our_words() -> None:

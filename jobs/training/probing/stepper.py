@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from jobs.training.events import Report, Stepped
 from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session
-from jobs.training.step_times import StepTimes, is_steady, mean_over
+from jobs.training.step_times import LEAST_FOR_SLOPE, StepTimes, is_steady, mean_over
 
 FIRST_STEPS = 3
 """Number of first steps that are slower than later ones: they allocate and load kernels."""
@@ -81,16 +81,18 @@ class Stepper:
     def warm_up(self) -> tuple[list[float], bool]:
         """Runs windows until two are equally fast or the longest warm-up is over.
 
-        Returns the seconds of each step, and whether the steps are steady. Two windows that are
-        equally fast, and slower than the limit, end the warm-up before its least duration.
+        Returns the seconds of each step, and whether the steps are steady. Two short windows that
+        are equally fast, and slower than the limit, end the warm-up before its least duration.
         """
-        timing, windows, is_long = self._timing, Windows(), False
-        may_stop = math.isfinite(self._limit_s)
+        timing, windows, whole = self._timing, Windows(), 0
+        is_short = math.isfinite(self._limit_s)
         while True:
-            self._window(windows, GLANCE_S if may_stop and not is_long else timing.window_s)
+            self._window(windows, GLANCE_S if is_short else timing.window_s)
+            whole += not is_short
             steps, spent_s = len(windows.seconds), windows.spent_s
             is_long = spent_s >= timing.warmup_s and steps >= timing.warmup_steps
-            is_enough = is_long or self._is_exceeded_early(windows)
+            is_enough = (is_long and whole >= 2) or self._is_exceeded_early(windows)
+            is_short = is_short and not is_long
             steady = is_enough and is_steady(windows.times)
             state = 2 if steady else int(spent_s >= timing.warmup_limit_s)
             state = int(self._session.world.broadcast(value=state))
@@ -122,10 +124,16 @@ class Stepper:
                 return windows, state == 2
 
     def _is_exceeded_early(self, windows: Windows) -> bool:
-        """Returns whether the last two windows, later than the first steps, exceed the limit."""
+        """Returns whether the last two windows exceed the limit.
+
+        They must be later than the first steps, and have the widths that rescale their mean to the
+        whole run: a few steps may all be of the widest rows.
+        """
         last = windows.last(2)
-        is_later = len(windows.seconds) - len(last.seconds) >= FIRST_STEPS
-        return is_later and self._is_exceeded(last.times)
+        is_later = len(windows.seconds) - len(last.seconds) >= self._timing.warmup_steps
+        is_rescaled = len(last.seconds) >= LEAST_FOR_SLOPE and len(set(last.widths)) > 1
+        is_rescaled |= len(self._steps_of_width) == 1
+        return is_later and is_rescaled and self._is_exceeded(last.times)
 
     def _is_exceeded(self, times: StepTimes) -> bool:
         """Returns whether the mean step is certainly slower than the limit."""

@@ -4,7 +4,9 @@ import dataclasses
 import getpass
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +18,14 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from jobs.training import evaluate
 from jobs.training.config import TrainingConfig
-from jobs.training.events import Event, Probed, Unprobed
+from jobs.training.events import Event, Probed, Stepped, Unprobed
 from jobs.training.loop import train
 from jobs.training.probing import probe, stepper
 from jobs.training.probing.probe import ProbeRequest, probe_all
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
 from jobs.training.probing.unprobed import beyond_slower
 from jobs.training.step_times import StepTimes
+from jobs.training.world import World
 from orchestrator.decisions.measurement import summarise
 from tests.builders import speed, training_config
 
@@ -79,10 +82,52 @@ def test_a_warm_up_ends_early_only_for_a_candidate_that_is_slower(
     probe_all(requests, events.append)
     faster, slower = (event for event in events if isinstance(event, Probed))
     assert (faster.is_given_up, slower.is_given_up) == (False, True)
-    assert faster.probe_s > 3.0 > slower.probe_s
+    assert faster.probe_s > 3.0
+    assert slower.probe_s < faster.probe_s
     assert slower.speed is not None
     assert slower.speed.steps == len(slower.times.seconds) >= 2
     assert 0 < slower.speed.step_s_p50 < 1
+
+
+class WidthsInTurn:
+    """A session on no device whose steps take as long as their rows are wide."""
+
+    def __init__(self, widths: list[int]) -> None:
+        self._widths, self._next, self._done = widths, 0, list[Stepped]()
+        self.engine = self.batch_plan = self
+        self.world, self.config = World(0, 1, torch.device("cpu")), SimpleNamespace()
+        self.config.global_batch_size = self.block = 1
+        self.steps_per_epoch = len(widths)
+
+    def steps_of_width(self) -> Counter[int]:
+        return Counter(self._widths)
+
+    def seek(self, _: int) -> None:
+        pass
+
+    def launch(self, first: int, last: int) -> None:
+        for width in self._widths[first:last]:
+            time.sleep(width / 1000)
+            self._done.append(Stepped(1, 0.0, 1, width, width, width / 1000))
+
+    def collect(self, *, ahead: int) -> list[Stepped]:
+        done, self._done = self._done, []
+        return done if not ahead else []
+
+
+@pytest.mark.parametrize(("factor", "ends"), [(1.3, False), (0.5, True)])
+def test_a_few_wide_steps_end_no_warm_up(
+    factor: float, *, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wide rows come first, then so many narrow ones that the mean is a third of the wide ones'."""
+    monkeypatch.setattr(stepper, "GLANCE_S", 0.05)
+    widths = [30] * 9 + [5] * 27
+    timing = dataclasses.replace(BRIEF, warmup_s=0.4, warmup_limit_s=5.0, duration_s=0.3)
+    session: Any = WidthsInTurn(widths * 20)
+    mean_s = sum(widths) / len(widths) / 1000
+    found = stepper.Stepper(session, timing, lambda _: None, factor * mean_s)
+    found.warm_up()
+    assert found.measure()[1] is ends
 
 
 def test_what_the_last_checkpoint_scores_is_timed(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.training.events import Started, Stepped
+from jobs.training.events import Evaluated, Started, Stepped
 from jobs.training.probing.timing import ProbeTiming
 from orchestrator.decisions.trial_times import TrialTimer, TrialTiming, is_neutral, measured_by
 
@@ -18,13 +18,31 @@ TIMING = ProbeTiming(
 )
 
 
-def timed(seconds: list[float], widths: list[int], width: float = 24.0) -> TrialTiming | None:
-    """The timing of a trial whose steps have 8 rows."""
-    timer = TrialTimer(TIMING, 8, width)
+def timed(
+    seconds: list[float], widths: list[int], width: float = 24.0, beside_s: float = 0.0
+) -> TrialTiming | None:
+    """The timing of a trial whose steps have 8 rows and end `beside_s` after the device's time.
+
+    After each fourth step an evaluation takes 100 s.
+    """
+    timer, clock_s = TrialTimer(TIMING, 8, width), 0.0
     timer.take(Started(100, 0, 800, 80, ("a",), capture_s=1.5))
     for number, (each, of) in enumerate(zip(seconds, widths, strict=True), 1):
-        timer.take(Stepped(number, 0.5, 8, 8 * of, 8 * of, each))
+        clock_s += each + beside_s
+        timer.take(Stepped(number, 0.5, 8, 8 * of, 8 * of, each, elapsed_s=clock_s))
+        if number % 4 == 0:
+            clock_s += 100.0
+            timer.take(Evaluated(number, {}, clock_s))
     return timer.timed()
+
+
+def test_what_is_between_steps_counts_and_evaluations_do_not() -> None:
+    alone, beside = timed([0.2] * 12, [24] * 12), timed([0.2] * 12, [24] * 12, beside_s=0.02)
+    assert alone is not None
+    assert beside is not None
+    assert alone.step_s.mean == pytest.approx(0.2)
+    assert beside.step_s.mean == pytest.approx(0.22)
+    assert beside.seconds == pytest.approx(10 * 0.22)
 
 
 def test_first_steps_are_left_out_and_the_rest_stands_for_the_full_run_s_width() -> None:
