@@ -25,7 +25,7 @@ from orchestrator.stages import speed
 def probe(
     context: Context, plan: Plan, devices: Availability, *, is_thorough: bool = False
 ) -> Speeds:
-    """Time every candidate whose devices can be had, those that were timed before read back.
+    """Probe each candidate whose devices can be had, unless an earlier measurement still holds.
 
     With `is_thorough` none is given up early.
     """

@@ -14,7 +14,7 @@ from orchestrator.notices import Progress
 
 
 class Speeds:
-    """The measurements of a run, with what they say of all its candidates."""
+    """The measurements of a run, and the predictions that follow from them."""
 
     def __init__(self, context: Context, plan: Plan) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class Speeds:
         return [*probes[:1], *([by_trials] if by_trials else ()), *probes[1:]]
 
     def width(self, candidate: Candidate) -> float:
-        """Returns the mean padded tokens of a row in a candidate's full run; 0 if not known."""
+        """Returns the mean width of the steps of a candidate's full run; 0 if not known."""
         return self.measured[candidate.id][0].width
 
     def take_trials(self, trials: Sequence[TrialResult]) -> None:

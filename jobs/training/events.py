@@ -166,7 +166,7 @@ class Metered:
     step_s_p50: float
     step_s_p95: float
     step_s_p99: float
-    capture_s: float
+    capture_s: float  # of capturing and compiling, before the first step
     data_wait_share: float
     communication_share: float | None
     """Share of a step that gradient synchronisation adds; None on CPUs, which do not measure it."""

@@ -51,7 +51,7 @@ class PlainScores:
 
 
 class Prover:
-    """Scores a saved model in a process without this project's code, and compares.
+    """Compares a saved model's scores with training's, in a process without this project's code.
 
     The process takes seconds to import transformers, so that it can begin before there is a model.
     """

@@ -64,7 +64,7 @@ class Measurement:
     """Id of a candidate between this one and the better one, for which this one was not probed;
     empty if it was."""
     width: float = 0.0
-    """Mean padded tokens of a row over the steps of the full run; 0 if not known."""
+    """Mean width of the full run's steps: padded tokens of each row; 0 if not known."""
     capture_s: float | None = None
     """Time of capturing or compiling, where steps of trials are the measurement."""
 

@@ -61,7 +61,7 @@ class TrialBudget:
     steps: int
     eval_every: Cadence = field(default=Cadence(1, "step"))
     width: float = 0.0
-    """Mean padded tokens of a row in the full run, at which steps are timed; 0 to time none."""
+    """Mean width of the full run's steps, for which a trial's steps are timed; 0 to time none."""
 
     @property
     def grace_steps(self) -> int:

@@ -15,7 +15,7 @@ NEUTRAL = ("train.optimizer.lr", "train.optimizer.weight_decay", "train.lr_sched
 
 @dataclass(frozen=True, slots=True)
 class TrialTiming:
-    """The timed steps of one trial."""
+    """How long the optimizer steps of one trial took."""
 
     step_s: Interval
     """Mean time of an optimizer step over the full run, as in a measurement."""
@@ -36,7 +36,7 @@ class TrialTimer:
         self._widths, self._seconds = list[int](), list[float]()
         self._capture_s, self._seen = 0.0, 0
         self._last: Stepped | None = None
-        """The step before; None after what is no step, such as an evaluation."""
+        """The last timed step; None where something else came after it, such as an evaluation."""
         self._wall_s, self._device_s = 0.0, 0.0
         """Time of steps by the clock that counts what is between them too, and by the device's."""
 

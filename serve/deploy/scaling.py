@@ -7,7 +7,7 @@ from typing import Any
 SILENT_S = 6.0
 """How long after a replica's last statistics its demand is unknown; it sends them every 2 s."""
 START_S = 900.0
-"""How long the first replica may start without being stopped for lack of demand."""
+"""For how long a first replica that is still starting is not stopped for lack of demand."""
 ON = "on "
 """Prefix of an accelerator's name in the statistics of its replicas."""
 

@@ -301,7 +301,7 @@ def check_rate(url: str) -> None:
 def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     deploy: Deploy, version: ModelVersion
 ) -> None:
-    """Earns its time: 1, 3, 1, then 0 and 1, on a node with four simulated devices.
+    """Earns its time: 1, 4, 1, then 0 and 1, on a node with four simulated devices.
 
     Requests wait in a batch for 3 s, so that they are demand without work: the cores are for the
     replicas' starts. The delay is longer than the clients pause between their runs.
@@ -310,11 +310,11 @@ def test_replicas_follow_the_demand_down_to_none_and_no_request_is_lost(
     scaling = {**target, "upscale_delay": "1s", "downscale_delay": "12s"}
     slow = {"max_wait": "3s"}
     fields: dict[str, Any] = {"accelerators": "T4:1", "autoscaling": scaling, "batching": slow}
-    url = deploy(version, **fields, replicas={"min": 0, "max": 3})
+    url = deploy(version, **fields, replicas={"min": 0, "max": 4})
     with asked(url, 1) as first:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=30)
     with asked(url, 16) as many:
-        grown = eventually(lambda: replicas(version).get("RUNNING") == 3, within_s=150)
+        grown = eventually(lambda: replicas(version).get("RUNNING") == 4, within_s=150)
         assert grown, replicas(version)
     with asked(url, 1) as few:
         assert eventually(lambda: replicas(version) == {"RUNNING": 1}, within_s=150)

@@ -66,9 +66,9 @@ class Pooling:
 
 def weighted_mean(hidden: "torch.Tensor", weights: "torch.Tensor") -> "torch.Tensor":
     """Returns the mean of (rows, tokens, n) over tokens, with weights (rows, tokens)."""
-    total = weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
     import torch
 
+    total = weights.sum(dim=1, keepdim=True).clamp(min=1e-9)
     return torch.bmm(weights[:, None] / total[:, None], hidden)[:, 0]
 
 

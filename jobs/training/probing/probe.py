@@ -19,7 +19,7 @@ from jobs.training.events import OutOfMemory, Overheads, Probed, Report, Unprobe
 from jobs.training.meter import Meter
 from jobs.training.out_of_memory import is_out_of_memory
 from jobs.training.probing import environment
-from jobs.training.probing.stepper import FIRST_STEPS, Stepper
+from jobs.training.probing.stepper import Stepper
 from jobs.training.probing.timing import GiveUp, Limit, ProbeTiming
 from jobs.training.probing.unprobed import beyond_slower
 from jobs.training.restart import free_memory
@@ -27,6 +27,8 @@ from jobs.training.session import Session, build_session
 from jobs.training.step_times import StepTimes, mean_over, mean_width
 from jobs.training.world import World, join
 
+FIRST_STEPS = 3
+"""Number of first steps whose extra time counts as first use: they allocate and load kernels."""
 FIRST_PASS_S, FIRST_STEP_S = 0.5, 5.0
 """Longest extra time of a first forward pass, and of a first step, for kernels and memory."""
 STEP_OVER_FORWARD = 2.0

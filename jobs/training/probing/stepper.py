@@ -10,8 +10,6 @@ from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session
 from jobs.training.step_times import LEAST_FOR_SLOPE, StepTimes, is_steady, mean_over
 
-FIRST_STEPS = 3
-"""Number of first steps that are slower than later ones: they allocate and load kernels."""
 GIVE_UP_MARGIN = 0.1
 """A probe stops early only if its candidate is slower than the limit by this share."""
 GLANCE_S = 0.5

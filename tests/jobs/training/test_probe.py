@@ -82,6 +82,7 @@ def test_a_warm_up_ends_early_only_for_a_candidate_that_is_slower(
     probe_all(requests, events.append)
     faster, slower = (event for event in events if isinstance(event, Probed))
     assert (faster.is_given_up, slower.is_given_up) == (False, True)
+    assert (faster.overheads, slower.overheads) == (None, None)  # brief ones time steps alone
     assert faster.probe_s > 3.0
     assert slower.probe_s < faster.probe_s
     assert slower.speed is not None

@@ -1,4 +1,4 @@
-"""Steps of trials time their candidate as a probe does, or not at all."""
+"""The steps of trials count as a timing of their candidate where they suffice."""
 
 import pytest
 
