@@ -116,7 +116,7 @@ class WidthsInTurn:
         return done if not ahead else []
 
 
-@pytest.mark.parametrize(("factor", "ends"), [(1.3, False), (0.5, True)])
+@pytest.mark.parametrize(("factor", "ends"), [(2.0, False), (0.5, True)])
 def test_a_few_wide_steps_end_no_warm_up(
     factor: float, *, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
