@@ -58,8 +58,8 @@ class Console:
         is_due = not self._out.is_terminal and self._pace.is_due(notice.stage, is_last=is_last)
         if notice.is_result or is_due:
             self._line(notice.stage, f"{count} {notice.text}")
-        if notice.stage not in self._tasks:
-            self._begin_bar(notice.stage)
+        if notice.stage not in self._tasks:  # probes go on beside trials
+            self._add_bar(notice.stage)
         text = "" if notice.is_result else notice.text
         self._bars.update(
             self._tasks[notice.stage],
@@ -72,6 +72,9 @@ class Console:
     def _begin_bar(self, stage: str, text: str = "") -> None:
         """Show a moving bar in place of those of other stages, until progress is known."""
         self._end_bars()
+        self._add_bar(stage, text)
+
+    def _add_bar(self, stage: str, text: str = "") -> None:
         self._tasks[stage] = self._bars.add_task(stage, total=None, count="", text=text)
 
     def _end_bars(self) -> None:

@@ -9,7 +9,7 @@ from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import InfeasibleError, PublishError
 from jobs.training.checkpoint import CheckpointStore
 from jobs.training.config import TRAINING_CONFIG
-from jobs.training.events import Event, Metered
+from jobs.training.events import Event
 from orchestrator.context import Context
 from orchestrator.decisions import budget
 from orchestrator.decisions.budget import Spent
@@ -29,20 +29,19 @@ def fit_stage(
     context: Context,
     winner: Winner,
     spent_usd: float = 0.0,
-    on_trained: Callable[[], None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> FitResult:
     """Train the winner with Ray Train, from its newest checkpoint when it was interrupted.
 
-    `spent_usd`: what of the budget's cost is gone. `on_trained` is called after the last step,
-    before the saved model is proven. Raises PublishError when the saved model does
-    not score as it did in training.
+    `spent_usd`: what of the budget's cost is gone. `on_event` gets the events of training too.
+    Raises PublishError when the saved model does not score as it did in training.
     """
-    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd, on_trained))
+    fit = context.run.stage("fit", FitResult, lambda: _fit(context, winner, spent_usd, on_event))
     return replace(fit, run=context.run.id)  # older releases did not record it
 
 
 def _fit(
-    context: Context, winner: Winner, spent_usd: float, on_trained: Callable[[], None]
+    context: Context, winner: Winner, spent_usd: float, on_event: Callable[[Event], None]
 ) -> FitResult:
     config = training_config(context.spec, winner.candidate.execution, winner.params)
     config = replace(
@@ -64,8 +63,7 @@ def _fit(
         def take(event: Event) -> None:
             watch.show(event)
             context.tracking.take(event)
-            if isinstance(event, Metered):
-                on_trained()
+            on_event(event)
 
         def failed(failure: Failed, decision: Retry | GiveUp) -> None:
             done = _shown(failure, decision)

@@ -1,15 +1,19 @@
 """A job from its plan to its receipt: each stage once, each result recorded."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cluster import catalogue, discovery
 from cluster.inventory import Inventory
 from cluster.telemetry import GaugePublisher, Sample
 from jobs.errors import ClusterError, InfeasibleError
 from jobs.spec import JobSpec
+from jobs.training.events import Event
 from orchestrator import availability, hub, notifications, preflight, sweeping, tracking
 from orchestrator.context import Context
 from orchestrator.decisions import search, select
@@ -20,7 +24,7 @@ from orchestrator.fitting import fit_stage
 from orchestrator.harness import check_measured, harness_stage
 from orchestrator.notices import Notice, Pace, Progress, StageFinished, StageStarted
 from orchestrator.planning import plan_on
-from orchestrator.publishing import ServeAhead, deploy_stage, publish_stage, upload_stage
+from orchestrator.publishing import Ahead, deploy_stage, publish_stage, upload_stage
 from orchestrator.records import receipt as receipts
 from orchestrator.records import report, runs
 from orchestrator.records.outcome import Outcome
@@ -35,15 +39,17 @@ def run(context: Context) -> Outcome:
     context = _measured(context)
     with availability.requested_nodes(context) as keep:
         plan = plan_stage(context)
-        with _tracked(context) as context, ServeAhead(context) as ahead:
+        with _tracked(context) as context, Ahead(context) as ahead:
             found = sweeping.run_sweep(context, plan)
             keep(found.winner.candidate.placement)
-            fit, receipt = train_stage(context, found, ahead.begin)
-            model = publish_stage(context.run, context.spec, fit, context.notify)
-            context.tracking.log_files(context.spec, "model", [Path(model.path)])
-            check_measured(context.spec, fit)
-            check_limits(context.spec, found.winner, receipt)
-            endpoint = deploy_stage(context, model, ahead) if context.spec.serve else None
+            found, fit, receipt = train_stage(context, found, ahead.take)
+            with _meanwhile() as do:
+                do(write_report, context, found, fit, receipt)
+                model = publish_stage(context.run, context.spec, fit, context.notify, ahead.copy_of)
+                do(context.tracking.log_files, context.spec, "model", [Path(model.path)])
+                check_measured(context.spec, fit)
+                check_limits(context.spec, found.winner, receipt)
+                endpoint = deploy_stage(context, model, ahead) if context.spec.serve else None
             upload_stage(context, model)
             context.run.note("completed")
             return Outcome(
@@ -87,7 +93,8 @@ def train_only(context: Context, swept: Sweep | None = None) -> FitResult:
         with _tracked(context) as context:
             found = sweeping.run_sweep(context, plan)
             keep(found.winner.candidate.placement)
-            fit, _ = train_stage(context, found)
+            found, fit, receipt = train_stage(context, found)
+            write_report(context, found, fit, receipt)
             context.run.note("completed")
             return fit
 
@@ -137,13 +144,13 @@ def _plan_anew(context: Context, inventory: Inventory, wanted: Plan | None) -> P
 
 
 def train_stage(
-    context: Context, found: Sweep, on_trained: Callable[[], None] = lambda: None
-) -> tuple[FitResult, Receipt]:
-    """Train and judge the winner, compare it with what was predicted, and write the report.
+    context: Context, found: Sweep, on_event: Callable[[Event], None] = lambda _: None
+) -> tuple[Sweep, FitResult, Receipt]:
+    """Train and judge the winner, and compare it with what was predicted.
 
-    `on_trained` is called after the last step, before the saved model is proven.
+    Returns the sweep with the cost of its workers' end too. `on_event` gets the fit's events.
     """
-    fit = fit_stage(context, found.winner, found.cost_usd, on_trained)
+    fit = fit_stage(context, found.winner, found.cost_usd, on_event)
     found = sweeping.end_workers(context, found)  # harness and endpoint may need their devices
     fit = harness_stage(context, found.winner, fit, found.cost_usd)
     _give_back(context, found.winner)
@@ -159,11 +166,23 @@ def train_stage(
             found.cost_usd if is_priced else None,
         ),
     )
-    write_report(context, found, fit, receipt)
     values = {"time_s": receipt.actual_time_s, "cost_usd": receipt.actual_cost_usd}
     known = {f"receipt/{name}": value for name, value in values.items() if value is not None}
     context.tracking.log_values(known)
-    return fit, receipt
+    return found, fit, receipt
+
+
+@contextlib.contextmanager
+def _meanwhile() -> Iterator[Callable[..., Any]]:
+    """Yields a function that begins a call in a thread, where one call follows another.
+
+    The end of the block waits for them; an error of one is raised unless the block raises one.
+    """
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        begun = list[Future[Any]]()
+        yield lambda work, *given: begun.append(pool.submit(work, *given))
+        for each in begun:
+            each.result()
 
 
 def _give_back(context: Context, winner: Winner) -> None:
@@ -184,12 +203,13 @@ def _tracked(context: Context) -> Iterator[Context]:
 
 
 def _measured(context: Context) -> Context:
-    """The same, with its progress told to Prometheus too."""
-    teller, notify = GaugePublisher(), context.notify
+    """The same, with its progress told to Prometheus too, and from one thread at a time."""
+    teller, notify, lock = GaugePublisher(), context.notify, threading.Lock()
     pace = Pace(PUBLISH_EVERY_S, context.clock)
 
     def tell(notice: Notice) -> None:
-        notify(notice)
+        with lock:
+            notify(notice)
         if not isinstance(notice, Progress):
             return
         if pace.is_due(notice.stage, is_last=notice.done >= notice.total):

@@ -1,14 +1,17 @@
 """The speed half of a sweep: probes of candidates, read back or run."""
 
+import concurrent.futures
+import contextlib
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cluster.placement import Placement
 from jobs.errors import ClusterError, TrainingError
 from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import compiling, predict
+from orchestrator.decisions import compiling, overlap, predict
 from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken
 from orchestrator.decisions.measurement import NOT_COMPILABLE, Launch, Measurement
@@ -20,6 +23,11 @@ from orchestrator.notices import StageFinished, StageStarted
 from orchestrator.records.store import Store, is_same_environment
 from orchestrator.speeds import Speeds
 from orchestrator.stages import speed
+from orchestrator.stages.secrets import secrets_of
+from orchestrator.stages.workers import Workers
+
+ABANDON_EVERY_S = 1.0
+"""How often probes beside trials that fail are told to end."""
 
 
 def probe(
@@ -29,35 +37,125 @@ def probe(
 
     With `is_thorough` none is given up early.
     """
-    speeds, store = Speeds(context, plan), Store(context.storage)
+    return _probe(context, plan, devices, is_thorough=is_thorough)[0]
+
+
+def probe_until_trials(
+    context: Context, plan: Plan, devices: Availability
+) -> tuple[Speeds, tuple[Placement, ...]]:
+    """Probe as `probe` does, but leave what can be probed beside trials.
+
+    Returns the placements that are left too, some of which may have to wait for the trials.
+    """
+    return _probe(context, plan, devices, leaves_rest=True)
+
+
+def _probe(
+    context: Context,
+    plan: Plan,
+    devices: Availability,
+    *,
+    is_thorough: bool = False,
+    leaves_rest: bool = False,
+) -> tuple[Speeds, tuple[Placement, ...]]:
+    speeds, left = Speeds(context, plan), list[Placement]()
     total = len(plan.candidates)
     context.notify(
         StageStarted("probe", f"{total} candidates on {len(plan.placements)} placements")
     )
     if not is_thorough:
-        _take_over(context, plan.candidates, speeds, store)
-    todo = [c for c in plan.probing_order if c.id not in speeds.measured]
-    if todo:
+        _take_over(context, plan.candidates, speeds, Store(context.storage))
+
+    def first_free(placements: Sequence[Placement]) -> Taken | None:
+        if _must_end(speeds, placements):
+            return None
+        if leaves_rest and beside_trials(context, speeds, placements):
+            left.extend(placements)
+            return None
+        return devices.first_free(placements)
+
+    if todo := speeds.unmeasured:
         give_up = None if is_thorough else speeds.give_up
-
-        def first_free(placements: Sequence[Placement]) -> Taken | None:
-            names = ", ".join(placement.name for placement in placements)
-            return None if speeds.must_end(f"probes on {names}") else devices.first_free(placements)
-
         findings = speed.ProbeCallbacks(
             speeds.take, speeds.take_launch, give_up, context.remark, first_free
         )
         speed.measure(context.spec, todo, context.run.folder, findings, workers=context.workers)
-    measured = [candidate for candidate in plan.candidates if candidate.id in speeds.measured]
-    for candidate in measured:
-        _keep(context, candidate, speeds.measured[candidate.id][0], speeds.launches, store)
-    firsts = [speeds.measured[candidate.id][0] for candidate in measured]
+    _keep_firsts(context, speeds, plan.candidates)
+    firsts = [speeds.measured[c.id][0] for c in plan.candidates if c.id in speeds.measured]
     unprobed, given_up = sum(bool(m.slower) for m in firsts), sum(m.is_given_up for m in firsts)
     counts = {"given up early": given_up, "not needed": unprobed}
     texts = [f"{count} {what}" for what, count in counts.items() if count]
-    text = ", ".join((f"{len(measured) - unprobed} candidates measured", *texts))
+    text = ", ".join((f"{len(firsts) - unprobed} candidates measured", *texts))
     context.notify(StageFinished("probe", text))
-    return speeds
+    return speeds, tuple(left)
+
+
+def _must_end(speeds: Speeds, placements: Sequence[Placement]) -> bool:
+    return speeds.must_end(f"probes on {', '.join(placement.name for placement in placements)}")
+
+
+def beside_trials(
+    context: Context, speeds: Speeds, left: Sequence[Placement]
+) -> tuple[Placement, ...]:
+    """Returns the placements among those left that can be probed beside trials now."""
+    return overlap.beside_trials(
+        context.spec, speeds.plan, speeds.predictions, left, context.devices.has_room
+    )
+
+
+@contextlib.contextmanager
+def probing_beside(
+    context: Context, speeds: Speeds, placements: Sequence[Placement]
+) -> Iterator[None]:
+    """Probes other placements in a thread, inside the block.
+
+    It takes free devices by a lease of its own, and waits for none. Meanwhile nothing else may use
+    `speeds`. The end of the block waits for the probes and raises what they raise.
+    """
+    todo = [c for c in speeds.unmeasured if c.placement in placements]
+    if not todo:
+        yield
+        return
+    context.remark(f"{', '.join(each.name for each in placements)}: probed while trials run")
+    devices, is_over = context.devices.beside(), threading.Event()
+    workers = Workers(
+        secrets_of(context.spec), context.run.folder, context.spec.wait.timeout.total_seconds()
+    )
+
+    def first_free(options: Sequence[Placement]) -> Taken | None:
+        if is_over.is_set() or _must_end(speeds, options):
+            return None
+        taken = devices.take(options)
+        return taken if isinstance(taken, Taken) else None
+
+    callbacks = speed.ProbeCallbacks(
+        speeds.take, speeds.take_launch, speeds.give_up, context.remark, first_free
+    )
+    try:
+        with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
+            probing = pool.submit(
+                speed.measure,
+                context.spec,
+                todo,
+                context.run.folder,
+                callbacks,
+                workers=workers,
+            )
+            try:
+                yield
+            except BaseException:
+                is_over.set()
+                while not probing.done():  # workers may just start
+                    workers.abandon()
+                    concurrent.futures.wait([probing], ABANDON_EVERY_S)
+                raise
+            probing.result()
+    finally:
+        workers.close()
+        devices.leave()
+    for launch in workers.launches():
+        speeds.take_launch(launch)
+    _keep_firsts(context, speeds, todo)
 
 
 def probe_compiled(context: Context, speeds: Speeds, devices: Availability) -> None:
@@ -127,6 +225,14 @@ def _take_over(
             speeds.take(replace(found.measurement, probe_s=0.0))  # it costs nothing now
             if found.launch and placement.name not in {o.placement for o in speeds.launches}:
                 speeds.take_launch(replace(found.launch, is_reused=True))
+
+
+def _keep_firsts(context: Context, speeds: Speeds, candidates: Sequence[Candidate]) -> None:
+    """Keep the first measurement of candidates for later runs."""
+    store = Store(context.storage)
+    for candidate in candidates:
+        for measured in speeds.measured.get(candidate.id, ())[:1]:
+            _keep(context, candidate, measured, speeds.launches, store)
 
 
 def _keep(

@@ -1,11 +1,16 @@
 """From a trained model to a published version, and from a version to its endpoint."""
 
 import functools
-import threading
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
+from jobs.storage import manifest
 from jobs.storage.storage import Storage
+from jobs.training.events import Event, Metered, Saved
 from orchestrator import hub
 from orchestrator.context import Context
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
@@ -16,62 +21,103 @@ from serve.deploy.endpoint import Endpoint
 from serve.version import ModelVersion
 
 
-def publish_stage(run: Run, spec: JobSpec, fit: FitResult, notify: Notify) -> ModelVersion:
-    """Put the trained model of a run into the registry."""
+def publish_stage(
+    run: Run,
+    spec: JobSpec,
+    fit: FitResult,
+    notify: Notify,
+    copy_of: Callable[[Path], Path | None] = lambda _: None,
+) -> ModelVersion:
+    """Put the trained model of a run into the registry.
+
+    `copy_of` returns the copy of a checkpoint's model that was made before, if there is one.
+    """
     notify(StageStarted("publish", "copying and checking the model"))
     model = run.stage(
         "model",
         ModelVersion,
         lambda: registry.publish(
-            spec, fit.checkpoint, fit.labels, run_id=run.id, storage=run.storage
+            spec,
+            fit.checkpoint,
+            fit.labels,
+            run_id=run.id,
+            storage=run.storage,
+            copied=copy_of(Path(fit.checkpoint.path)),
         ),
     )
     notify(StageFinished("publish", f"version {model.id} of {model.name}"))
     return model
 
 
-class ServeAhead:
-    """Starts Ray Serve in a thread, while something else is done that the endpoint waits for."""
+class Ahead:
+    """Does in threads, while a saved model is proven, what publishing and deploying wait for.
+
+    It starts Ray Serve after the last step, and copies the last checkpoint's model once it is
+    saved.
+    """
 
     def __init__(self, context: Context) -> None:
-        self._spec, self._port = context.spec.serve, context.serve_port
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._context, self._has_trained = context, False
+        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._serve: Future[None] | None = None
+        self._copy: tuple[Path, Future[Path]] | None = None
 
-    def __enter__(self) -> "ServeAhead":
+    def __enter__(self) -> "Ahead":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._thread:  # a thread that waits on Ray crashes this process at shutdown
-            self._thread.join()
+        self._pool.shutdown()  # a thread that waits on Ray crashes this process at its end
+        self._discard()
 
-    def begin(self) -> None:
-        """Start it, if the job has an endpoint, and return at once."""
-        if self._spec and self._thread is None:
-            self._thread = threading.Thread(target=self._start, daemon=True)
-            self._thread.start()
+    def take(self, event: Event) -> None:
+        """Begin what an event of the fit allows, and return at once."""
+        if isinstance(event, Metered):
+            self._has_trained = True
+            if self._context.spec.serve and self._serve is None:
+                self._serve = self._pool.submit(self._start)
+        elif isinstance(event, Saved) and self._has_trained:
+            self._begin_copy(Path(event.path))
 
-    def finish(self) -> None:
-        """Wait until it has started, if it was begun; raises DeployError if it cannot."""
-        if self._thread:
-            self._thread.join()
-        if self._error:
-            raise self._error
+    def finish_serve(self) -> None:
+        """Wait until Ray Serve has started, if it was begun; raises DeployError if it cannot."""
+        if self._serve:
+            self._serve.result()
+
+    def copy_of(self, checkpoint: Path) -> Path | None:
+        """Returns the copy of a checkpoint's model; None if there is none, or it failed."""
+        if self._copy is None or self._copy[0] != checkpoint:
+            return None
+        copying, self._copy = self._copy[1], None
+        return None if copying.exception() else copying.result()
 
     def _start(self) -> None:
         from serve.deploy import deployment
 
-        assert self._spec is not None
-        try:
-            deployment.start(self._spec, self._port)
-        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
-            self._error = error
+        assert self._context.spec.serve is not None
+        deployment.start(self._context.spec.serve, self._context.serve_port)
+
+    def _begin_copy(self, checkpoint: Path) -> None:
+        """Copy a model in place of one that was copied before, if this machine has its files."""
+        if not (checkpoint / manifest.MANIFEST).is_file():
+            return
+        self._discard()
+        context = self._context
+        self._copy = (
+            checkpoint,
+            self._pool.submit(
+                registry.copy, context.spec.name, checkpoint, context.run.id, context.storage
+            ),
+        )
+
+    def _discard(self) -> None:
+        if self._copy and (folder := self.copy_of(self._copy[0])):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def deploy_stage(context: Context, model: ModelVersion, ahead: ServeAhead) -> Endpoint:
+def deploy_stage(context: Context, model: ModelVersion, ahead: Ahead) -> Endpoint:
     """Bring up the endpoint; always done, because an endpoint may have gone since."""
     assert context.spec.serve is not None
-    ahead.finish()
+    ahead.finish_serve()
     endpoint = deploy_version(
         context.storage, context.spec.serve, model, context.serve_port, context.notify
     )

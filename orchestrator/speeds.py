@@ -36,6 +36,11 @@ class Speeds:
         return tuple(predict.settle(several) for several in found if several)
 
     @property
+    def unmeasured(self) -> tuple[Candidate, ...]:
+        """Candidates without a measurement, in the order in which they are probed."""
+        return tuple(c for c in self.plan.probing_order if c.id not in self.measured)
+
+    @property
     def eval_rows(self) -> int:
         """Rows that metrics are judged by."""
         return max(measured.eval_rows for measured in self.measurements)

@@ -1,7 +1,9 @@
 """The sweep: probe every candidate, try what changes learning, choose."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from cluster.placement import Placement
 from jobs.errors import RunError
 from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
@@ -12,7 +14,14 @@ from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, StageFinished, StageStarted
-from orchestrator.probing import confirm, probe, probe_compiled
+from orchestrator.probing import (
+    beside_trials,
+    confirm,
+    probe,
+    probe_compiled,
+    probe_until_trials,
+    probing_beside,
+)
 from orchestrator.records import receipt_text, runs
 from orchestrator.speeds import Speeds
 from orchestrator.stages import hyperparameter_search
@@ -36,10 +45,13 @@ def _swept(context: Context, plan: Plan) -> Sweep:
         winner = _choose(context, plan, devices)
         _keep_winner(context, winner)
         return Sweep(run.id, plan, (), (), (), winner, 0.0)
-    speeds = probe(context, plan, devices)
+    speeds, left = probe_until_trials(context, plan, devices)
+    trials = _try(context, plan, speeds, devices, left) if left else ()
+    if any(candidate.placement in left for candidate in speeds.unmeasured):
+        speeds = probe(context, plan, devices)
     probe_compiled(context, speeds, devices)
     plan = speeds.plan
-    trials = _try(context, plan, speeds, devices)
+    trials = trials or _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
     if confirm(context, plan, speeds, winner, trials, devices):
         winner = _choose(context, plan, devices, speeds, trials)
@@ -164,8 +176,13 @@ def _choose(
 
 
 def _try(
-    context: Context, plan: Plan, speeds: "Speeds", devices: Availability
+    context: Context,
+    plan: Plan,
+    speeds: "Speeds",
+    devices: Availability,
+    left: Sequence[Placement] = (),
 ) -> tuple[TrialResult, ...]:
+    """Run the trials that are missing; of the placements left, probe meanwhile what can be."""
     spec, sweep = context.spec, context.spec.sweep
     if sweep is None or not search.quality_space(spec):
         return ()
@@ -191,16 +208,17 @@ def _try(
         context.tracking.log_trial(spec, trial)
         context.notify(Progress("trials", len(found), total, _trial_text(trial), is_result=True))
 
-    hyperparameter_search.run_trials(
-        spec,
-        candidate,  # on any node of its kind, as the leased one may be lost meanwhile
-        length,
-        tuple(found),
-        concurrent=taken.devices // candidate.placement.workers,
-        storage=context.run.folder,
-        on_trial=take,
-        workers=context.workers,
-    )
+    with probing_beside(context, speeds, beside_trials(context, speeds, left)):
+        hyperparameter_search.run_trials(
+            spec,
+            candidate,  # on any node of its kind, as the leased one may be lost meanwhile
+            length,
+            tuple(found),
+            concurrent=taken.devices // candidate.placement.workers,
+            storage=context.run.folder,
+            on_trial=take,
+            workers=context.workers,
+        )
     speeds.take_launches()
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     speeds.take_trials(found[known:])  # what other processes timed may be old

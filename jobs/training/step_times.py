@@ -64,6 +64,11 @@ def mean_at(times: StepTimes, width: float) -> Mean:
     return Mean(float(rest.mean()) + slope * shift, half_width)
 
 
+def can_be_rescaled(times: StepTimes) -> bool:
+    """Returns whether the steps suffice, and differ in width, for a fit of time to width."""
+    return len(times.seconds) >= LEAST_FOR_SLOPE and len(set(times.widths)) > 1
+
+
 def in_windows(widths: Sequence[int], seconds: Sequence[float], window_s: float) -> StepTimes:
     """Returns steps in windows of at least `window_s` seconds each; the last may be shorter."""
     sizes, spent_s = [0], 0.0
@@ -92,11 +97,10 @@ def is_steady(times: StepTimes) -> bool:
 def _fit(times: StepTimes) -> tuple[float, Values]:
     """Returns the seconds per token of width, and the steps' seconds rescaled to the mean width."""
     spread, seconds = np.array(times.widths, float), np.array(times.seconds)
-    spread -= spread.mean()
-    variation = float((spread**2).sum())
-    if len(seconds) < LEAST_FOR_SLOPE or variation == 0:
+    if not can_be_rescaled(times):
         return 0.0, seconds
-    slope = max(0.0, float((spread * seconds).sum()) / variation)
+    spread -= spread.mean()
+    slope = max(0.0, float((spread * seconds).sum()) / float((spread**2).sum()))
     return slope, seconds - slope * spread
 
 

@@ -6,12 +6,17 @@ needs more devices than are free lets later runs pass it for PATIENCE_S; from th
 become free are kept for it, if it could run once all leases have ended.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.decisions.allocation import (
+    allocate,
+    driver_of,
+    for_runs,
+    held_by_runs,
+    other_holders,
+)
 from orchestrator.decisions.leases import (
-    Capacity,
     Demand,
     Entry,
     Lease,
@@ -48,7 +53,10 @@ class _Claim:
 
 
 class DeviceQueue:
-    """The queue of a cluster. Runs are known by their Ray job; each holds one lease at most."""
+    """The queue of a cluster. Runs are known by their Ray job; each holds one lease at most.
+
+    What a run holds besides, under its job, BESIDE and a name, is to the queue a run of its own.
+    """
 
     def __init__(self) -> None:
         self._tickets: dict[str, Ticket] = {}
@@ -66,10 +74,11 @@ class DeviceQueue:
         self._tickets[job] = ticket
 
     def leave(self, job: str) -> None:
-        """Remove a run with its lease."""
-        for known in (self._tickets, self._claims, self._leases):
-            known.pop(job, None)
-        self._begun.discard(job)
+        """Remove a run with its lease, and what it holds besides."""
+        for each in [each for each in self._tickets if job in (each, driver_of(each))]:
+            for known in (self._tickets, self._claims, self._leases):
+                known.pop(each, None)
+            self._begun.discard(each)
 
     def give_back(self, job: str) -> None:
         """End a run's lease and its wait; the run stays known."""
@@ -120,7 +129,7 @@ class DeviceQueue:
     def has_room(self, job: str, demand: Demand, world: World, now: float) -> bool:
         """Returns whether devices are free that no waiting run could use, beside the run's own."""
         self.settle(world, now)
-        return bool(_allocate(demand, self._left_by(self._order(), world, now), {}))
+        return bool(allocate(demand, self._left_by(self._order(), world, now), {}))
 
     def settle(self, world: World, now: float) -> None:
         """Forget runs whose driver has ended, and waits that were given up; count device time."""
@@ -131,7 +140,7 @@ class DeviceQueue:
             owner = self._tickets[job].owner
             self._used_s[owner] = self._used_s.get(owner, 0.0) + lease.devices * passed_s
         self._settled = now
-        for job in [job for job in self._tickets if job not in world.jobs]:
+        for job in [job for job in self._tickets if driver_of(job) not in world.jobs]:
             self.leave(job)
         for job in [job for job, claim in self._claims.items() if now - claim.asked > ASKING_S]:
             del self._claims[job]
@@ -210,8 +219,8 @@ class DeviceQueue:
 
     def _is_kept(self, job: str, demand: Demand, world: World, now: float) -> bool:
         """Returns whether what becomes free is kept for a demand, which may be met one day."""
-        possible = {slot: _for_runs(each, world) for slot, each in world.slots.items()}
-        if _allocate(demand, possible, {}):
+        possible = {slot: for_runs(each, world) for slot, each in world.slots.items()}
+        if allocate(demand, possible, {}):
             self._unfit_since.pop((job, demand), None)
             return True
         return now - self._unfit_since.setdefault((job, demand), now) < UNFIT_S
@@ -221,7 +230,7 @@ class DeviceQueue:
         own = self._own(job)
         usable = {slot: count + own.get(slot, 0) for slot, count in free.items()}
         for number, demand in enumerate(self._claims[job].demands):
-            if slots := _allocate(demand, usable, own):
+            if slots := allocate(demand, usable, own):
                 return Lease(number, demand.name, slots, now)
         return None
 
@@ -231,7 +240,7 @@ class DeviceQueue:
     def _free(self, world: World) -> dict[Slot, int]:
         """Returns the devices that nobody holds, by slot."""
         return {
-            slot: _for_runs(each, world) - _held(slot, each, world, self._leases)
+            slot: for_runs(each, world) - held_by_runs(slot, each, world, self._leases)
             for slot, each in world.slots.items()
         }
 
@@ -243,58 +252,7 @@ class DeviceQueue:
             for other, lease in self._leases.items()
             if other != job and wanted & set(lease.slots)
         ]
-        holders += _other_holders(wanted, {job, *self._leases}, world)
+        holders += other_holders(wanted, set(map(driver_of, (job, *self._leases))), world)
         number = rivals.index(job) + 1
         kept = "free devices are kept for the runs before it" if number > 1 else "some are in use"
         return Place(number, len(rivals), ", ".join(holders) or kept)
-
-
-def _other_holders(wanted: set[Slot], known: set[str], world: World) -> list[str]:
-    """Returns who holds wanted devices without a lease; `known` are the jobs with one."""
-    up = [world.slots[slot] for slot in wanted & set(world.slots)]
-    if not up:
-        return ["no node with these devices is up"]
-    found = []
-    if any(world.jobs & set(each.used_by) - known for each in up):
-        found.append("a run that has not asked the queue holds devices")
-    if any(_for_runs(each, world) < each.devices for each in up):
-        found.append("an endpoint or another program holds devices")
-    return found
-
-
-def _held(slot: Slot, capacity: Capacity, world: World, leases: Mapping[str, Lease]) -> int:
-    """Returns the devices that runs hold, by a lease, or by a group without one.
-
-    A queue that was started anew does not know the leases of the runs that train.
-    """
-    held = {job: float(lease.slots.get(slot, 0)) for job, lease in leases.items()}
-    for job in world.jobs & set(capacity.used_by):
-        held[job] = max(held.get(job, 0.0), capacity.used_by[job])
-    return sum(math.ceil(count - 1e-6) for count in held.values())
-
-
-def _for_runs(capacity: Capacity, world: World) -> int:
-    """Returns the devices that are left to runs by endpoints and other programs."""
-    by_runs = sum(count for job, count in capacity.used_by.items() if job in world.jobs)
-    by_others = max(0.0, capacity.used - by_runs)
-    return min(capacity.devices, math.floor(capacity.total - by_others + 1e-6))
-
-
-def _allocate(
-    demand: Demand, free: Mapping[Slot, int], own: Mapping[Slot, int]
-) -> dict[Slot, int] | None:
-    """Returns devices for a demand: the run's own before others, and on few nodes; or None."""
-    slots: list[Slot] = [(node, demand.resource) for node in demand.nodes]
-    left = {slot: free.get(slot, 0) for slot in slots if free.get(slot, 0) > 0}
-    count = min(demand.most, sum(left.values())) // demand.least * demand.least
-    if count == 0:
-        return None
-    whole = [slot for slot, size in left.items() if size >= count]
-    if whole:
-        return {min(whole, key=lambda slot: (-own.get(slot, 0), left[slot])): count}
-    found: dict[Slot, int] = {}
-    for slot in sorted(left, key=lambda slot: (-own.get(slot, 0), -left[slot])):
-        if count:
-            found[slot] = min(count, left[slot])
-            count -= found[slot]
-    return found

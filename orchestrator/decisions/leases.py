@@ -135,7 +135,7 @@ class Taken:
 
 
 class Devices(Protocol):
-    """Leases devices to a run; it holds those of one placement at a time."""
+    """Leases a run the devices of one placement at a time, and others `beside` them."""
 
     def take(
         self, options: Sequence[Placement], groups: int = 1, *, awaits_first: bool = False
@@ -157,6 +157,16 @@ class Devices(Protocol):
     def give_back(self) -> None:
         """End the lease, or the wait for one."""
 
+    def beside(self) -> "Devices":
+        """Returns what leases other devices to the same run meanwhile, of another placement.
+
+        Who holds some and waits for others may wait for a run that waits for those; so only what is
+        free at once must be taken.
+        """
+
+    def leave(self) -> None:
+        """End the lease, and be forgotten by the queue."""
+
 
 class Unqueued:
     """Takes devices without asking, such as where no other run can want them."""
@@ -172,6 +182,13 @@ class Unqueued:
         return False
 
     def give_back(self) -> None:
+        """Do nothing."""
+
+    def beside(self) -> "Unqueued":
+        """Returns itself."""
+        return self
+
+    def leave(self) -> None:
         """Do nothing."""
 
 

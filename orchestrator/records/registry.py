@@ -61,19 +61,19 @@ def publish(
     *,
     run_id: str,
     storage: Storage,
+    copied: Path | None = None,
 ) -> ModelVersion:
-    """Copy a verified checkpoint's model into the registry, with a model card and a manifest.
+    """Put a copy of a verified checkpoint's model into the registry, with a card and a manifest.
 
-    Publishing the same run again changes nothing.
+    `copied`: what `copy` returned for the same checkpoint; it is gone afterwards. Publishing the
+    same run again changes nothing.
 
     Raises:
         CheckpointError: if the checkpoint is damaged.
         StorageError: if the storage is full or does not answer; earlier versions stay intact.
     """
-    manifest.verify(Path(checkpoint.path))
-    partial = files.partial_of(storage.folder / "models" / spec.name / run_id)
+    partial = copied or copy(spec.name, Path(checkpoint.path), run_id, storage)
     try:
-        shutil.copytree(Path(checkpoint.path) / manifest.MODEL_DIR, partial)
         base = reference_of(spec.model.base, storage)
         thresholds = _thresholds(partial, labels)
         card = _card(spec, base, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
@@ -109,6 +109,21 @@ def publish(
         storage.objects, spec.name, LATEST, lambda _: identity, operation=run_id, by=owner()
     )
     return read(storage, spec.name, identity)
+
+
+def copy(name: str, checkpoint: Path, run_id: str, storage: Storage) -> Path:
+    """Copy a verified checkpoint's model beside the versions of a model; returns its folder.
+
+    Raises CheckpointError for a damaged checkpoint, StorageError for a full storage.
+    """
+    manifest.verify(checkpoint)
+    partial = files.partial_of(storage.folder / "models" / name / run_id)
+    try:
+        shutil.copytree(checkpoint / manifest.MODEL_DIR, partial)
+    except (shutil.Error, OSError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise files.failed(partial.parent, "written", files.first_of(error)) from None
+    return partial
 
 
 def read(storage: Storage, name: str, identity: str | None = None) -> ModelVersion:

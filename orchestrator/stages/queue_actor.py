@@ -14,6 +14,7 @@ from ray._private import state as ray_state
 from cluster import labels
 from cluster.placement import Placement
 from jobs.errors import ClusterError, first_line
+from orchestrator.decisions.allocation import BESIDE
 from orchestrator.decisions.device_queue import DeviceQueue
 from orchestrator.decisions.leases import (
     Capacity,
@@ -90,9 +91,10 @@ class QueueActor:
 class LeasedDevices:
     """The devices that the queue leases to this process's run."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket, beside: str = "") -> None:
+        """`beside`: a name for devices that the run holds besides those of its own lease."""
         self._ticket, self._actor = ticket, _handle()
-        self._job = ray.get_runtime_context().get_job_id()
+        self._job = ray.get_runtime_context().get_job_id() + beside
         self._actor.enter.remote(self._job, ticket)
         self._waits_since: float | None = None
 
@@ -128,6 +130,10 @@ class LeasedDevices:
         """End the lease, or the wait for one."""
         self._waits_since = None
         _get(self._actor.give_back.remote(self._job))
+
+    def beside(self) -> "LeasedDevices":
+        """Returns what leases other devices to the same run meanwhile."""
+        return LeasedDevices(self._ticket, f"{BESIDE}probes")
 
     def leave(self) -> None:
         """Leave the queue, which a process that has ended leaves too, a moment later."""

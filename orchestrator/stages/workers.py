@@ -120,6 +120,13 @@ class Workers:
             end_s = time.monotonic() - began
             self._launches.append(Launch(shift.placement.name, end_s=end_s, is_apart=True))
 
+    def abandon(self) -> None:
+        """End the workers, and fail the order that a process of the run still waits for."""
+        self.close()
+        failed = Failed(Cause.LOST_WORKER, "the run has ended its workers")
+        with contextlib.suppress(ray.exceptions.RayError):
+            self.line.answers.put(Ended(failed))
+
     def launches(self) -> list[Launch]:
         """Returns the starts and ends of workers since the last call."""
         found, self._launches = self._launches, []

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from jobs.training.events import Report, Stepped
 from jobs.training.probing.timing import LEAST_WINDOWS, ProbeTiming
 from jobs.training.session import Session
-from jobs.training.step_times import LEAST_FOR_SLOPE, StepTimes, is_steady, mean_over
+from jobs.training.step_times import (
+    StepTimes,
+    can_be_rescaled,
+    is_steady,
+    mean_over,
+    mean_width,
+)
 
 GIVE_UP_MARGIN = 0.1
 """A probe stops early only if its candidate is slower than the limit by this share."""
@@ -24,7 +30,6 @@ class Windows:
     seconds: list[float] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     results: list[Stepped] = field(default_factory=list)
-    begin: float = field(default_factory=time.monotonic)
 
     def add(self, results: Sequence[Stepped], rows: int, wall_s: float) -> None:
         """Adds a window of steps over `rows` rows each; scales their seconds to sum to `wall_s`."""
@@ -50,8 +55,8 @@ class Windows:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the start of the first window."""
-        return time.monotonic() - self.begin
+        """Seconds that all windows took."""
+        return sum(self.seconds)
 
     @property
     def times(self) -> StepTimes:
@@ -124,18 +129,22 @@ class Stepper:
     def _is_exceeded_early(self, windows: Windows) -> bool:
         """Returns whether the last two windows exceed the limit.
 
-        They must be later than the first steps, and have the widths that rescale their mean to the
-        whole run: a few steps may all be of the widest rows.
+        They must be later than the first steps.
         """
         last = windows.last(2)
         is_later = len(windows.seconds) - len(last.seconds) >= self._timing.warmup_steps
-        is_rescaled = len(last.seconds) >= LEAST_FOR_SLOPE and len(set(last.widths)) > 1
-        is_rescaled |= len(self._steps_of_width) == 1
-        return is_later and is_rescaled and self._is_exceeded(last.times)
+        return is_later and self._is_exceeded(last.times)
 
     def _is_exceeded(self, times: StepTimes) -> bool:
-        """Returns whether the mean step is certainly slower than the limit."""
+        """Returns whether the mean step is certainly slower than the limit.
+
+        A few steps, which may all be of the widest rows, count only if their mean can be rescaled
+        to the whole run, or if they are no wider than its steps are on average.
+        """
         mean = mean_over(times, self._steps_of_width)
+        is_wider = sum(times.widths) / len(times.widths) > mean_width(self._steps_of_width)
+        if is_wider and not can_be_rescaled(times):
+            return False
         return mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value) > self._limit_s
 
     def _window(self, windows: Windows, window_s: float) -> None:

@@ -91,10 +91,10 @@ def test_a_warm_up_ends_early_only_for_a_candidate_that_is_slower(
 
 
 class WidthsInTurn:
-    """A session on no device whose steps take as long as their rows are wide."""
+    """A session on no device, and its clock: a step takes a millisecond per token of its rows."""
 
     def __init__(self, widths: list[int]) -> None:
-        self._widths, self._next, self._done = widths, 0, list[Stepped]()
+        self._widths, self._now_s, self._done = widths, 0.0, list[Stepped]()
         self.engine = self.batch_plan = self
         self.world, self.config = World(0, 1, torch.device("cpu")), SimpleNamespace()
         self.config.global_batch_size = self.block = 1
@@ -108,12 +108,15 @@ class WidthsInTurn:
 
     def launch(self, first: int, last: int) -> None:
         for width in self._widths[first:last]:
-            time.sleep(width / 1000)
+            self._now_s += width / 1000
             self._done.append(Stepped(1, 0.0, 1, width, width, width / 1000))
 
     def collect(self, *, ahead: int) -> list[Stepped]:
         done, self._done = self._done, []
         return done if not ahead else []
+
+    def monotonic(self) -> float:
+        return self._now_s
 
 
 @pytest.mark.parametrize(("factor", "ends"), [(2.0, False), (0.5, True)])
@@ -126,6 +129,7 @@ def test_a_few_wide_steps_end_no_warm_up(
     timing = dataclasses.replace(BRIEF, warmup_s=0.4, warmup_limit_s=5.0, duration_s=0.3)
     session: Any = WidthsInTurn(widths * 20)
     mean_s = sum(widths) / len(widths) / 1000
+    monkeypatch.setattr(stepper, "time", session)
     found = stepper.Stepper(session, timing, lambda _: None, factor * mean_s)
     found.warm_up()
     assert found.measure()[1] is ends

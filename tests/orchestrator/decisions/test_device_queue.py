@@ -101,6 +101,27 @@ def test_a_run_holds_the_devices_of_one_placement() -> None:
     assert isinstance(runs.ask("a", [demand(1, "m")], two, NOW + 1), Lease)
 
 
+def test_what_a_run_holds_beside_its_lease_is_counted_once_and_ends_with_its_driver() -> None:
+    """Ray counts all groups of a driver as one run's."""
+    runs = queue(("a", "ann", 0), ("b", "bob", 0))
+    runs.enter("a/probes", Ticket("run-a", "job-a", "ann", 0, NOW))
+    idle = world(n=2, m=1)
+    assert isinstance(runs.ask("a", [demand(1, "n")], idle, NOW), Lease)
+    assert isinstance(runs.ask("a/probes", [demand(1, "m")], idle, NOW), Lease)
+    used = {slot(node): Capacity(n, n, 1.0, {"a": 1.0}) for node, n in (("n", 2), ("m", 1))}
+    busy = replace(idle, slots=used)
+    assert runs.ask("b", [demand(1, "m")], busy, NOW) == Place(1, 1, "job-a of ann holds T4:1")
+    assert isinstance(runs.ask("b", [demand(1, "n")], busy, NOW), Lease)
+    runs.give_back("b")
+    runs.give_back("a/probes")
+    assert isinstance(runs.ask("b", [demand(1, "m")], idle, NOW), Lease)
+    runs.ask("a/probes", [demand(1, "n")], idle, NOW)
+    held = [each.run for each in runs.entries(idle, NOW) if each.state == "runs"]
+    assert sorted(held) == ["run-a", "run-a", "run-b"]
+    (left,) = runs.entries(replace(idle, jobs=frozenset("b")), NOW)
+    assert left.run == "run-b"
+
+
 def test_a_lease_grows_and_shrinks_in_place() -> None:
     runs, four = queue(("a", "ann", 0), ("b", "bob", 0)), world(n=2, m=2)
     first = runs.ask("a", [demand(1, "nm")], four, NOW)

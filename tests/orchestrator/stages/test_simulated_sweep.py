@@ -6,7 +6,8 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +28,12 @@ from jobs.training.model.counting import shape_of
 from jobs.training.restart import Kept
 from orchestrator.context import Context
 from orchestrator.decisions import predict, search, select
+from orchestrator.decisions.leases import Ticket
 from orchestrator.decisions.measurement import Launch, Measurement
 from orchestrator.decisions.plan import Plan, make_plan
 from orchestrator.decisions.recovery import Cause
 from orchestrator.decisions.search import TrialResult
-from orchestrator.notices import Notice, Remark
+from orchestrator.notices import Notice, Notify, Progress, Remark
 from orchestrator.records.runs import Run
 from tests.builders import (
     any_of,
@@ -112,6 +114,84 @@ def test_a_sweep_over_two_skus_runs_each_on_its_own_nodes(
     assert all(0 <= t.metrics["accuracy"] <= 1 and not t.failure for t in trials)
     assert select.select(spec, plan, predictions, trials).prediction is not None
     assert eventually(lambda: _worker_groups_left() == [])
+
+
+@contextlib.contextmanager
+def a_run(spec: JobSpec, folder: Path, tell: Notify) -> Iterator[Context]:
+    """A run with workers of its own and a place in the queue, of which nothing may be left."""
+    from orchestrator.stages import queue_actor
+    from orchestrator.stages.secrets import Secrets
+    from orchestrator.stages.workers import Workers
+
+    storage, workers = open_storage(folder), Workers(Secrets(), folder, 60.0)
+    devices = queue_actor.LeasedDevices(Ticket("r", spec.name, "ann", 0, 1e9))
+    run = Run("r", storage)
+    with contextlib.closing(workers):
+        yield Context(spec, run, storage, tell, 0, devices=devices, workers=workers)
+    devices.leave()
+    assert not [each for each in queue_actor.entries() if each.run == "r"]
+    # a worker that is only starting ends once it has started
+    assert eventually(lambda: _worker_groups_left() == [], within_s=120)
+
+
+def test_another_placement_is_probed_while_trials_run(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    """Both are leased, each candidate has its measurement, and nothing stays held."""
+    from cluster.discovery import discover
+    from orchestrator import sweeping
+    from orchestrator.stages import queue_actor
+
+    spec = sweep_job(reviews, tiny_model, "A100-80GB:1", "L40S:1")
+    plan = make_plan(spec, discover(), shape_of(tiny_model))
+    first, second = dict.fromkeys(c.placement.name for c in plan.probing_order)
+    told, leased = list[Notice](), set[tuple[str, ...]]()
+
+    def tell(notice: Notice) -> None:
+        told.append(notice)
+        entries = [each for each in queue_actor.entries() if each.state == "runs"]
+        leased.add(tuple(sorted(each.devices for each in entries if each.run == "r")))
+
+    with a_run(spec, tmp_path, tell) as context:
+        found = sweeping.run_sweep(context, plan)
+        launches = context.run.read_all("launches", Launch)
+        assert context.workers
+        assert context.workers.warm == first  # where the trials ran
+    beside = [isinstance(n, Remark) and n.text.startswith(f"{second}: ") for n in told]
+    trials = [isinstance(n, Progress) and n.stage == "trials" for n in told]
+    assert beside.index(True) < trials.index(True)
+    assert tuple(sorted((first, second))) in leased
+    assert {m.candidate for m in found.measurements} == {c.id for c in plan.candidates}
+    assert [trial.candidate.split("/")[0] for trial in found.trials] == [first, first]
+    assert {launch.placement for launch in launches} == {first, second}
+
+
+def test_probes_beside_trials_that_are_interrupted_end_with_them(
+    ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
+) -> None:
+    from cluster.discovery import discover
+    from orchestrator.probing import probing_beside
+    from orchestrator.speeds import Speeds
+
+    spec = sweep_job(reviews, tiny_model, "L40S:1")
+    plan, told = make_plan(spec, discover(), shape_of(tiny_model)), list[Notice]()
+    begins = threading.Event()
+
+    def tell(notice: Notice) -> None:
+        told.append(notice)
+        if isinstance(notice, Remark) and "starting workers" in notice.text:
+            begins.set()
+
+    def interrupt() -> None:
+        assert begins.wait(60)
+        raise KeyboardInterrupt
+
+    with a_run(spec, tmp_path, tell) as context:
+        speeds, began = Speeds(context, plan), time.monotonic()
+        with pytest.raises(KeyboardInterrupt), probing_beside(context, speeds, plan.placements):
+            interrupt()
+        assert time.monotonic() - began < 300
+        assert not speeds.measured
 
 
 @pytest.mark.parametrize("values", [{"loguniform": [1e-4, 1e-2]}, [5e-3, 2e-3, 3e-3]])
