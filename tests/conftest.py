@@ -154,6 +154,7 @@ def ray_cluster(
     os.environ.update({**s3.KEYS, "AWS_ENDPOINT_URL_S3": s3_url})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ingress, "DRAIN_S", "3")
+        patch.setattr(local, "START_TIMEOUT_S", 300.0)
         patch.setattr(local, "IDLE_WORKER_S", 900)  # starting one for each question takes 3 s
         local.start([parse_accelerators(name) for name in SIMULATED])
     try:

@@ -104,11 +104,13 @@ def check_timings(run: runs.Run, winner: str) -> None:
     """Steps of the trials are the winner's second timing; a third is made if they disagree."""
     timed = [each.candidate for each in run.read_all("measurements", Measurement)]
     trials = run.read_all("trials", TrialResult)
-    assert {trial.candidate for trial in trials} == {winner}
-    assert all(trial.timing and trial.timing.steps >= 6 for trial in trials)
     (by_trials,) = run.read_all("trial_timings", Measurement)
-    assert by_trials.candidate == winner
-    assert len({*timed}) == 2 <= len(timed) <= 3
+    assert {trial.candidate for trial in trials} == {by_trials.candidate}
+    assert all(trial.timing and trial.timing.steps >= 6 for trial in trials)
+    again = timed[2:]  # on a busy machine, the second timing may turn two candidates over
+    assert len({*timed[:2]}) == 2
+    assert again == [winner] * len(again)
+    assert by_trials.candidate == winner or again
 
 
 def check_promote(version: str, storage: Storage, url: str) -> None:
@@ -170,7 +172,7 @@ def cancel(folder: Path, storage: Storage) -> runs.Run:
     return run
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import statistics
 import threading
 import time
 from collections.abc import Sequence
@@ -228,12 +229,14 @@ def test_batches_are_launched_ahead_of_the_one_that_is_waited_for(ahead: int) ->
 
 def test_batches_under_way_are_answered_when_it_closes() -> None:
     engine = Launching(0.02)
+    engine.gate.clear()
 
     async def ask_all() -> list[float]:
         asked = batcher(engine, ahead=1, batch_rows=1)
         waiting = [asyncio.ensure_future(score(asked, [("x " * n,)], 10)) for n in (1, 2, 3, 4)]
         while engine.under_way < 2:
             await asyncio.sleep(0.001)
+        engine.gate.set()
         await asyncio.to_thread(asked.close)
         await asyncio.sleep(0.05)
         done = [future.result().scores[0][0] for future in waiting if future.done()]
@@ -246,16 +249,19 @@ def test_batches_under_way_are_answered_when_it_closes() -> None:
     assert engine.under_way == 0
 
 
-@pytest.mark.parametrize("saved", [NOTHING, Saving((1.0,), (0.5,))])
+@pytest.mark.parametrize("saved", [NOTHING, Saving((1.0,), (60.0,))])
 def test_a_lone_text_does_not_wait(saved: Saving) -> None:
+    """Who waits for others waits for longer than a text may take, which is an error then."""
+
     async def ask() -> float:
-        asked = batcher(Summing(), saved=saved)
+        asked, took_s = batcher(Summing(), saved=saved), list[float]()
         await score(asked, [("warm up",)], 10)
-        begin = time.perf_counter()
         for _ in range(20):
+            begin = time.perf_counter()
             await score(asked, [("a b c",)], 10)
+            took_s.append(time.perf_counter() - begin)
         asked.close()
-        return (time.perf_counter() - begin) / 20
+        return statistics.median(took_s)
 
     assert asyncio.run(ask()) < 0.02
 
@@ -274,14 +280,24 @@ def test_texts_of_one_turn_of_the_event_loop_go_together_though_the_engine_is_id
 
 
 def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> None:
+    """The engine is busy until every client that is left has asked."""
+    clients = [0]
+
     def sizes(saved: Saving, turns: int) -> list[int]:
-        engine = Summing(0.05)
+        engine = Summing()
+        clients[0] = 8
         asyncio.run(ask_all(engine, saved, turns))
         return [len(batch) for batch in engine.batches]
 
     async def ask_all(engine: Summing, saved: Saving, turns: int) -> None:
+        def run(rows: Sequence[Row]) -> Logits:
+            found = engine.run(rows)
+            while asked.load.requests < clients[0]:
+                time.sleep(0.001)
+            return found
+
         asked = Batcher(
-            lambda rows: lambda: engine.run(rows),
+            lambda rows: lambda: run(rows),
             Words(),  # type: ignore[arg-type]
             Limits(),
             saving=saved,
@@ -289,7 +305,8 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
 
         async def client() -> None:
             for _ in range(turns):
-                await score(asked, [("a b c",)], 10)
+                await score(asked, [("a b c",)], 60)
+            clients[0] -= 1
 
         first = [asyncio.ensure_future(client()) for _ in range(5)]
         while not engine.begun:
@@ -298,14 +315,14 @@ def test_clients_in_two_groups_become_one_batch_where_batches_cost_much() -> Non
         asked.close()
 
     assert sizes(NOTHING, turns=3) == [5, 3] * 3
-    only_all = Saving((23.0, 24.0), (0.0, 0.05))  # who was not tokenised yet counts too
+    only_all = Saving((23.0, 24.0), (0.0, 5.0))  # who was not tokenised yet counts too
     found = sizes(only_all, turns=40)
     assert found[0] == 5
     assert found[1:20].count(8) > 16
 
 
 def test_a_free_engine_waits_until_as_many_are_back_as_it_answered() -> None:
-    waiting = Waiting(Saving((10.0, 20.0), (0.1, 0.2)))
+    waiting = Waiting(Saving((10.0, 20.0), (0.1, 60.0)))
     waiting.answered([3, 4, 5])
     assert list(waiting.missing) == [3, 4, 5]
     waiting.arrived(2)
@@ -313,12 +330,12 @@ def test_a_free_engine_waits_until_as_many_are_back_as_it_answered() -> None:
     threading.Timer(0.02, waiting.arrived, [1]).start()
     begin = time.monotonic()
     waiting.wait(20)
-    assert time.monotonic() - begin < 0.2
+    assert time.monotonic() - begin < 30
     assert not waiting.missing
     waiting.answered([3, 4, 5])
     begin = time.monotonic()
     waiting.wait(10)  # nobody comes
-    assert 0.1 <= time.monotonic() - begin < 0.3
+    assert 0.1 <= time.monotonic() - begin < 30
 
 
 def test_nobody_is_waited_for_where_nobody_is_missing_or_nothing_is_saved() -> None:
