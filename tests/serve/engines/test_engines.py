@@ -508,6 +508,47 @@ def test_an_engine_that_is_far_too_slow_is_not_checked_on_all_rows(
     assert (alone.engine, alone.trials[0].refusal) == ("torch-bf16", "")
 
 
+class Capturing(Fake):
+    """Captures a graph for each number of rows, which takes long; then a row takes `row_s`."""
+
+    def __init__(self, name: EngineName, row_s: float, clock: list[float]) -> None:
+        super().__init__()
+        self.name, self._row_s, self._clock = name, row_s, clock
+        self._captured = set[int]()
+
+    def run(self, rows: list[Row]) -> Logits:
+        """Gives the logits of Fake."""
+        self._clock[0] += self._row_s * len(rows)
+        if len(rows) not in self._captured:
+            self._clock[0] += 2.0
+            self._captured.add(len(rows))
+        return super().run(rows)
+
+
+def test_an_engine_is_not_judged_by_what_capturing_its_shapes_takes(
+    factory: EngineFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As fp16 after bf16 on a GPU without bf16 in hardware."""
+    clock = [0.0]
+    monkeypatch.setattr("serve.engines.selection.time.perf_counter", lambda: clock[0])
+    engines: dict[EngineName, Fake] = {
+        "torch-bf16": Capturing("torch-bf16", 3e-3, clock),
+        "torch-fp16": Capturing("torch-fp16", 1e-3, clock),
+        "torch-fp32": Capturing("torch-fp32", 2e-3, clock),
+    }
+
+    class Three(EngineFactory):
+        def make(self, name: EngineName, sample: EvalSample) -> Engine:
+            return engines[name]
+
+    three = Three(factory.model, tmp_path, factory.tokenizer, "cpu", 1)
+    sample = EvalSample(GATE.rows, GATE.labels, acceptance.scores(Fake(), GATE.rows, 32))
+    choice = selection.choose(three, tuple(engines), sample)
+    assert choice.engine == "torch-fp16"
+    assert choice.texts_per_s == pytest.approx(1000, rel=0.01)
+    assert [trial.alone_ms is not None for trial in choice.trials] == [True, True, False]
+
+
 def test_an_engine_that_cannot_be_made_is_told_and_left_out(
     factory: EngineFactory, sample: EvalSample, tmp_path: Path
 ) -> None:
