@@ -49,7 +49,6 @@ Fine-tuned from `{base}` by Winnow, run `{run}`.
 ```
 """
 
-
 HARNESS = ("", "| task of lm-evaluation-harness | value |", "| --- | --- |")
 """Head of the card's table of the harness."""
 
@@ -78,21 +77,9 @@ def publish(
         thresholds = _thresholds(partial, labels)
         card = _card(spec, base, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
         (partial / "README.md").write_text(card, encoding="utf-8")
-        version = ModelVersion(
-            name=spec.name,
-            id="",
-            path="",
-            labels=labels,
-            is_pair=len(spec.data.text_columns) == 2,
-            max_length=spec.data.max_length,
-            task=spec.task.name,
-            metrics=checkpoint.metrics,
-            thresholds=thresholds,
-        )
-        job = spec.model_dump(mode="json", exclude_unset=True)
         details = {
-            "version": asdict(version),
-            "job": job,
+            "version": asdict(_without_place(spec, checkpoint, labels, thresholds)),
+            "job": spec.model_dump(mode="json", exclude_unset=True),
             "base": base,
             "run": run_id,
             "step": checkpoint.step,
@@ -109,6 +96,26 @@ def publish(
         storage.objects, spec.name, LATEST, lambda _: identity, operation=run_id, by=owner()
     )
     return read(storage, spec.name, identity)
+
+
+def _without_place(
+    spec: JobSpec,
+    checkpoint: CheckpointRef,
+    labels: tuple[str, ...],
+    thresholds: tuple[float, ...],
+) -> ModelVersion:
+    """Returns what is known of a version before it has a place, and so an id."""
+    return ModelVersion(
+        name=spec.name,
+        id="",
+        path="",
+        labels=labels,
+        is_pair=len(spec.data.text_columns) == 2,
+        max_length=spec.data.max_length,
+        task=spec.task.name,
+        metrics=checkpoint.metrics,
+        thresholds=thresholds,
+    )
 
 
 def copy(name: str, checkpoint: Path, run_id: str, storage: Storage) -> Path:
