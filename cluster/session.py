@@ -25,6 +25,8 @@ class Connection:
 
     address: str
     serve_port: int
+    is_local: bool = False
+    """Whether it is the local cluster, whose workers share the caches of this machine."""
 
 
 @contextlib.contextmanager
@@ -62,6 +64,20 @@ def connect(
         _check_ray_is_not_loaded()
         os.environ.update(local.environment())
     assert address
+    dashboard = _join(address)
+    import ray
+
+    try:
+        if cluster is None and insecure_local is not None:  # the local cluster has a token
+            access.require_tokens(dashboard, insecure_local=insecure_local)
+        port = cluster.serve_port if cluster else local.SERVE_PORT
+        yield Connection(address, port, is_local=cluster is not None)
+    finally:
+        ray.shutdown()
+
+
+def _join(address: str) -> str:
+    """Connect this process to a cluster; returns the address of Ray's dashboard."""
     import ray
     import ray.exceptions
 
@@ -80,12 +96,7 @@ def connect(
             f"the Ray cluster at {address} cannot be joined: {reason}; {access.TOKEN_HINT}"
         ) from None
     _keep_off_stdout()
-    try:
-        if cluster is None and insecure_local is not None:  # the local cluster has a token
-            access.require_tokens(str(context.dashboard_url), insecure_local=insecure_local)
-        yield Connection(address, cluster.serve_port if cluster else local.SERVE_PORT)
-    finally:
-        ray.shutdown()
+    return str(context.dashboard_url)
 
 
 def _keep_off_stdout() -> None:

@@ -68,6 +68,8 @@ class Console:
             count=count,
             text=text,
         )
+        if is_last and len(self._tasks) > 1:
+            self._bars.remove_task(self._tasks.pop(notice.stage))
 
     def _begin_bar(self, stage: str, text: str = "") -> None:
         """Show a moving bar in place of those of other stages, until progress is known."""

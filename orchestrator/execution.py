@@ -17,6 +17,7 @@ from orchestrator.context import Context
 from orchestrator.decisions.leases import Devices, KeptWorkers, Ticket
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
+from orchestrator.prefetching import Prefetching
 from orchestrator.records import cancellation, inputs, lease, run_log, runs
 from orchestrator.records.cancellation import Request
 from orchestrator.records.owner import owner
@@ -59,20 +60,20 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
         owned(spec, beginning, notify) as run,
         run_log.kept(run, notify) as tell,
         notifications.sent(spec, run, tell) as tell,
-        connected(place, tell, _load_training) as cluster,
+        _connected(Prefetching(spec, run, tell), place, tell) as cluster,
+        _queued(spec, run) as devices,
+        _kept_workers(spec, run) as workers,
     ):
-        tell(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
-        with _queued(spec, run) as devices, _kept_workers(spec, run) as workers:
-            yield Context(
-                spec,
-                run,
-                run.storage,
-                tell,
-                cluster.serve_port,
-                accepts_changes=beginning.accept_changes,
-                devices=devices,
-                workers=workers,
-            )
+        yield Context(
+            spec,
+            run,
+            run.storage,
+            tell,
+            cluster.serve_port,
+            accepts_changes=beginning.accept_changes,
+            devices=devices,
+            workers=workers,
+        )
 
 
 @contextlib.contextmanager
@@ -206,11 +207,24 @@ def connected(
         yield cluster
 
 
-def _load_training() -> None:
-    """Import torch, transformers and Ray's libraries, which take as long as Ray's start."""
-    with contextlib.suppress(Exception):  # shown where it is imported for use
-        for module in ("jobs.training.session", "orchestrator.pipeline"):
-            importlib.import_module(module)
+@contextlib.contextmanager
+def _connected(
+    prefetching: Prefetching, place: Place, notify: Notify
+) -> Iterator[session.Connection]:
+    """A connection, with what trains imported, and caches that fill where workers share them."""
+
+    def load() -> None:
+        """Import torch, transformers and Ray's libraries, which take as long as Ray's start."""
+        with contextlib.suppress(Exception):  # shown where it is imported for use
+            for module in ("jobs.training.session", "orchestrator.pipeline"):
+                importlib.import_module(module)
+            prefetching.begin()
+
+    with connected(place, notify, load) as cluster:
+        notify(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
+        if cluster.is_local:
+            load()
+        yield cluster
 
 
 def training_alone(spec: JobSpec) -> JobSpec:

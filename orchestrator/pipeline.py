@@ -176,11 +176,16 @@ def train_stage(
 def _meanwhile() -> Iterator[Callable[..., Any]]:
     """Yields a function that begins a call in a thread, where one call follows another.
 
-    The end of the block waits for them; an error of one is raised unless the block raises one.
+    The end of the block waits for them; an error of one is raised unless the block raises one. Once
+    the run is interrupted, no further call begins.
     """
     with ThreadPoolExecutor(max_workers=1) as pool:
         begun = list[Future[Any]]()
-        yield lambda work, *given: begun.append(pool.submit(work, *given))
+        try:
+            yield lambda work, *given: begun.append(pool.submit(work, *given))
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=not isinstance(error, Exception))
+            raise
         for each in begun:
             each.result()
 
@@ -203,8 +208,11 @@ def _tracked(context: Context) -> Iterator[Context]:
 
 
 def _measured(context: Context) -> Context:
-    """The same, with its progress told to Prometheus too, and from one thread at a time."""
-    teller, notify, lock = GaugePublisher(), context.notify, threading.Lock()
+    """The same, with its progress told to Prometheus too, and from one thread at a time.
+
+    A signal's handler may tell something while its own thread does.
+    """
+    teller, notify, lock = GaugePublisher(), context.notify, threading.RLock()
     pace = Pace(PUBLISH_EVERY_S, context.clock)
 
     def tell(notice: Notice) -> None:

@@ -1,33 +1,24 @@
 """The speed half of a sweep: probes of candidates, read back or run."""
 
-import concurrent.futures
-import contextlib
 import functools
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.placement import Placement
 from jobs.errors import ClusterError, TrainingError
 from orchestrator.availability import Availability
 from orchestrator.context import Context
-from orchestrator.decisions import compiling, overlap, predict
+from orchestrator.decisions import compiling, predict
 from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.leases import Taken
 from orchestrator.decisions.measurement import NOT_COMPILABLE, Launch, Measurement
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.resolve import training_config
-from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.notices import StageFinished, StageStarted
 from orchestrator.records.store import Store, is_same_environment
 from orchestrator.speeds import Speeds
 from orchestrator.stages import speed
-from orchestrator.stages.secrets import secrets_of
-from orchestrator.stages.workers import Workers
-
-ABANDON_EVERY_S = 1.0
-"""How often probes beside trials that fail are told to end."""
 
 
 def probe(
@@ -67,9 +58,9 @@ def _probe(
         _take_over(context, plan.candidates, speeds, Store(context.storage))
 
     def first_free(placements: Sequence[Placement]) -> Taken | None:
-        if _must_end(speeds, placements):
+        if must_end(speeds, placements):
             return None
-        if leaves_rest and beside_trials(context, speeds, placements):
+        if leaves_rest and speeds.beside_trials(placements):
             left.extend(placements)
             return None
         return devices.first_free(placements)
@@ -80,7 +71,7 @@ def _probe(
             speeds.take, speeds.take_launch, give_up, context.remark, first_free
         )
         speed.measure(context.spec, todo, context.run.folder, findings, workers=context.workers)
-    _keep_firsts(context, speeds, plan.candidates)
+    keep_firsts(context, speeds, plan.candidates)
     firsts = [speeds.measured[c.id][0] for c in plan.candidates if c.id in speeds.measured]
     unprobed, given_up = sum(bool(m.slower) for m in firsts), sum(m.is_given_up for m in firsts)
     counts = {"given up early": given_up, "not needed": unprobed}
@@ -90,72 +81,9 @@ def _probe(
     return speeds, tuple(left)
 
 
-def _must_end(speeds: Speeds, placements: Sequence[Placement]) -> bool:
+def must_end(speeds: Speeds, placements: Sequence[Placement]) -> bool:
+    """Whether the budget leaves too little for probes on placements; told when it does."""
     return speeds.must_end(f"probes on {', '.join(placement.name for placement in placements)}")
-
-
-def beside_trials(
-    context: Context, speeds: Speeds, left: Sequence[Placement]
-) -> tuple[Placement, ...]:
-    """Returns the placements among those left that can be probed beside trials now."""
-    return overlap.beside_trials(
-        context.spec, speeds.plan, speeds.predictions, left, context.devices.has_room
-    )
-
-
-@contextlib.contextmanager
-def probing_beside(
-    context: Context, speeds: Speeds, placements: Sequence[Placement]
-) -> Iterator[None]:
-    """Probes other placements in a thread, inside the block.
-
-    It takes free devices by a lease of its own, and waits for none. Meanwhile nothing else may use
-    `speeds`. The end of the block waits for the probes and raises what they raise.
-    """
-    todo = [c for c in speeds.unmeasured if c.placement in placements]
-    if not todo:
-        yield
-        return
-    context.remark(f"{', '.join(each.name for each in placements)}: probed while trials run")
-    devices, is_over = context.devices.beside(), threading.Event()
-    workers = Workers(
-        secrets_of(context.spec), context.run.folder, context.spec.wait.timeout.total_seconds()
-    )
-
-    def first_free(options: Sequence[Placement]) -> Taken | None:
-        if is_over.is_set() or _must_end(speeds, options):
-            return None
-        taken = devices.take(options)
-        return taken if isinstance(taken, Taken) else None
-
-    callbacks = speed.ProbeCallbacks(
-        speeds.take, speeds.take_launch, speeds.give_up, context.remark, first_free
-    )
-    try:
-        with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-            probing = pool.submit(
-                speed.measure,
-                context.spec,
-                todo,
-                context.run.folder,
-                callbacks,
-                workers=workers,
-            )
-            try:
-                yield
-            except BaseException:
-                is_over.set()
-                while not probing.done():  # workers may just start
-                    workers.abandon()
-                    concurrent.futures.wait([probing], ABANDON_EVERY_S)
-                raise
-            probing.result()
-    finally:
-        workers.close()
-        devices.leave()
-    for launch in workers.launches():
-        speeds.take_launch(launch)
-    _keep_firsts(context, speeds, todo)
 
 
 def probe_compiled(context: Context, speeds: Speeds, devices: Availability) -> None:
@@ -227,7 +155,7 @@ def _take_over(
                 speeds.take_launch(replace(found.launch, is_reused=True))
 
 
-def _keep_firsts(context: Context, speeds: Speeds, candidates: Sequence[Candidate]) -> None:
+def keep_firsts(context: Context, speeds: Speeds, candidates: Sequence[Candidate]) -> None:
     """Keep the first measurement of candidates for later runs."""
     store = Store(context.storage)
     for candidate in candidates:
@@ -256,13 +184,12 @@ def confirm(
     plan: Plan,
     speeds: Speeds,
     winner: Winner,
-    trials: Sequence[TrialResult],
     devices: Availability,
 ) -> bool:
     """Time the best again right before the choice, and a third time where that disagrees.
 
     Steps of its trials count as the second timing. Returns whether anything was timed; a failure
-    only leaves the first timing as it is. `trials` count as spent.
+    only leaves the first timing as it is.
     """
     timed = False
     for attempts in (2, 3):
@@ -272,7 +199,7 @@ def confirm(
             if len(speeds.timings(name)) < attempts
             and (attempts == 2 or predict.are_apart(speeds.timings(name)))
         ]
-        if todo and not speeds.must_end("timing again", trials):
+        if todo and not speeds.must_end("timing again"):
             timed = _time_again(context, speeds, todo, devices) or timed
     return timed
 

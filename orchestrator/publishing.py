@@ -10,7 +10,7 @@ from jobs.spec import JobSpec
 from jobs.spec.serve import ServeSpec
 from jobs.storage import manifest
 from jobs.storage.storage import Storage
-from jobs.training.events import Event, Metered, Saved
+from jobs.training.events import Event, Interrupted, Metered, Saved, Started
 from orchestrator import hub
 from orchestrator.context import Context
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
@@ -57,7 +57,7 @@ class Ahead:
     """
 
     def __init__(self, context: Context) -> None:
-        self._context, self._has_trained = context, False
+        self._context, self._has_left, self._has_trained = context, False, False
         self._pool = ThreadPoolExecutor(max_workers=2)
         self._serve: Future[None] | None = None
         self._copy: tuple[Path, Future[Path]] | None = None
@@ -71,7 +71,11 @@ class Ahead:
 
     def take(self, event: Event) -> None:
         """Begin what an event of the fit allows, and return at once."""
-        if isinstance(event, Metered):
+        if isinstance(event, Started):  # maybe after an attempt that ended early
+            self._has_left = self._has_trained = False
+        elif isinstance(event, Interrupted):
+            self._has_left = True
+        elif isinstance(event, Metered) and not self._has_left:
             self._has_trained = True
             if self._context.spec.serve and self._serve is None:
                 self._serve = self._pool.submit(self._start)

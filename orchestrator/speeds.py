@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from cluster.placement import Placement
 from jobs.training.probing.timing import GiveUp
 from orchestrator.context import Context
-from orchestrator.decisions import budget, predict, search, trial_times
+from orchestrator.decisions import budget, overlap, predict, search, trial_times
 from orchestrator.decisions.candidate import Candidate
 from orchestrator.decisions.measurement import Launch, Measurement, Prediction
 from orchestrator.decisions.plan import Plan
@@ -25,6 +26,8 @@ class Speeds:
             self.measured.setdefault(found.candidate, []).append(found)
         recorded = context.run.read_all("trial_timings", Measurement)
         self._by_trials = {found.candidate: found for found in recorded}
+        self.trials = list(context.run.read_all("trials", TrialResult))
+        """All trials so far, whose cost is spent."""
         """By candidate: what its trials measured; `measured` has probes only."""
         self.plan = plan.trying(self.measured)
         """The plan, with the compiled candidates that were tried."""
@@ -118,16 +121,28 @@ class Speeds:
         for launch in self._context.workers.launches() if self._context.workers else ():
             self.take_launch(launch)
 
-    def must_end(self, what: str, trials: Sequence[TrialResult] = ()) -> bool:
+    def must_end(self, what: str) -> bool:
         """Whether the budget leaves too little for `what` next; told when it does."""
         context = self._context
-        cost = budget.sweep_cost_usd(self.plan, self.every, self.launches, trials)
+        cost = budget.sweep_cost_usd(self.plan, self.every, self.launches, self.trials)
         kept_s = context.spec.train.eval.harness_s
         spent = budget.Spent(context.clock() - context.began + kept_s, cost)
         is_over = budget.ends_sweep(context.spec.budget, spent, self.predictions)
         if is_over:
             context.remark(f"no {what}: the budget is kept for the full run")
         return is_over
+
+    def beside_trials(self, left: Sequence[Placement]) -> tuple[Placement, ...]:
+        """Returns the placements among those left to probe that can be probed beside trials now."""
+        workers, has_room = self._context.workers, self._context.devices.has_room
+        return overlap.beside_trials(
+            self._context.spec,
+            self.plan,
+            self.predictions,
+            left,
+            has_room,
+            lambda own: bool(workers and workers.serves(own)) or has_room(own),
+        )
 
     def give_up(self, candidate: Candidate) -> GiveUp:
         """What the probe of a candidate compares it with, to stop early."""

@@ -1,6 +1,7 @@
 """The sweep: probe every candidate, try what changes learning, choose."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cluster.placement import Placement
@@ -14,14 +15,8 @@ from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
 from orchestrator.decisions.sweep import Sweep
 from orchestrator.notices import Progress, StageFinished, StageStarted
-from orchestrator.probing import (
-    beside_trials,
-    confirm,
-    probe,
-    probe_compiled,
-    probe_until_trials,
-    probing_beside,
-)
+from orchestrator.probing import confirm, probe, probe_compiled, probe_until_trials
+from orchestrator.probing_beside import probing_beside
 from orchestrator.records import receipt_text, runs
 from orchestrator.speeds import Speeds
 from orchestrator.stages import hyperparameter_search
@@ -53,7 +48,7 @@ def _swept(context: Context, plan: Plan) -> Sweep:
     plan = speeds.plan
     trials = trials or _try(context, plan, speeds, devices)
     winner = _choose(context, plan, devices, speeds, trials)
-    if confirm(context, plan, speeds, winner, trials, devices):
+    if confirm(context, plan, speeds, winner, devices):
         winner = _choose(context, plan, devices, speeds, trials)
     duration = context.clock() - begin
     run.write("sweep_duration", duration)
@@ -188,11 +183,14 @@ def _try(
         return ()
     found = [t for t in context.run.read_all("trials", TrialResult) if not t.failure]
     total = search.trial_count(spec)
-    if len(found) < total and speeds.must_end("more trials", found):
+    if len(found) < total and speeds.must_end("more trials"):
         return tuple(found)
     taken = None
     while taken is None:
-        candidate = select.quality_candidate(plan, devices.available(speeds.predictions))
+        able = devices.available(speeds.predictions)
+        if left and not able:
+            return ()  # what is left is probed first
+        candidate = select.quality_candidate(plan, able)
         taken = devices.await_free(candidate, max(1, total - len(found)))
     rows = max(m.train_rows for m in speeds.measurements)
     length = search.trial_budget(spec, rows, speeds.evaluation_steps(candidate))
@@ -204,11 +202,15 @@ def _try(
 
     def take(trial: TrialResult) -> None:
         found.append(trial)
+        speeds.trials.append(trial)
         context.run.append("trials", trial)
         context.tracking.log_trial(spec, trial)
         context.notify(Progress("trials", len(found), total, _trial_text(trial), is_result=True))
 
-    with probing_beside(context, speeds, beside_trials(context, speeds, left)):
+    with (
+        _launches_told(speeds),
+        probing_beside(context, speeds, speeds.beside_trials(left) if left else ()),
+    ):
         hyperparameter_search.run_trials(
             spec,
             candidate,  # on any node of its kind, as the leased one may be lost meanwhile
@@ -219,10 +221,18 @@ def _try(
             on_trial=take,
             workers=context.workers,
         )
-    speeds.take_launches()
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     speeds.take_trials(found[known:])  # what other processes timed may be old
     return tuple(found)
+
+
+@contextlib.contextmanager
+def _launches_told(speeds: Speeds) -> Iterator[None]:
+    """Records the starts and ends of the run's workers at the end of the block, however it ends."""
+    try:
+        yield
+    finally:
+        speeds.take_launches()
 
 
 def _trial_text(trial: TrialResult) -> str:

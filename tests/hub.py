@@ -77,6 +77,7 @@ def application(hub: Hub) -> fastapi.FastAPI:
         return answer
 
     _add_repositories(api, hub)
+    _add_reading(api, hub)
     _add_files(api, hub)
     return api
 
@@ -126,6 +127,22 @@ def _about(hub: Hub, name: str) -> fastapi.Response:
     names = [{"rfilename": path} for path in known.files]
     about = {"id": name, "private": known.private, "siblings": names, "sha": "0" * 40, "tags": []}
     return fastapi.responses.JSONResponse(about)
+
+
+def _add_reading(api: fastapi.FastAPI, hub: Hub) -> None:
+    @api.get("/api/models/{owner}/{name}/tree/{revision}/{folder:path}")
+    def no_folder(owner: str, name: str, revision: str, folder: str) -> fastapi.Response:
+        return fastapi.Response(status_code=404, headers={"X-Error-Code": "EntryNotFound"})
+
+    @api.api_route("/{owner}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+    def resolve(owner: str, name: str, revision: str, path: str) -> fastapi.Response:
+        known = hub.repositories.get(f"{owner}/{name}")
+        if known is None or path not in known.files:
+            missing = "EntryNotFound" if known else "RepoNotFound"
+            return fastapi.Response(status_code=404, headers={"X-Error-Code": missing})
+        content = known.files[path]
+        headers = {"ETag": f'"{oid(path, content)}"', "X-Repo-Commit": "0" * 40}
+        return fastapi.Response(content, headers=headers)
 
 
 def _add_files(api: fastapi.FastAPI, hub: Hub) -> None:

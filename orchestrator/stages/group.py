@@ -6,7 +6,7 @@ import os
 import queue as queues
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ BUSY_TIMEOUT_S = 120.0
 POLL_S = 1.0
 END_TIMEOUT_S = 20.0
 """How long a group may take to end after its devices were released."""
+END_POLL_S = 0.1
+"""How often it is looked whether a group has ended."""
 SILENCE_S = 60
 """A worker that does not answer Ray for this long counts as hung."""
 
@@ -161,7 +163,7 @@ def _batches(start: Start) -> Generator[list[Event], None, None]:
             else:
                 yield message
     finally:
-        _end(thread, members.ids)
+        _end(thread, members, messages)
         for channel in (messages, orders):
             if channel is not None:
                 channel.shutdown(force=True)
@@ -253,9 +255,18 @@ def _drain(
             raise GroupError(lost) from None
 
 
-def _end(thread: threading.Thread, groups: Iterable[str]) -> None:
-    """End the group and its thread: a thread that waits on Ray crashes this process at shutdown."""
-    if thread.is_alive():
-        for placement_group in groups:
+def _end(thread: threading.Thread, members: Members, messages: ray.util.queue.Queue) -> None:
+    """End the group and its thread: a thread that waits on Ray crashes this process at shutdown.
+
+    A group that has only begun to start is known by its first message.
+    """
+    deadline, released = time.monotonic() + END_TIMEOUT_S, set[str]()
+    while thread.is_alive() and time.monotonic() < deadline:
+        for placement_group in members.ids - released:
             release(placement_group)  # its workers die, and fit() returns
-        thread.join(timeout=END_TIMEOUT_S)
+            released.add(placement_group)
+        with contextlib.suppress(queues.Empty, ray.exceptions.RayError):
+            message = None if members.ids else messages.get(timeout=POLL_S)
+            if isinstance(message, WorkerStarted):
+                members.add(message)
+        thread.join(timeout=END_POLL_S)

@@ -38,7 +38,11 @@ class Standing:
 
 
 def follow(standing: Standing, report: Callable[[Any], None]) -> None:
-    """The work of a kept group: runs orders until it has the order to leave."""
+    """The work of a kept group: runs orders until it has the order to leave.
+
+    It tells again and again that it is ready, which fails once nobody listens any more, and so ends
+    a group that was given up while it started.
+    """
     with join(standing.device) as world:
         if world.is_main:
             report(WorkersReady())
@@ -46,6 +50,8 @@ def follow(standing: Standing, report: Callable[[Any], None]) -> None:
         while (item := desk.next()) != LEAVE:
             if isinstance(item, Order):
                 desk.carry_out(item, report)
+            elif world.is_main:
+                report(WorkersReady())
 
 
 class _Desk:

@@ -30,8 +30,9 @@ from orchestrator.decisions.leases import (
 )
 from orchestrator.stages.devices import ON_HEAD, worker_resources
 
-NAME, NAMESPACE = "queue-2", "winnow"
-"""The number changes with the methods of the actor, which outlives the release that starts it."""
+NAME, NAMESPACE = "queue-3", "winnow"
+"""The number changes with the methods of the actor and what they take; it outlives the release that
+starts it."""
 ANSWER_S = 60.0
 """How long the queue may take to answer, also while it starts."""
 LEAVE_S = 2.0

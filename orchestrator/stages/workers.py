@@ -54,13 +54,16 @@ class Workers:
         self._line: Line | None = None
         self._shift: _Shift | None = None
         self._launches: list[Launch] = []
+        self._lock = threading.RLock()
+        """Held while workers are started or ended, which two threads may do."""
 
     @property
     def line(self) -> Line:
         """Gives orders to the workers, from any process of the run."""
-        if self._line is None:
-            self._line = Line(queue_here(), queue_here())
-        return self._line
+        with self._lock:
+            if self._line is None:
+                self._line = Line(queue_here(), queue_here())
+            return self._line
 
     @property
     def warm(self) -> str:
@@ -84,6 +87,10 @@ class Workers:
 
         Workers on another placement are ended.
         """
+        with self._lock:
+            self._on(placement, is_fresh=is_fresh)
+
+    def _on(self, placement: Placement, *, is_fresh: bool) -> None:
         shift = self._shift
         is_lost = shift is not None and (shift.thread is None or not shift.thread.is_alive())
         if shift and not is_fresh and not is_lost and _serves(shift.placement, placement):
@@ -109,6 +116,10 @@ class Workers:
 
     def close(self) -> None:
         """End the workers, if there are any."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
         shift, self._shift = self._shift, None
         if shift is None:
             return

@@ -194,7 +194,7 @@ def test_a_measured_placement_that_stays_busy_while_it_is_confirmed_may_still_wi
     best = plan.candidate(winner.candidate.id)
     with held(plan, best.placement.name):
         again = replace(winner, finalists=(best.id,))
-        assert not confirm(context, plan, speeds, again, (), available)
+        assert not confirm(context, plan, speeds, again, available)
     why = "an endpoint or another program holds devices"
     told = f"{best.placement.name} stayed busy for 1s ({why}); what was measured before counts"
     assert remarks == [told]

@@ -78,6 +78,11 @@ def test_a_terminal_has_a_bar_while_a_stage_is_waited_for_and_keeps_results_abov
         assert "loss 0.5" in lines[-1]
         console(StageFinished("fit", "done"))
         assert not console._bars.tasks
+        console(StageStarted("trials", "2 trials"))
+        console(Progress("probe", 1, 2))
+        assert [task.description for task in console._bars.tasks] == ["trials", "probe"]
+        console(Progress("probe", 2, 2))
+        assert [task.description for task in console._bars.tasks] == ["trials"]
 
 
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jobs.errors import CheckpointError
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage, open_storage
-from jobs.training.events import CheckpointRef, Event, Metered, Saved
+from jobs.training.events import CheckpointRef, Event, Interrupted, Metered, Saved, Started
 from jobs.training.loop import train
 from orchestrator.context import Context
 from orchestrator.publishing import Ahead, publish_stage
@@ -83,6 +83,22 @@ def test_a_checkpoint_that_is_not_the_last_is_not_copied(
     with Ahead(context) as ahead:
         ahead.take(Saved(3, str(checkpoint)))
         assert ahead.copy_of(checkpoint) is None
+
+
+def test_what_an_attempt_saves_as_it_leaves_is_not_copied(
+    context: Context, trained: Trained, checkpoint: Path
+) -> None:
+    """It tells its speed too; the next attempt's earlier checkpoints are not the last ones."""
+    (metered,) = (event for event in trained[1] if isinstance(event, Metered))
+    (started,) = (event for event in trained[1] if isinstance(event, Started))
+    saved = Saved(3, str(checkpoint))
+    with Ahead(context) as ahead:
+        for event in (started, Interrupted(3), metered, saved, started, saved):
+            ahead.take(event)
+        assert ahead._copy is None
+        for event in (metered, saved):
+            ahead.take(event)
+        assert ahead._copy
 
 
 def test_a_copy_that_is_not_published_is_removed(

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from cluster.placement import Placement
 from jobs.spec import JobSpec
 from jobs.storage.storage import open_storage
 from jobs.training.events import CheckpointRef
 from orchestrator.context import Context
 from orchestrator.decisions import predict, select
+from orchestrator.decisions.leases import Unqueued
 from orchestrator.decisions.measurement import Interval, Launch, Measurement
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.trial_times import TrialTiming
@@ -21,6 +23,7 @@ from orchestrator.records.receipt import FitResult, write_receipt
 from orchestrator.records.receipt_text import receipt_text
 from orchestrator.records.runs import Run
 from orchestrator.speeds import Speeds
+from orchestrator.stages import speed as speed_stage
 from tests.builders import any_of, inventory, job, measurement, plan_of, speed, sweep, trial
 
 ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
@@ -28,14 +31,14 @@ ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
 
 def trials_job(**fields: Any) -> JobSpec:
     """A job with one candidate to probe and two trials of the learning rate."""
-    return job(
-        train__precision="fp16",
-        train__micro_batch_size=16,
-        resources__any_of=any_of("T4:1"),
-        prices={"T4": 3.6},
-        sweep=sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
-        **fields,
-    )
+    values: dict[str, Any] = {
+        "train__precision": "fp16",
+        "train__micro_batch_size": 16,
+        "resources__any_of": any_of("T4:1"),
+        "prices": {"T4": 3.6},
+        "sweep": sweep({"train.optimizer.lr": [1e-5, 1e-4]}, trials=2),
+    }
+    return job(**{**values, **fields})
 
 
 def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
@@ -59,6 +62,47 @@ def test_trials_of_an_interrupted_run_count_though_the_budget_allows_no_more(
     ]
     assert told == [Remark("no more trials: the budget is kept for the full run")]
     assert not stage.Speeds(context, plan).must_end("anything")
+
+
+class SomeFree(Unqueued):
+    """Devices of which only some placements are free."""
+
+    def __init__(self, *free: str) -> None:
+        self._free = free
+
+    def has_room(self, placement: Placement) -> bool:
+        return placement.name in self._free
+
+
+@pytest.mark.parametrize(
+    ("free", "left"), [(["L40S:1", "T4:1"], ["T4:1"]), (["T4:1"], []), (["L40S:1"], [])]
+)
+def test_trials_begin_before_all_is_probed_only_if_their_own_devices_can_be_had(
+    free: list[str], left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise what is left is probed first; of a node that is lost then, trials wait for none."""
+    from orchestrator import sweeping as stage
+    from orchestrator.availability import Availability
+
+    spec, told = trials_job(resources__any_of=any_of("L40S:1", "T4:1")), list[Notice]()
+    plan, storage = plan_of(spec, inventory(L40S=1, T4=1)), open_storage(tmp_path)
+    first, second = (candidate.id for candidate in plan.probing_order)
+
+    def measure(_: JobSpec, todo: Any, __: Path, callbacks: Any, **___: Any) -> None:
+        for candidate in todo:
+            if callbacks.first_free([candidate.placement]):
+                callbacks.on_measurement(measurement(candidate.id))
+
+    monkeypatch.setattr(speed_stage, "measure", measure)
+    context = Context(spec, Run("r", storage), storage, told.append, 0, devices=SomeFree(*free))
+    context.run.append("measurements", measurement(first))
+    devices = Availability(context, plan)
+    speeds, found = stage.probe_until_trials(context, plan, devices)
+    assert [placement.name for placement in found] == left
+    assert (second in speeds.measured) == (not left)
+    devices.busy.add("L40S:1")
+    if left:
+        assert stage._try(context, plan, speeds, devices, found) == ()
 
 
 def test_a_resumed_run_expects_to_start_workers_and_pays_for_each_start_once(

@@ -14,9 +14,17 @@ CHEAPEST, CHEAP, DEAR, PAIR = "L40S:1", "T4:1", "A100-80GB:1", "A100-80GB:2"
 
 
 def beside(
-    probed: str, *left: str, space: dict[str, Any] = LR, full: str = "", fails: bool = False
+    probed: str,
+    *left: str,
+    space: dict[str, Any] = LR,
+    full: str = "",
+    fails: bool = False,
+    is_lost: bool = False,
 ) -> list[str]:
-    """Names of what is probed beside trials after one placement; a full one has no room."""
+    """Names of what is probed beside trials after one placement; a full one has no room.
+
+    A placement that is lost cannot be had for the trials.
+    """
     tries = sweep(space, trials=2)
     asked = any_of(PAIR, DEAR, CHEAP, CHEAPEST)
     spec = job(train__precision="fp16", resources__any_of=asked, sweep=tries)
@@ -29,6 +37,7 @@ def beside(
         [prediction(name, time_s=100, cost_usd=1) for name in own],
         options,
         lambda placement: placement.name != full,
+        lambda placement: not is_lost,
     )
     return sorted(placement.name for placement in found)
 
@@ -55,5 +64,13 @@ def test_trials_that_are_not_decided_wait_for_all_probes(space: dict[str, Any]) 
     assert beside(CHEAPEST, CHEAP, space=space) == []
 
 
-def test_trials_wait_while_nothing_has_a_prediction() -> None:
+def test_trials_wait_while_nothing_has_a_prediction_or_their_devices_are_lost() -> None:
     assert beside(CHEAPEST, CHEAP, fails=True) == []
+    assert beside(CHEAPEST, CHEAP, is_lost=True) == []
+
+
+def test_trials_wait_where_compiling_may_make_them_cheaper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(overlap.compiling, "to_probe", lambda *_: ("a compiled candidate",))
+    assert beside(CHEAPEST, CHEAP) == []

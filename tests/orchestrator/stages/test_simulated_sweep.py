@@ -126,9 +126,11 @@ def a_run(spec: JobSpec, folder: Path, tell: Notify) -> Iterator[Context]:
     storage, workers = open_storage(folder), Workers(Secrets(), folder, 60.0)
     devices = queue_actor.LeasedDevices(Ticket("r", spec.name, "ann", 0, 1e9))
     run = Run("r", storage)
-    with contextlib.closing(workers):
-        yield Context(spec, run, storage, tell, 0, devices=devices, workers=workers)
-    devices.leave()
+    try:
+        with contextlib.closing(workers):
+            yield Context(spec, run, storage, tell, 0, devices=devices, workers=workers)
+    finally:
+        devices.leave()
     assert not [each for each in queue_actor.entries() if each.run == "r"]
     # a worker that is only starting ends once it has started
     assert eventually(lambda: _worker_groups_left() == [], within_s=120)
@@ -155,11 +157,9 @@ def test_another_placement_is_probed_while_trials_run(
     with a_run(spec, tmp_path, tell) as context:
         found = sweeping.run_sweep(context, plan)
         launches = context.run.read_all("launches", Launch)
-        assert context.workers
-        assert context.workers.warm == first  # where the trials ran
-    beside = [isinstance(n, Remark) and n.text.startswith(f"{second}: ") for n in told]
+    starts = [isinstance(n, Remark) and f"{second}: starting workers" in n.text for n in told]
     trials = [isinstance(n, Progress) and n.stage == "trials" for n in told]
-    assert beside.index(True) < trials.index(True)
+    assert starts.index(True) < trials.index(True)
     assert tuple(sorted((first, second))) in leased
     assert {m.candidate for m in found.measurements} == {c.id for c in plan.candidates}
     assert [trial.candidate.split("/")[0] for trial in found.trials] == [first, first]
@@ -170,7 +170,7 @@ def test_probes_beside_trials_that_are_interrupted_end_with_them(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
     from cluster.discovery import discover
-    from orchestrator.probing import probing_beside
+    from orchestrator.probing_beside import probing_beside
     from orchestrator.speeds import Speeds
 
     spec = sweep_job(reviews, tiny_model, "L40S:1")
@@ -183,7 +183,7 @@ def test_probes_beside_trials_that_are_interrupted_end_with_them(
             begins.set()
 
     def interrupt() -> None:
-        assert begins.wait(60)
+        assert begins.wait(240)
         raise KeyboardInterrupt
 
     with a_run(spec, tmp_path, tell) as context:
@@ -552,7 +552,7 @@ def test_a_second_timing_that_fails_leaves_the_first_and_the_sweep_goes_on(
     speeds = Speeds(context, plan)
     winner = select.Winner(best, {}, None, "", finalists=(best.id,))
     available = Availability(context, plan)
-    assert confirm(context, plan, speeds, winner, (), available) is False
+    assert confirm(context, plan, speeds, winner, available) is False
     assert speeds.every == (measurement(best.id),)
     waited, said = (notice.text for notice in told if isinstance(notice, Remark))
     assert waited == "cpu:1: starting workers; candidates to probe: 1"
