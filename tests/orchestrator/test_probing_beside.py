@@ -12,7 +12,6 @@ from cluster.placement import Placement
 from jobs.errors import TrainingError
 from jobs.spec import JobSpec
 from jobs.storage.storage import open_storage
-from orchestrator import probing_beside
 from orchestrator.context import Context
 from orchestrator.decisions.leases import Taken, Unqueued
 from orchestrator.decisions.measurement import Launch
@@ -75,12 +74,12 @@ class Beside:
         )
         self.group, self.told, storage = Group(), list[Notice](), open_storage(folder)
         self.devices = Leased(has_room=has_room)
-        monkeypatch.setattr(probing_beside, "Workers", lambda *_: self.group)
+        monkeypatch.setattr("orchestrator.probing_beside.Workers", lambda *_: self.group)
 
         def stand_in(_: JobSpec, __: Any, ___: Path, callbacks: Any, **____: Any) -> None:
             measure(self, callbacks)
 
-        monkeypatch.setattr(probing_beside.speed, "measure", stand_in)
+        monkeypatch.setattr("orchestrator.stages.speed.measure", stand_in)
         run = Run("r", storage)
         self.context = Context(spec, run, storage, self.told.append, 0, devices=self.devices)
         self.plan = plan_of(spec, inventory(L40S=1))
@@ -88,7 +87,9 @@ class Beside:
 
     def run(self) -> None:
         """Probe it beside trials that take no time."""
-        with probing_beside.probing_beside(self.context, self.speeds, self.plan.placements):
+        from orchestrator.probing_beside import probing_beside  # imports ray
+
+        with probing_beside(self.context, self.speeds, self.plan.placements):
             pass
 
 

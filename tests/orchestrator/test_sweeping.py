@@ -23,7 +23,6 @@ from orchestrator.records.receipt import FitResult, write_receipt
 from orchestrator.records.receipt_text import receipt_text
 from orchestrator.records.runs import Run
 from orchestrator.speeds import Speeds
-from orchestrator.stages import speed as speed_stage
 from tests.builders import any_of, inventory, job, measurement, plan_of, speed, sweep, trial
 
 ID, COMPILED = "T4:1/16/fp16", "T4:1/16/fp16/compiled"
@@ -93,7 +92,7 @@ def test_trials_begin_before_all_is_probed_only_if_their_own_devices_can_be_had(
             if callbacks.first_free([candidate.placement]):
                 callbacks.on_measurement(measurement(candidate.id))
 
-    monkeypatch.setattr(speed_stage, "measure", measure)
+    monkeypatch.setattr("orchestrator.stages.speed.measure", measure)
     context = Context(spec, Run("r", storage), storage, told.append, 0, devices=SomeFree(*free))
     context.run.append("measurements", measurement(first))
     devices = Availability(context, plan)

@@ -28,32 +28,36 @@ import transformers
 from jobs.training import prefetch
 from tests.builders import training_config
 
-config, told = training_config(Path(sys.argv[1]), sys.argv[2]), []
-prefetch.load_modules(config)
-prefetch.fill(config, lambda *done: told.append(done))
+told = []
+for name in sys.argv[2:]:
+    config = training_config(Path(sys.argv[1]), name)
+    prefetch.load_modules(config)
+    prefetch.fill(config, lambda *done: told.append(done))
+    transformers.AutoModel.from_pretrained(name, local_files_only=True)
 print(told)
-transformers.AutoModel.from_pretrained(sys.argv[2], local_files_only=True)
 """
 
 
-@pytest.mark.parametrize("shard", ["1GB", "100KB"])
 def test_a_base_on_the_hub_is_fetched_as_it_is_loaded_and_rows_are_tokenised(
-    shard: str, reviews: Path, tiny_model: str, tmp_path: Path
+    reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
-    """Weights in another format beside them are not fetched."""
+    """Weights in another format beside them are not fetched; one has its weights in pieces."""
     folder = shutil.copytree(tiny_model, tmp_path / "model")
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "model.safetensors").unlink()
-    transformers.AutoModel.from_pretrained(tiny_model).save_pretrained(folder, max_shard_size=shard)
-    weights = {path.name for path in folder.glob("*.safetensors")}
-    assert (len(weights) > 1) == (shard == "100KB")
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = transformers.AutoModel.from_pretrained(tiny_model)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    pieces = {path.name: path.read_bytes() for path in folder.iterdir()}
+    weights = {name for name in pieces if name.endswith(".safetensors")}
+    assert len(weights) > 1
     with served() as hub:
         other = {"consolidated.safetensors": b"large", "original/a.safetensors": b"large"}
-        hub.repositories["team/tiny"] = Repository(private=False, files={**files, **other})
+        for name, files in (("team/whole", whole), ("team/pieces", pieces)):
+            hub.repositories[name] = Repository(private=False, files={**files, **other})
         own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
         own |= {"WINNOW_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         done = subprocess.run(
-            [sys.executable, "-c", FILL, str(reviews), "team/tiny"],
+            [sys.executable, "-c", FILL, str(reviews), "team/whole", "team/pieces"],
             env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
@@ -62,7 +66,7 @@ def test_a_base_on_the_hub_is_fetched_as_it_is_loaded_and_rows_are_tokenised(
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[('train', 160, 160), ('eval', 50, 50)]"
     found = {path.name for path in tmp_path.glob("hf/**/snapshots/*/*.safetensors")}
-    assert found == weights
+    assert found == {*weights, "model.safetensors"}
     assert len(list(tmp_path.glob("home/cache/tokens/*.arrow"))) == 2
 
 

@@ -166,6 +166,7 @@ def test_another_placement_is_probed_while_trials_run(
     assert {launch.placement for launch in launches} == {first, second}
 
 
+@pytest.mark.slow
 def test_probes_beside_trials_that_are_interrupted_end_with_them(
     ray_cluster: Connection, reviews: Path, tiny_model: str, tmp_path: Path
 ) -> None:
