@@ -18,8 +18,8 @@ global
 defaults
     mode http
     timeout connect 5s
-    timeout client 5s
-    timeout server 5s
+    timeout client 60s
+    timeout server 60s
     option idle-close-on-response
     option redispatch 1
     retry-on {retry_on}

@@ -50,11 +50,12 @@ class Leaving(Staying):
 def test_only_requests_that_fail_are_logged(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as log:
         log.bind(("127.0.0.1", 0))
-        log.settimeout(5)
+        log.settimeout(60)
         with running(tmp_path, log_port=log.getsockname()[1]) as proxy:
             url = f"http://{proxy.host}"
-            assert [httpx.get(f"{url}/works").status_code for _ in range(20)] == [200] * 20
-            assert httpx.get(f"{url}/fails").status_code == 503
+            with httpx.Client(base_url=url, timeout=60) as client:
+                assert [client.get("/works").status_code for _ in range(20)] == [200] * 20
+                assert client.get("/fails").status_code == 503
             while b" 503 " not in (line := log.recv(4096)):
                 assert b" 200 " not in line
             assert b"GET /fails" in line
@@ -89,7 +90,7 @@ def test_a_connection_that_outlives_its_haproxy_is_answered_by_the_next(tmp_path
     with replica(Staying) as after, running(tmp_path) as proxy:
         with replica(Staying) as before:
             proxy.reload(before)
-            kept, unused = (http.client.HTTPConnection(proxy.host, timeout=10) for _ in range(2))
+            kept, unused = (http.client.HTTPConnection(proxy.host, timeout=60) for _ in range(2))
             unused.connect()
             assert port_of(kept) == before
         proxy.reload(after)  # nothing listens at the other port by now
@@ -112,7 +113,7 @@ def connected(folder: Path, *replicas: int) -> Iterator[http.client.HTTPConnecti
     """A connection to HAProxy in front of replicas."""
     with (
         running(folder, *replicas) as proxy,
-        contextlib.closing(http.client.HTTPConnection(proxy.host, timeout=10)) as client,
+        contextlib.closing(http.client.HTTPConnection(proxy.host, timeout=60)) as client,
     ):
         yield client
 

@@ -43,6 +43,7 @@ def held(plan: Plan, name: str) -> Iterator[None]:
     placement = next(p for p in plan.placements if p.name == name)
     other = hold_device(placement)
     try:
+        assert eventually(lambda: used(queue_actor.world(), placement) > 0)  # a moment later
         yield
     finally:
         ray.kill(other)

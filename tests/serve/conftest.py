@@ -1,6 +1,9 @@
 """A tiny published model that the tests of serving share."""
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +12,7 @@ from jobs.spec.train import OptimizerSpec
 from jobs.storage.storage import open_storage
 from jobs.training.loop import train
 from orchestrator.records import registry
+from serve.tasks.causal_lm.answer import Writer
 from serve.version import ModelVersion
 from tests.builders import job, language_config, language_data, training_config
 
@@ -39,3 +43,33 @@ def published(
     spec = job(data__max_length=64)
     spec = spec.model_copy(update={"model": ModelSpec(base=tiny_llama, task="causal-lm")})
     return registry.publish(spec, reference, (), run_id="test", storage=open_storage(folder))
+
+
+class HeldAnswers:
+    """Answers of language models, each of which waits behind its first text."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.tokens = 0
+        """That were written in all."""
+
+    def wait(self, writer: Writer) -> None:
+        """Called before each token."""
+        if writer._sent:
+            self.begun.set()
+            self.go_on.wait(60)
+        self.tokens += 1
+
+
+@pytest.fixture
+def held_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldAnswers]:
+    """Answers wait in their middle until `go_on` is set, however fast the machine is."""
+    found, put = HeldAnswers(), Writer.put
+
+    def hold(self: Writer, *arguments: Any, **options: Any) -> None:
+        found.wait(self)
+        put(self, *arguments, **options)
+
+    monkeypatch.setattr(Writer, "put", hold)
+    yield found
+    found.go_on.set()

@@ -20,7 +20,7 @@ def on_socket(application: Any, http: Any = "auto") -> Iterator[str]:
     )
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    assert eventually(lambda: running.started, within_s=10)
+    assert eventually(lambda: running.started, within_s=60)
     port = running.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"

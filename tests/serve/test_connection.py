@@ -37,7 +37,7 @@ def client(server: ClassificationHandler) -> Iterator[socket.socket]:
     app.install(server)
     with (
         on_socket(app.guarded(routes.api), connections(app.current_handler)) as url,
-        contextlib.closing(socket.create_connection(address(url), timeout=10)) as made,
+        contextlib.closing(socket.create_connection(address(url), timeout=60)) as made,
     ):
         yield made
     app._current.clear()
@@ -122,7 +122,7 @@ def test_an_answer_that_comes_too_late_or_not_at_all(
     run, held = server.client.launch, threading.Event()  # type: ignore[attr-defined]
 
     def fail(rows: Any) -> Any:
-        held.wait(5)
+        held.wait(60)
         raise RuntimeError("a secret of the engine")
 
     with monkeypatch.context() as patch:
@@ -148,10 +148,10 @@ def test_the_time_of_a_body_ends_with_the_body(
     launch = server.client.launch  # type: ignore[attr-defined]
 
     def slow(rows: Any) -> Any:
-        threading.Event().wait(0.5)
+        threading.Event().wait(3.3)
         return launch(rows)
 
-    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 3.0)
     monkeypatch.setattr(server.client, "launch", slow)
     sent = request("a superb film")
     client.sendall(sent[:-9])

@@ -68,7 +68,7 @@ def test_a_gate_counts_on_while_haproxy_is_replaced(
 
     def ask(proxy: Proxy, *paths: str) -> None:
         for path in paths:
-            httpx.get(f"http://{proxy.host}{path}")
+            httpx.get(f"http://{proxy.host}{path}", timeout=60)
 
     with on_socket(half_broken) as url:
         port = int(url.rpartition(":")[2])

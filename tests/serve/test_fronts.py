@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from serve.config import ReplicaConfig
-from serve.frontends import worker
+from serve.frontends import supervisor, worker
 from serve.frontends.ipc import bound
 from serve.frontends.reverse_proxy import ReverseProxy
 from serve.frontends.supervisor import FrontendSupervisor
@@ -38,6 +39,8 @@ HEADERS = {"authorization": f"Bearer {TOKEN}"}
 TEXTS = ["a superb film", "a dull film", "dull " * 100, "", "a fine film " * 3]
 FRONTS, CLIENTS = 2, 24
 """Enough clients that every worker has one."""
+START_S = 300.0
+"""How long a process may take that imports everything; beside others it is slow."""
 
 
 class Alone:
@@ -74,7 +77,8 @@ def alone(version: ModelVersion) -> Iterator[Alone]:
     config = ReplicaConfig(version, engine="torch-fp32", token_hashes=(digest(TOKEN),))
     server = load(config)
     app.install(server)
-    with on_socket(app.guarded(routes.api)) as behind:
+    with pytest.MonkeyPatch.context() as patch, on_socket(app.guarded(routes.api)) as behind:
+        patch.setattr(supervisor, "READY_S", START_S)
         made = Alone(server, behind)
         yield made
         asyncio.run(made.fronts.close())
@@ -89,7 +93,7 @@ def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
     run = batcher.launch
 
     def hold(rows: Any) -> Any:
-        release.wait(30)
+        release.wait(120)
         return run(rows)
 
     monkeypatch.setattr(batcher, "launch", hold)
@@ -100,8 +104,12 @@ def held(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Ev
 def ask(url: str, text: object, **headers: str) -> httpx.Response:
     """Sends a prediction on a new connection."""
     return httpx.post(
-        f"{url}/predict", json={"inputs": text}, headers={**HEADERS, **headers}, timeout=30
+        f"{url}/predict", json={"inputs": text}, headers={**HEADERS, **headers}, timeout=120
     )
+
+
+get = functools.partial(httpx.get, timeout=60)
+post = functools.partial(httpx.post, timeout=60)
 
 
 def test_every_front_answers_as_the_replica_does(alone: Alone) -> None:
@@ -147,20 +155,20 @@ def test_what_answers_in_a_front_imports_no_torch(task: str) -> None:
         "print(sorted({'torch', 'transformers', 'ray'} & sys.modules.keys()))",
     ]
     run = [sys.executable, "-c", "\n".join(words)]
-    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120)
+    found = subprocess.run(run, capture_output=True, text=True, check=True, timeout=START_S)
     assert found.stdout.strip() == "[]"
 
 
 def test_all_else_is_passed_on_to_the_replica(alone: Alone) -> None:
-    assert httpx.get(f"{alone.url}/health").json()["name"] == alone.server.config.version.name
-    assert "<html" in httpx.get(f"{alone.url}/").text
-    assert httpx.get(f"{alone.url}/openapi.json").json()["info"]["title"] == "Winnow endpoint"
+    assert get(f"{alone.url}/health").json()["name"] == alone.server.config.version.name
+    assert "<html" in get(f"{alone.url}/").text
+    assert get(f"{alone.url}/openapi.json").json()["info"]["title"] == "Winnow endpoint"
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a superb film"]}
     url = f"{alone.url}/v2/models/{alone.server.config.version.name}/infer"
-    answer = httpx.post(url, json={"inputs": [tensor]}, headers=HEADERS)
+    answer = post(url, json={"inputs": [tensor]}, headers=HEADERS)
     assert answer.json()["outputs"][0]["data"] == ["positive"]
-    assert httpx.get(f"{alone.url}/nowhere?a=b", headers=HEADERS).status_code == 404
-    assert httpx.get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
+    assert get(f"{alone.url}/nowhere?a=b", headers=HEADERS).status_code == 404
+    assert get(f"{alone.url}/predict", headers=HEADERS).status_code == 405
 
 
 def test_requests_are_passed_on_past_the_proxy_of_the_environment(
@@ -197,7 +205,7 @@ def test_hostile_requests_are_answered_here_or_by_the_replica(
 ) -> None:
     """A hostile request is never forwarded to another host and never ends in a 5xx."""
     where = httpx.URL(alone.url)
-    with socket.create_connection((where.host, where.port or 0), timeout=10) as talk:
+    with socket.create_connection((where.host, where.port or 0), timeout=60) as talk:
         talk.sendall(head + b"\r\nHost: x\r\nConnection: close\r\n\r\n0\r\n\r\n")
         answer = talk.recv(65536)
     assert int(answer.split()[1]) in statuses, answer[:300]
@@ -205,10 +213,10 @@ def test_hostile_requests_are_answered_here_or_by_the_replica(
 
 
 def test_what_is_wrong_is_refused_at_the_front(alone: Alone) -> None:
-    assert httpx.post(f"{alone.url}/predict", json={"inputs": "x"}).status_code == 401
+    assert post(f"{alone.url}/predict", json={"inputs": "x"}).status_code == 401
     assert ask(alone.url, 5).status_code == 422
     assert ask(alone.url, "x" * MAX_BODY_BYTES).status_code == 413
-    assert httpx.post(f"{alone.url}/v2/models/x/infer", json={}).status_code == 401
+    assert post(f"{alone.url}/v2/models/x/infer", json={}).status_code == 401
 
 
 def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
@@ -233,13 +241,13 @@ def test_the_replica_counts_what_fronts_answer(alone: Alone) -> None:
         nonlocal before, since
         if total() != before:
             before, since = total(), time.monotonic()
-        return time.monotonic() - since > 2 * worker.REPORT_S
+        return time.monotonic() - since > 5 * worker.REPORT_S
 
-    assert eventually(is_quiet)
+    assert eventually(is_quiet, within_s=60)
     for _ in range(10):
         assert ask(alone.url, ["a fine film", "a dull film"]).status_code == 200
     expected = (before[0] + 10, before[1] + 10, before[2] + 20)
-    assert eventually(lambda: total() == expected, within_s=5)
+    assert eventually(lambda: total() == expected, within_s=60)
 
 
 def test_late_answers_full_queues_and_clients_that_left(
@@ -248,15 +256,15 @@ def test_late_answers_full_queues_and_clients_that_left(
     batcher = alone.server.client
     late = ask(alone.url, "a fine film", **{"x-request-timeout-seconds": "0.3"})
     assert late.status_code == 504
-    assert eventually(lambda: batcher.load.requests == 0, within_s=5)
+    assert eventually(lambda: batcher.load.requests == 0)
     with pytest.raises(httpx.TimeoutException):
         httpx.post(
             f"{alone.url}/predict", json={"inputs": "a fine film"}, headers=HEADERS, timeout=0.5
         )
-    assert eventually(lambda: batcher.load.requests == 0, within_s=5)
+    assert eventually(lambda: batcher.load.requests == 0)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(ask, alone.url, "a fine film " * 20) for _ in range(2)]
-        assert eventually(lambda: batcher.load.requests == 2, within_s=5)
+        assert eventually(lambda: batcher.load.requests == 2)
         limits = batcher.limits
         monkeypatch.setattr(batcher, "limits", type(limits)(queue_tokens=1))
         refused = ask(alone.url, "one too many")
@@ -282,16 +290,16 @@ def test_a_failed_engine_is_told(alone: Alone, monkeypatch: pytest.MonkeyPatch) 
 def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threading.Event) -> None:
     with ThreadPoolExecutor(CLIENTS) as pool:
         waiting = [pool.submit(ask, alone.url, "a fine film") for _ in range(CLIENTS)]
-        assert eventually(lambda: alone.server.client.load.requests == CLIENTS, within_s=20)
+        assert eventually(lambda: alone.server.client.load.requests == CLIENTS, within_s=60)
         victim = alone.listening()[0]
         victim.kill()
-        assert eventually(lambda: alone.server.client.load.requests < CLIENTS, within_s=5)
+        assert eventually(lambda: alone.server.client.load.requests < CLIENTS)
         held.set()
         answers = [found.exception() or found.result().status_code for found in waiting]
     lost = sum(isinstance(found, httpx.HTTPError) for found in answers)
     assert answers.count(200) + lost == CLIENTS
     assert 0 < lost < CLIENTS  # those on the killed one's connections; HAProxy would ask again
-    assert eventually(lambda: len(alone.listening()) == FRONTS, within_s=30)
+    assert eventually(lambda: len(alone.listening()) == FRONTS, within_s=240)
     assert victim.pid not in {process.pid for process in alone.listening()}
     assert all(ask(alone.url, "a fine film").status_code == 200 for _ in range(20))
 
@@ -299,13 +307,13 @@ def test_another_front_takes_the_place_of_a_lost_one(alone: Alone, held: threadi
 @contextlib.contextmanager
 def opening(alone: Alone, port: int) -> Iterator["Future[None]"]:
     """Another worker of the same server, which is started at a port meanwhile."""
-    supervisor = FrontendSupervisor(alone.server, 1)
+    fronts = FrontendSupervisor(alone.server, 1)
     with ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(asyncio.run, supervisor.open("127.0.0.1", port, alone.url))
+        opened = pool.submit(asyncio.run, fronts.open("127.0.0.1", port, alone.url))
         try:
             yield opened
         finally:
-            asyncio.run(supervisor.close())
+            asyncio.run(fronts.close())
 
 
 def test_a_front_whose_port_is_taken_ends_and_the_next_one_gets_it(alone: Alone) -> None:
@@ -320,12 +328,12 @@ def test_a_front_whose_port_is_taken_ends_and_the_next_one_gets_it(alone: Alone)
         with opening(alone, port) as opened:
             assert eventually(lambda: len(others()) == 1)
             first = others()
-            assert eventually(lambda: bool(others()) and not others() & first)
+            assert eventually(lambda: bool(others()) and not others() & first, within_s=240)
             assert not opened.done()
             taken.close()
-            assert opened.result(60) is None
+            assert opened.result(START_S) is None
             assert ask(f"http://127.0.0.1:{port}", "a fine film").status_code == 200
-    assert eventually(lambda: not others())
+    assert eventually(lambda: not others(), within_s=120)
 
 
 def test_a_front_that_cannot_be_started_is_tried_again(
@@ -338,7 +346,7 @@ def test_a_front_that_cannot_be_started_is_tried_again(
         assert eventually(lambda: "a frontend worker cannot be started" in caplog.text)
         assert "No such file or directory: '/nowhere/python'" in caplog.text
         monkeypatch.undo()
-        assert opened.result(60) is None
+        assert opened.result(START_S) is None
         assert ask(f"http://127.0.0.1:{port}", "a fine film").status_code == 200
 
 
@@ -346,7 +354,9 @@ SERVE = """
 import sys
 from serve.tools import local
 from serve.config import ReplicaConfig
-from tests.serve.test_fronts import unpacked
+from serve.frontends import supervisor
+from tests.serve.test_fronts import START_S, unpacked
+supervisor.READY_S = START_S
 local.run(unpacked(sys.argv[1]), "127.0.0.1", int(sys.argv[2]), print)
 """
 
@@ -371,18 +381,18 @@ def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, en
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        assert eventually(_answers(url), within_s=60)
+        assert eventually(_answers(url), within_s=START_S)
         whole = psutil.Process(process.pid).children()
         assert eventually(
-            lambda: sum(1 for p in whole if p.net_connections("tcp")) == FRONTS, within_s=30
+            lambda: sum(1 for p in whole if p.net_connections("tcp")) == FRONTS, within_s=120
         )
         seen = {ask(url, "a fine film").headers["x-request-id"][:8] for _ in range(60)}
         assert len(seen) == FRONTS
         process.send_signal(ending)
-        process.wait(30)
+        process.wait(60)
     finally:
         process.kill()
-    assert eventually(lambda: not any(child.is_running() for child in whole), within_s=10)
+    assert eventually(lambda: not any(child.is_running() for child in whole), within_s=60)
     said = process.communicate()[0].decode()
     assert "Traceback" not in said, said
 
@@ -390,7 +400,7 @@ def test_fronts_end_with_the_process_they_stand_before(version: ModelVersion, en
 def _answers(url: str) -> Callable[[], bool]:
     def look() -> bool:
         try:
-            return httpx.get(f"{url}/health").status_code == 200
+            return get(f"{url}/health").status_code == 200
         except httpx.HTTPError:
             return False
 

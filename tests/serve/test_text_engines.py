@@ -5,6 +5,7 @@ import importlib.machinery
 import json
 import shutil
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from serve.tasks.causal_lm.answer import Piece, Settings
 from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.handler import ChatHandler
 from serve.tasks.causal_lm.openvino_engine import OpenVinoEngine, exported
-from serve.tasks.causal_lm.outside_engine import Limits
+from serve.tasks.causal_lm.outside_engine import Limits, OutsideJob
 from serve.version import ModelVersion
 from tests import tiny
 from tests.builders import eventually
@@ -130,7 +131,22 @@ def test_a_seed_draws_the_same_answer_again_and_none_draws_others(made: OpenVino
     assert answers(made, replace(seeded, min_p=1.0)) == likeliest
 
 
-def test_a_client_that_leaves_makes_room(made: OpenVinoEngine) -> None:
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """An event that answers wait for behind their first text."""
+    event, take = threading.Event(), OutsideJob.take
+
+    def hold(self: OutsideJob, *arguments: Any) -> None:
+        if self.writer._sent:
+            event.wait(60)
+        take(self, *arguments)
+
+    monkeypatch.setattr(OutsideJob, "take", hold)
+    yield event
+    event.set()
+
+
+def test_a_client_that_leaves_makes_room(made: OpenVinoEngine, go_on: threading.Event) -> None:
     async def leave() -> Piece:
         stream = made.write([5, 6], Settings(100, temperature=0.0, ignores_end=True), 60.0)
         first = await anext(stream)
@@ -139,12 +155,15 @@ def test_a_client_that_leaves_makes_room(made: OpenVinoEngine) -> None:
 
     first = asyncio.run(leave())
     assert first.finish is None
+    go_on.set()
     assert eventually(
         lambda: made.load.requests == 0 and not made._pipeline.has_non_finished_requests()
     )
 
 
-def test_an_answer_ends_at_its_time_and_a_full_queue_refuses(folder: Path) -> None:
+def test_an_answer_ends_at_its_time_and_a_full_queue_refuses(
+    folder: Path, go_on: threading.Event
+) -> None:
     made = OpenVinoEngine(folder, folder.parent / "exports", Limits(120, 1, 150), 2)
     long = Settings(100, temperature=0.0, ignores_end=True)
 
@@ -159,6 +178,7 @@ def test_an_answer_ends_at_its_time_and_a_full_queue_refuses(folder: Path) -> No
 
     try:
         asyncio.run(crowd())
+        go_on.set()
         assert eventually(lambda: made.load.requests == 0)
     finally:
         made.close()

@@ -82,5 +82,5 @@ def test_the_largest_body_is_answered_or_refused(part: str, length: int, url: st
     texts = [text] * min(1024, (MAX_BODY_BYTES - 20) // (length + 4))
     answer = httpx.post(f"{url}/predict", json={"inputs": texts}, timeout=60)
     assert answer.status_code in (200, 503, 504), answer.text
-    while httpx.post(f"{url}/predict", json={"inputs": "to Paris"}).status_code != 200:
+    while httpx.post(f"{url}/predict", json={"inputs": "to Paris"}, timeout=60).status_code != 200:
         pass

@@ -5,7 +5,7 @@ import re
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.spec.quantities import (
@@ -58,6 +58,7 @@ def test_cadences_are_in_epochs_steps_or_time(text: str, cadence: Cadence) -> No
 NUMBERS = st.floats(1e-9, 1e30).map(lambda value: f"{value:.12f}")
 
 
+@settings(deadline=None)
 @given(NUMBERS, st.integers(1, 10**15), st.floats(0.001, 3e9), st.sampled_from([">=", "<"]))
 def test_what_is_written_is_read_back_as_it_was(
     number: str, steps: int, seconds: float, comparison: str

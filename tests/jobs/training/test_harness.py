@@ -140,8 +140,9 @@ def test_rows_that_cannot_be_read_give_one_sentence(
 
 
 def test_a_model_that_cannot_be_loaded_and_a_limit_of_time_are_failures(
-    model: Path, tasks: Path, tmp_path: Path
+    model: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(harness, "PROGRESS_EVERY_S", 60.0)
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert evaluated(spec_of(tasks), tmp_path).failure.startswith("lm_eval failed: ")
     late = evaluated(spec_of(tasks), model, limit_s=0.05)

@@ -75,11 +75,11 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         command, env=environment, stdout=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        assert eventually(lambda: answers(dashboard), within_s=60)
+        assert eventually(lambda: answers(dashboard), within_s=240)
         yield environment
     finally:
         process.terminate()  # it stops what it started
-        if not eventually(lambda: process.poll() is not None, within_s=5):
+        if not eventually(lambda: process.poll() is not None):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 

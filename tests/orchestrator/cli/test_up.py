@@ -45,12 +45,13 @@ def test_up_starts_the_dashboard_beside_the_cluster_that_is_up(
     names = set[str]()
 
     def has_nodes() -> bool:
-        view = httpx.get(f"{url}/api/cluster", headers=headers, trust_env=False).json()
+        asked = f"{url}/api/cluster"
+        view = httpx.get(asked, headers=headers, trust_env=False, timeout=60).json()
         names.update(node["devices"] for node in (view["found"] or {"nodes": []})["nodes"])
         return bool(names)
 
     try:
-        assert eventually(has_nodes, within_s=120)
+        assert eventually(has_nodes, within_s=240)
         assert {"1 x A100-80GB", "2 x L40S", "4 x T4"} < names
         again = json.loads(call(tmp_path, "up", "--ui", "--json", environment=home).stdout)
         assert again["ui"] == said["ui"]
@@ -85,7 +86,7 @@ def test_a_token_that_is_not_the_cluster_s_is_a_sentence(
     }
     words = [sys.executable, "-m", "orchestrator", command, "job.yaml", "--address", address]
     done = subprocess.run(
-        words, cwd=tmp_path, env=stranger, capture_output=True, text=True, check=False, timeout=120
+        words, cwd=tmp_path, env=stranger, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 1
     assert "RAY_AUTH_TOKEN to the token" in " ".join(done.stderr.split())

@@ -62,8 +62,8 @@ def test_drivers_take_turns_and_a_killed_one_leaves_its_devices(ray_cluster: Con
         assert isinstance(waiting, Place)
         assert waiting.why == "job-b of bob holds T4:3"
     began = time.monotonic()
-    assert eventually(taken_by(mine, wanted))
-    assert time.monotonic() - began < 10
+    assert eventually(taken_by(mine, wanted), within_s=60)
+    assert time.monotonic() - began < 60
     many = mine.take([wanted], groups=9)
     assert isinstance(many, Taken)
     assert many.devices == 4

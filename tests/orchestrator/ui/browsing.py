@@ -15,7 +15,7 @@ import aiohttp
 
 from docs.tools import pictures
 
-WAIT_S, POLL_S = 20.0, 0.05
+WAIT_S, POLL_S = 60.0, 0.05
 
 
 class Page:
@@ -119,9 +119,7 @@ async def page(browser: str) -> AsyncIterator[Page]:
                         await asyncio.sleep(POLL_S)
                 tabs = f"http://127.0.0.1:{port.read_text('utf-8').splitlines()[0]}/json/list"
                 async with aiohttp.ClientSession() as session:
-                    async with session.get(tabs) as answer:
-                        found = [tab for tab in await answer.json() if tab["type"] == "page"]
-                    url = found[0]["webSocketDebuggerUrl"]
+                    url = await _first(session, tabs)
                     async with session.ws_connect(url, max_msg_size=0) as socket:
                         made = Page(socket)
                         for domain in ("Page", "Runtime", "Log"):
@@ -129,3 +127,14 @@ async def page(browser: str) -> AsyncIterator[Page]:
                         yield made
             finally:
                 run.terminate()
+
+
+async def _first(session: aiohttp.ClientSession, tabs: str) -> str:
+    """The URL of the first page's protocol, once the browser has opened one."""
+    async with asyncio.timeout(pictures.LOAD_S):
+        while True:
+            async with session.get(tabs) as answer:
+                found = [tab for tab in await answer.json() if tab["type"] == "page"]
+            if found:
+                return str(found[0]["webSocketDebuggerUrl"])
+            await asyncio.sleep(POLL_S)

@@ -1,9 +1,14 @@
 """The dashboard's answers, from a storage as runs write it."""
 
+import contextlib
 import json
+import signal
+import subprocess
 import tarfile
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +17,7 @@ from jobs.training.events import Evaluated, Started, Stepped
 from orchestrator.decisions import select
 from orchestrator.notices import Notice, Pace
 from orchestrator.records import cancellation, lease, registry, run_log, runs
-from orchestrator.ui import live, run_page
+from orchestrator.ui import live, operations, run_page
 from orchestrator.watch import FitWatch
 from tests.builders import eventually, inventory, plan_of
 from tests.orchestrator.ui import stored
@@ -146,23 +151,43 @@ def test_what_a_run_cost_so_far_leaves_out_its_pauses(tmp_path: Path) -> None:
     assert not page.spent.is_final
 
 
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Commands that begin inside run from the end of it on."""
+    started, start = list["subprocess.Popen[str]"](), operations._start
+
+    def begin(*arguments: Any) -> "subprocess.Popen[str]":
+        started.append(start(*arguments))
+        started[-1].send_signal(signal.SIGSTOP)
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "_start", begin)
+        try:
+            yield
+        finally:
+            for process in started:
+                process.send_signal(signal.SIGCONT)
+
+
 def test_an_operator_cancels_a_run_through_its_command(full: Stored, tmp_path: Path) -> None:
     """The command refuses the run that has failed, and asks the one that runs to end."""
     with client(full.storage, tmp_path, "operate") as operator:
-        begun = operator.post(f"/api/runs/{full.failed}/cancel")
-        assert (begun.status_code, begun.json()["by"]) == (202, "olga")
-        again = operator.post(f"/api/runs/{full.failed}/cancel")
-        assert (again.status_code, "goes on" in again.json()["error"]) == (404, True)
+        with paused():
+            begun = operator.post(f"/api/runs/{full.failed}/cancel")
+            assert (begun.status_code, begun.json()["by"]) == (202, "olga")
+            again = operator.post(f"/api/runs/{full.failed}/cancel")
+            assert (again.status_code, "goes on" in again.json()["error"]) == (404, True)
 
         def ended() -> bool:
             return bool(operator.get("/api/operations").json()[0]["state"] != "running")
 
-        assert eventually(ended, within_s=60)
+        assert eventually(ended, within_s=240)
         (done,) = operator.get("/api/operations").json()
         assert (done["state"], "has ended already" in done["text"]) == ("failed", True)
         operator.post(f"/api/runs/{full.running}/cancel")
         run = runs.find(full.storage, full.running)
-        assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
+        assert eventually(lambda: cancellation.requested(run) is not None, within_s=240)
         request = cancellation.requested(run)
         assert request
         assert request.by == "olga"

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.records import cancellation, runs
+from orchestrator.ui import watching
 from orchestrator.ui.live import LOOK_S
+from orchestrator.ui.watching import Watch
 from tests.builders import eventually
 from tests.orchestrator.ui import observing, stored
 from tests.orchestrator.ui.browsing import Page
@@ -112,29 +114,47 @@ def test_the_cluster_is_shown_live_in_both_sizes_and_schemes(beside_cluster: Das
     browse(visit)
 
 
-def test_a_page_that_nobody_sees_watches_nothing(beside_cluster: Dashboard) -> None:
+def test_a_page_that_nobody_sees_watches_nothing(
+    beside_cluster: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, streams = watching.events, list[Watch]()
+
+    async def counted(watch: Watch) -> AsyncIterator[bytes]:
+        """As many as are open are in `streams`."""
+        streams.append(watch)
+        try:
+            async for each in events(watch):
+                yield each
+        finally:
+            streams.pop()
+
+    monkeypatch.setattr(watching, "events", counted)
+
     def turn(hidden: str) -> str:
         seen = f"Object.defineProperty(document, 'hidden', {{value: {hidden}, configurable: true}})"
         return f"{seen}; document.dispatchEvent(new Event('visibilitychange'))"
 
-    async def looks_at(now: float) -> bool:
-        """Whether the page makes the dashboard look at the cluster from a moment on."""
-        beside_cluster.observing.now = now
-        await asyncio.sleep(2 * LOOK_S + 1)
-        return beside_cluster.watch._looked_at == now
+    def looks() -> bool:
+        """Whether the page made the dashboard look at the cluster since the last moment."""
+        return beside_cluster.watch._looked_at == beside_cluster.observing.now
+
+    async def soon(is_so: Callable[[], bool]) -> bool:
+        return await asyncio.to_thread(eventually, is_so)
 
     async def visit(page: Page) -> None:
         await page.go(f"{beside_cluster.url}/#token=read")
         await page.see("eve")
         await page.run("location.hash = '#/queue'")
         await page.see("L40S:2")
-        assert await looks_at(1.0)
+        beside_cluster.observing.now = 1.0
+        assert await soon(looks)
         await page.run(turn("true"))
-        await asyncio.sleep(1)
-        assert not await looks_at(2.0)
+        assert await soon(lambda: not streams)
+        beside_cluster.observing.now = 2.0
+        await asyncio.sleep(2 * LOOK_S + 1)
+        assert not looks()
         await page.run(turn("false"))
-        await asyncio.sleep(1)
-        assert await looks_at(3.0)
+        assert await soon(looks)
 
     browse(visit)
 
@@ -202,7 +222,7 @@ def test_a_run_is_followed_and_cancelled_by_keyboard(dashboard: Dashboard) -> No
         await page.see(f"cancel {have.running}")
 
     browse(visit)
-    assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
+    assert eventually(lambda: cancellation.requested(run) is not None, within_s=240)
 
 
 def test_a_question_asked_again_at_once_is_answered(dashboard: Dashboard) -> None:
@@ -223,7 +243,7 @@ def test_a_question_asked_again_at_once_is_answered(dashboard: Dashboard) -> Non
         await page.see(f"cancel {have.running}")
 
     browse(visit)
-    assert eventually(lambda: cancellation.requested(run) is not None, within_s=60)
+    assert eventually(lambda: cancellation.requested(run) is not None, within_s=240)
 
 
 def test_a_reader_signs_in_and_has_no_buttons(dashboard: Dashboard) -> None:

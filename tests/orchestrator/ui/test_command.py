@@ -23,10 +23,14 @@ def test_the_command_prints_a_url_with_a_token_and_ends_on_a_signal(tmp_path: Pa
         assert found
         url, token = found.groups()
         bearer = {"Authorization": f"Bearer {token}"}
-        me = httpx.get(f"{url}/api/me", headers=bearer, trust_env=False).json()
+
+        def get(path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+            return httpx.get(f"{url}{path}", headers=headers, trust_env=False, timeout=60)
+
+        me = get("/api/me", bearer).json()
         assert (me["scope"], me["storage"]) == ("operate", str(tmp_path / ".winnow"))
-        assert httpx.get(f"{url}/api/runs", headers=bearer, trust_env=False).json() == []
-        assert httpx.get(f"{url}/api/runs", trust_env=False).status_code == 401
+        assert get("/api/runs", bearer).json() == []
+        assert get("/api/runs").status_code == 401
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 128 + signal.SIGTERM
     assert not (tmp_path / ".winnow").exists()

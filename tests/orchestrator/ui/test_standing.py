@@ -22,6 +22,7 @@ pytestmark = pytest.mark.e2e
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The home of Winnow's state, in which no dashboard is left."""
     monkeypatch.setenv("WINNOW_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(standing, "START_TIMEOUT_S", 300.0)  # it imports everything
     yield tmp_path / "home"
     standing.stop()
 
@@ -29,7 +30,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def me(found: Standing, token: str | None) -> httpx.Response:
     """What the dashboard says to a token of who asks."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx.get(f"{found.url}/api/me", headers=headers, trust_env=False)
+    return httpx.get(f"{found.url}/api/me", headers=headers, trust_env=False, timeout=60)
 
 
 def test_it_answers_its_own_token_until_down(home: Path, tmp_path: Path) -> None:

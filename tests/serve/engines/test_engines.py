@@ -440,9 +440,11 @@ def test_budgets_are_timed_but_for_an_engine_that_packs(
         """Every batch takes the same time, so that the largest budget is the fastest."""
 
         def run(self, rows: list[Row]) -> Logits:
-            time.sleep(2e-3)
+            clock[0] += 2e-3
             return super().run(rows)
 
+    clock = [0.0]
+    monkeypatch.setattr("serve.engines.selection.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr(selection, "WARM_S", 0.02)
     monkeypatch.setattr(selection, "TIMED_S", 0.08)
     engine, sample = Costly(), EvalSample((Row([0] * 24, []),) * 32, (0,) * 32)
