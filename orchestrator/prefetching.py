@@ -35,14 +35,14 @@ class Prefetching:
         from jobs.training import prefetch  # imports torch
 
         config = training_config(self._spec, ANY, {})
-        with contextlib.suppress(Exception):
-            prefetch.load_modules(config)
 
         def work() -> None:
             with contextlib.suppress(Exception):
                 prefetch.fill(config, self._tell)
 
-        threading.Thread(target=work, daemon=True, name="prefetching").start()
+        with contextlib.suppress(Exception):
+            prefetch.load_modules(config)
+            threading.Thread(target=work, daemon=True, name="prefetching").start()
 
     def _tell(self, split: str, done: int, total: int) -> None:
         self._notify(Progress(f"tokens {split}", done, total))

@@ -13,9 +13,18 @@ from jobs.training.corpus import SplitProgress, load_corpus
 from jobs.training.model import base, location
 
 
+HUB_TIMEOUT_S = 5.0
+"""How long the hub may take to answer; without an answer, nothing is fetched ahead."""
+
+
 def load_modules(config: TrainingConfig) -> None:
-    """Imports what `fill` uses, which transformers imports with the first tokenizer of a kind."""
+    """Imports what `fill` uses, which transformers imports with the first tokenizer of a kind.
+
+    Raises an error where `fill` could do nothing.
+    """
     place = location.locate(config.model.base, has_weights=False)
+    if isinstance(place, str):
+        huggingface_hub.HfApi().model_info(place, timeout=HUB_TIMEOUT_S)
     base.load_tokenizer(config.model.base, place if isinstance(place, Path) else None)
 
 
