@@ -11,16 +11,13 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from jobs.training.config import TrainingConfig
 from jobs.training.corpus import SplitProgress, load_corpus
 from jobs.training.model import base, location
-
-
-HUB_TIMEOUT_S = 5.0
-"""How long the hub may take to answer; without an answer, nothing is fetched ahead."""
+from jobs.training.model.counting import HUB_TIMEOUT_S
 
 
 def load_modules(config: TrainingConfig) -> None:
     """Imports what `fill` uses, which transformers imports with the first tokenizer of a kind.
 
-    Raises an error where `fill` could do nothing.
+    Raises an error where `fill` could do nothing, such as without an answer of the hub in time.
     """
     place = location.locate(config.model.base, has_weights=False)
     if isinstance(place, str):
