@@ -25,8 +25,6 @@ class Connection:
 
     address: str
     serve_port: int
-    is_local: bool = False
-    """Whether it is the local cluster, whose workers share the caches of this machine."""
 
 
 @contextlib.contextmanager
@@ -70,8 +68,7 @@ def connect(
     try:
         if cluster is None and insecure_local is not None:  # the local cluster has a token
             access.require_tokens(dashboard, insecure_local=insecure_local)
-        port = cluster.serve_port if cluster else local.SERVE_PORT
-        yield Connection(address, port, is_local=cluster is not None)
+        yield Connection(address, cluster.serve_port if cluster else local.SERVE_PORT)
     finally:
         ray.shutdown()
 

@@ -1,6 +1,7 @@
 """One execution of a job: its run, which nobody else may own meanwhile, and its cluster."""
 
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -12,15 +13,16 @@ from datetime import datetime
 from cluster import session
 from jobs.errors import RunError, WinnowError
 from jobs.spec import JobSpec
+from jobs.training.model import location
 from orchestrator import interruption, notifications
 from orchestrator.context import Context
 from orchestrator.decisions.leases import Devices, KeptWorkers, Ticket
 from orchestrator.loading import storage_of
 from orchestrator.notices import Notify, Remark, StageFinished, StageStarted
-from orchestrator.prefetching import Prefetching
 from orchestrator.records import cancellation, inputs, lease, run_log, runs
 from orchestrator.records.cancellation import Request
 from orchestrator.records.owner import owner
+from orchestrator.records.receipt import FitResult
 from orchestrator.records.runs import Run
 
 
@@ -60,20 +62,20 @@ def started(spec: JobSpec, beginning: Beginning, place: Place, notify: Notify) -
         owned(spec, beginning, notify) as run,
         run_log.kept(run, notify) as tell,
         notifications.sent(spec, run, tell) as tell,
-        _connected(Prefetching(spec, run, tell), place, tell) as cluster,
-        _queued(spec, run) as devices,
-        _kept_workers(spec, run) as workers,
+        connected(place, tell, functools.partial(_load_training, spec, run)) as cluster,
     ):
-        yield Context(
-            spec,
-            run,
-            run.storage,
-            tell,
-            cluster.serve_port,
-            accepts_changes=beginning.accept_changes,
-            devices=devices,
-            workers=workers,
-        )
+        tell(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
+        with _queued(spec, run) as devices, _kept_workers(spec, run) as workers:
+            yield Context(
+                spec,
+                run,
+                run.storage,
+                tell,
+                cluster.serve_port,
+                accepts_changes=beginning.accept_changes,
+                devices=devices,
+                workers=workers,
+            )
 
 
 @contextlib.contextmanager
@@ -207,24 +209,21 @@ def connected(
         yield cluster
 
 
-@contextlib.contextmanager
-def _connected(
-    prefetching: Prefetching, place: Place, notify: Notify
-) -> Iterator[session.Connection]:
-    """A connection, with what trains imported, and caches that fill where workers share them."""
+def _load_training(spec: JobSpec, run: Run) -> None:
+    """Import torch, transformers and Ray's libraries, which take as long as Ray's start.
 
-    def load() -> None:
-        """Import torch, transformers and Ray's libraries, which take as long as Ray's start."""
-        with contextlib.suppress(Exception):  # shown where it is imported for use
-            for module in ("jobs.training.session", "orchestrator.pipeline"):
-                importlib.import_module(module)
-            prefetching.begin()
+    Then a base on the hub is fetched in a thread, for the workers that start later.
+    """
+    with contextlib.suppress(Exception):  # shown where it is imported or needed for use
+        for module in ("jobs.training.session", "orchestrator.pipeline"):
+            importlib.import_module(module)
+        if run.read("fit", FitResult) is None:
+            threading.Thread(target=_fetch, args=(spec.model.base,), daemon=True).start()
 
-    with connected(place, notify, load) as cluster:
-        notify(StageStarted("plan", "loading torch, transformers and Ray's libraries"))
-        if cluster.is_local:
-            load()
-        yield cluster
+
+def _fetch(base: str) -> None:
+    with contextlib.suppress(Exception):  # the plan and the workers tell what is wrong
+        location.fetch_from_hub(base)
 
 
 def training_alone(spec: JobSpec) -> JobSpec:

@@ -26,9 +26,9 @@ class Speeds:
             self.measured.setdefault(found.candidate, []).append(found)
         recorded = context.run.read_all("trial_timings", Measurement)
         self._by_trials = {found.candidate: found for found in recorded}
+        """By candidate: what its trials measured; `measured` has probes only."""
         self.trials = list(context.run.read_all("trials", TrialResult))
         """All trials so far, whose cost is spent."""
-        """By candidate: what its trials measured; `measured` has probes only."""
         self.plan = plan.trying(self.measured)
         """The plan, with the compiled candidates that were tried."""
 

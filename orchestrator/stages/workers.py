@@ -54,13 +54,14 @@ class Workers:
         self._line: Line | None = None
         self._shift: _Shift | None = None
         self._launches: list[Launch] = []
-        self._lock = threading.RLock()
-        """Held while workers are started or ended, which two threads may do."""
+        self._lock, self._of_line = threading.RLock(), threading.Lock()
+        """The first is held while workers are started or ended, which two threads may do; their own
+        thread needs the line meanwhile."""
 
     @property
     def line(self) -> Line:
         """Gives orders to the workers, from any process of the run."""
-        with self._lock:
+        with self._of_line:
             if self._line is None:
                 self._line = Line(queue_here(), queue_here())
             return self._line

@@ -99,7 +99,8 @@ def choose(
     is_one_by_one = not allowed
     if is_one_by_one:
         allowed = [_try_one_by_one(factory, check, results)]
-    chosen = max(allowed, key=lambda result: result.texts_per_s)
+    # the throughput of an engine that was not timed is that of its check
+    chosen = max(allowed, key=lambda result: (result.alone_ms is not None, result.texts_per_s))
     choice = Choice(
         chosen.engine, chosen.batch_tokens, chosen.texts_per_s, tuple(results), is_one_by_one
     )

@@ -14,6 +14,8 @@ from jobs.storage.storage import S3_SCHEME
 
 PACKAGE_SCHEME = "package://"
 WEIGHTS = ".safetensors"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""File of all weights of a base, or of the names of several such files."""
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Suffixes of the files that are downloaded from S3; neither pickles nor code."""
 POOLING = "1_Pooling/config.json"
@@ -46,6 +48,27 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
     if base.startswith((".", "/", "~")) or base.count("/") > 1:
         raise ModelError(f"model folder {base} does not exist")
     return base
+
+
+def fetch_from_hub(base: str) -> None:
+    """Fetches the weights of a base on the hub, if they are not here: one file, or several.
+
+    Processes that load the base meanwhile wait for them. Raises what the client of the hub raises;
+    does nothing for other bases.
+    """
+    place = locate(base, has_weights=False) if not base.startswith(S3_SCHEME) else Path()
+    if isinstance(place, Path):
+        return
+    import huggingface_hub  # slow, and a base on this machine does not need it
+    import huggingface_hub.errors
+
+    try:
+        huggingface_hub.hf_hub_download(place, WHOLE)
+    except huggingface_hub.errors.EntryNotFoundError:
+        index = Path(huggingface_hub.hf_hub_download(place, INDEX))
+        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        for part in sorted(set(named.values())):
+            huggingface_hub.hf_hub_download(place, part)
 
 
 def seen_from(folder: Path, base: str) -> str:
