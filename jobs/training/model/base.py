@@ -128,7 +128,7 @@ def load_model(
         )
         if narrow is not None:
             low_precision.widen(model, auto, config)
-        quantized.keep_layout(model)
+        quantized.settle_layers(model)
     is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     training = training_of(spec.task)

@@ -4,6 +4,8 @@ Source: Dettmers et al., 2023, "QLoRA: Efficient Finetuning of Quantized LLMs" (
 that are quantized too), and Dettmers et al., 2022, "LLM.int8()" (int8).
 """
 
+import copy
+import functools
 import importlib.util
 import logging
 import sys
@@ -44,12 +46,13 @@ def settings(kind: Quantization, precision: Precision) -> Any:
     )
 
 
-def keep_layout(model: torch.nn.Module) -> None:
-    """Keeps the layout of 4-bit weights in evaluations on a CPU.
+def settle_layers(model: torch.nn.Module) -> None:
+    """Lets 4-bit layers on a CPU multiply by the weights that `whole_weights` yields.
 
-    bitsandbytes would lay them out anew for some CPUs (AVX-512 with bf16) at the first forward pass
-    in evaluation mode: with coarser scales, unreadable by `whole_weights`, and with an error where
-    the number of outputs is not divisible by 32.
+    At the first forward pass in evaluation mode, bitsandbytes would lay them out anew for some CPUs
+    (AVX-512 with bf16): with coarser scales, unreadable by `whole_weights`, and with an error where
+    the number of outputs is not divisible by 32. On CPUs with AVX-512 it also takes wrong scales
+    where blocks do not end with rows, in training too.
     """
     package = sys.modules.get(PACKAGE)  # not imported here: who quantizes has imported it
     if package is None:
@@ -57,6 +60,27 @@ def keep_layout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, package.nn.Linear4bit):
             module.support_avx512bf16_for_cpu = False
+            is_here = module.weight.device.type == "cpu"
+            if is_here and module.in_features % module.weight.blocksize:
+                module.forward = functools.partial(_multiply, module)
+
+
+def _multiply(module: Any, rows: torch.Tensor) -> torch.Tensor:
+    """The forward pass of a 4-bit layer, (…, inputs) to (…, outputs)."""
+    dtype = module.compute_dtype or rows.dtype
+    bias = None if module.bias is None else module.bias.to(dtype)
+    found = torch.nn.functional.linear(rows.to(dtype), _dequantized(module).to(dtype), bias)
+    return found.to(rows.dtype)
+
+
+def _dequantized(module: Any) -> torch.Tensor:
+    """Returns the weight of a 4-bit layer, (outputs, inputs), read as one row of blocks."""
+    import bitsandbytes
+
+    state = copy.copy(module.weight.quant_state)
+    shape, state.shape = state.shape, torch.Size((1, state.shape.numel()))
+    found: torch.Tensor = bitsandbytes.functional.dequantize_4bit(module.weight.data, state)
+    return found.view(shape)
 
 
 def is_quantized(module: torch.nn.Module) -> bool:
@@ -72,8 +96,7 @@ def whole_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
     for name, module in model.named_modules():
         if isinstance(module, bitsandbytes.nn.Linear4bit):
-            weight = module.weight
-            found = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+            found = _dequantized(module)
         elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
             held = module.state if module.state.CB is not None else module.weight
             found = held.CB.float() * (held.SCB.float()[:, None] / LARGEST_INT8)

@@ -94,6 +94,27 @@ def test_weights_take_fewer_bytes_and_are_near_their_own(
     assert all(one is other for one, other in zip(*layers, strict=True))
 
 
+@pytest.mark.parametrize("inputs", [32, 96, 64])
+def test_a_layer_multiplies_by_what_is_merged_whatever_its_width(inputs: int) -> None:
+    """Blocks of 64 weights do not end with rows of 32 or 96."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    torch.manual_seed(0)
+    own = torch.nn.Linear(64, inputs).weight.data.T.contiguous()  # (64, inputs)
+    layer = bitsandbytes.nn.Linear4bit(inputs, 64, compute_dtype=torch.float32, quant_type="nf4")
+    layer.load_state_dict({"weight": own, "bias": torch.arange(64.0)})
+    layer.to("cpu")
+    model = torch.nn.Sequential(layer)
+    quantized.settle_layers(model)
+    ((_, weight),) = quantized.whole_weights(model)
+    assert (weight - own).norm() < 0.12 * own.norm()
+    rows = torch.randn(5, inputs, requires_grad=True)
+    found = model(rows)
+    assert torch.allclose(found, rows @ weight.T + torch.arange(64.0), atol=1e-4)
+    found.sum().backward()
+    assert rows.grad is not None
+    assert torch.allclose(rows.grad, weight.sum(0).expand(5, -1), atol=1e-4)
+
+
 def test_an_interrupted_run_goes_on_bit_by_bit(questions: Path, base: str, tmp_path: Path) -> None:
     config = config_of(questions, base, "nf4")
     whole = train(config, lambda _: None, tmp_path / "whole")
