@@ -10,6 +10,8 @@ from jobs.spec.quantities import format_metric
 from orchestrator.availability import Availability
 from orchestrator.context import Context
 from orchestrator.decisions import budget, compiling, search, select
+from orchestrator.decisions.candidate import Candidate
+from orchestrator.decisions.leases import Taken
 from orchestrator.decisions.plan import Plan
 from orchestrator.decisions.search import TrialResult
 from orchestrator.decisions.select import Winner
@@ -185,13 +187,10 @@ def _try(
     total = search.trial_count(spec)
     if len(found) < total and speeds.must_end("more trials"):
         return tuple(found)
-    taken = None
-    while taken is None:
-        able = devices.available(speeds.predictions)
-        if left and not able:
-            return ()  # what is left is probed first
-        candidate = select.quality_candidate(plan, able)
-        taken = devices.await_free(candidate, max(1, total - len(found)))
+    chosen = _for_trials(plan, speeds, devices, max(1, total - len(found)), is_only=not left)
+    if chosen is None:
+        return ()  # what is left is probed first
+    candidate, taken = chosen
     rows = max(m.train_rows for m in speeds.measurements)
     length = search.trial_budget(spec, rows, speeds.evaluation_steps(candidate))
     length = replace(length, width=speeds.width(candidate))
@@ -224,6 +223,23 @@ def _try(
     context.notify(StageFinished("trials", f"{len(found)} trials done"))
     speeds.take_trials(found[known:])  # what other processes timed may be old
     return tuple(found)
+
+
+def _for_trials(
+    plan: Plan, speeds: Speeds, devices: Availability, groups: int, *, is_only: bool
+) -> tuple[Candidate, Taken] | None:
+    """Takes the devices of the candidate that is tried, for up to `groups` trials at a time.
+
+    Returns None if no measured candidate can have its devices; raises InfeasibleError then if what
+    is measured is all there is (`is_only`).
+    """
+    while True:
+        able = devices.available(speeds.predictions)
+        if not able and not is_only:
+            return None
+        candidate = select.quality_candidate(plan, able)
+        if taken := devices.await_free(candidate, groups):
+            return candidate, taken
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ class _Claim:
 class DeviceQueue:
     """The queue of a cluster. Runs are known by their Ray job; each holds one lease at most.
 
-    What a run holds besides, under its job, BESIDE and a name, is to the queue a run of its own.
+    What a run holds besides is to the queue a run of its own, as `driver_of` says.
     """
 
     def __init__(self) -> None:
@@ -164,16 +164,9 @@ class DeviceQueue:
             state, devices, since = "waits", names, claim.since
         else:
             state, devices, since = "plans", "", ticket.entered
-        return Entry(
-            ticket.run,
-            ticket.job,
-            ticket.owner,
-            ticket.priority,
-            state,
-            devices,
-            since,
-            self._place(job, world) if state == "waits" else None,
-        )
+        place = self._place(job, world) if state == "waits" else None
+        own = (ticket.run, ticket.job, ticket.owner, ticket.priority)
+        return Entry(*own, state, devices, since, place)
 
     def _order(self) -> list[str]:
         """Returns the waiting runs, the next one first."""
