@@ -71,7 +71,7 @@ class Receipt:
     """Wall time of the fit, including the start of the worker group."""
     predicted_cost_usd: Interval | None
     actual_cost_usd: float | None
-    """None where no price is known."""
+    """Cost of the same time; None where no price is known."""
     sweep_time_s: float
     metrics: dict[str, float]
     simulated: bool
@@ -96,6 +96,9 @@ class Receipt:
     """Cost of probes, starts and trials; None where no price is known."""
     proof: Proven | None = None
     """Proof that the published model scores as in training, and its duration."""
+    proof_cost_usd: float | None = None
+    """Cost of the proof, which no prediction has; None where no price is known, and in a receipt of
+    an older release, whose actual cost has it too."""
     harness: HarnessResult | None = None
     """What tasks of lm-evaluation-harness measured, and its duration; None for jobs without."""
     harness_cost_usd: float | None = None
@@ -147,7 +150,6 @@ def write_receipt(
 ) -> Receipt:
     """Returns the receipt of a fit, with the winner's prediction."""
     placement: Placement = winner.candidate.placement
-    paid_s = fit.duration_s + (fit.proof.seconds if fit.proof else 0.0)
     prediction = winner.prediction
     return Receipt(
         run=run_id,
@@ -155,7 +157,7 @@ def write_receipt(
         predicted_time_s=prediction.time_s if prediction else None,
         actual_time_s=fit.duration_s,
         predicted_cost_usd=prediction.cost_usd if prediction else None,
-        actual_cost_usd=_cost(placement, paid_s),
+        actual_cost_usd=_cost(placement, fit.duration_s),
         sweep_time_s=sweep_time_s,
         metrics=fit.checkpoint.metrics,
         simulated=placement.simulated,
@@ -170,6 +172,7 @@ def write_receipt(
         best=fit.best,
         sweep_cost_usd=sweep_cost_usd,
         proof=fit.proof,
+        proof_cost_usd=_cost(placement, fit.proof.seconds) if fit.proof else None,
         harness=fit.harness,
         harness_cost_usd=_cost(resized(placement, 1), fit.harness.seconds) if fit.harness else None,
         disturbances=disturbances(fit.speed),

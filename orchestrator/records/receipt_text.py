@@ -31,9 +31,11 @@ def receipt_text(receipt: Receipt) -> str:
         lines.append(f"{'':10}{receipt.time_error:+.1%} off, {inside} the predicted interval")
     lines += _memory_lines(receipt)
     if receipt.proof:
+        cost = receipt.proof_cost_usd
+        paid = "" if cost is None else f", {show_cost(cost)}"
         lines.append(
             f"proof     published model scores {receipt.proof.rows} evaluation rows as in training,"
-            f" up to {receipt.proof.difference:.1g} ({show_time(receipt.proof.seconds)})"
+            f" up to {receipt.proof.difference:.1g} ({show_time(receipt.proof.seconds)}{paid})"
         )
     lines += [f"{'':10}disturbed: {text}" for text in receipt.disturbances]
     if receipt.sweep_time_s:

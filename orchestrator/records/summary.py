@@ -123,5 +123,5 @@ def _time_s(receipt: Receipt) -> float:
 def _cost_usd(receipt: Receipt) -> float | None:
     if receipt.actual_cost_usd is None:
         return None
-    others = (receipt.sweep_cost_usd or 0.0) + (receipt.harness_cost_usd or 0.0)
-    return receipt.actual_cost_usd + others
+    others = (receipt.sweep_cost_usd, receipt.proof_cost_usd, receipt.harness_cost_usd)
+    return receipt.actual_cost_usd + sum(cost or 0.0 for cost in others)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from jobs.training import quality
-from jobs.training.events import BestKept, CheckpointRef
+from jobs.training.events import BestKept, CheckpointRef, Proven
 from jobs.training.quality import Curve, Point, QualityReport, Table
 from orchestrator.decisions import select
-from orchestrator.records import receipt, receipt_text, report
+from orchestrator.records import receipt, receipt_text, report, summary
 from orchestrator.records.accuracy import accuracy
 from tests.builders import (
     any_of,
@@ -48,6 +48,16 @@ def test_a_receipt_compares_predicted_with_actual() -> None:
     assert found.time_error == pytest.approx(0.1)
     assert found.is_within_interval is False
     assert found.actual_cost_usd == pytest.approx(0.526 * 110 / 3600)
+
+
+def test_what_the_proof_costs_is_not_compared_with_a_prediction_that_has_none() -> None:
+    """It is paid for all the same."""
+    proven = dataclasses.replace(fit(100.0), proof=Proven(200, 1e-7, "", 20.0))
+    found = receipt.write_receipt("run", WINNER, proven, 0.0, 0.25)
+    assert found.actual_cost_usd == pytest.approx(0.526 * 100 / 3600)
+    assert found.proof_cost_usd == pytest.approx(0.526 * 20 / 3600)
+    assert summary._cost_usd(found) == pytest.approx(0.25 + 0.526 * 120 / 3600)
+    assert "up to 1e-07 (20.0 s, $0.00292)" in receipt_text.receipt_text(found)
 
 
 def test_a_resumed_run_is_not_compared() -> None:
