@@ -82,7 +82,7 @@ def _probe(
 
 
 def must_end(speeds: Speeds, placements: Sequence[Placement]) -> bool:
-    """Whether the budget leaves too little for probes on placements; told when it does."""
+    """Whether the budget leaves too little for probes on placements; the user is told if so."""
     return speeds.must_end(f"probes on {', '.join(placement.name for placement in placements)}")
 
 

@@ -57,7 +57,7 @@ class _Beside:
         self._devices, self._is_over = context.devices.beside(), threading.Event()
         self._workers = Workers(secrets_of(context.spec), context.run.folder, WAIT_S)
         self.error: Exception | None = None
-        """What `probe` does not expect."""
+        """A bug's error in the thread, which `probing_beside` raises in the caller's."""
 
     def probe(self, todo: Sequence[Candidate]) -> None:
         """Probe candidates, on one placement after another."""

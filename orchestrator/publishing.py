@@ -83,7 +83,7 @@ class Ahead:
             self._begin_copy(Path(event.path))
 
     def finish_serve(self) -> None:
-        """Wait until Ray Serve has started, if it was begun; raises DeployError if it cannot."""
+        """Wait for Ray Serve, if `take` has begun its start; raises DeployError if that fails."""
         if self._serve:
             self._serve.result()
 

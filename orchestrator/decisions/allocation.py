@@ -1,4 +1,4 @@
-"""Which devices of a cluster are free, and which of them meet a demand."""
+"""Counts the free devices of a cluster, and chooses those that meet a demand."""
 
 import collections
 import math

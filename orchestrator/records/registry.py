@@ -119,7 +119,7 @@ def _without_place(
 
 
 def copy(name: str, checkpoint: Path, run_id: str, storage: Storage) -> Path:
-    """Copy a verified checkpoint's model beside the versions of a model; returns its folder.
+    """Verify a checkpoint and copy its model into the registry; returns the copy's partial folder.
 
     Raises CheckpointError for a damaged checkpoint, StorageError for a full storage.
     """

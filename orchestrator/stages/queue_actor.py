@@ -31,8 +31,8 @@ from orchestrator.decisions.leases import (
 from orchestrator.stages.devices import ON_HEAD, worker_resources
 
 NAME, NAMESPACE = "queue-3", "winnow"
-"""The number changes with the methods of the actor and what they take; it outlives the release that
-starts it."""
+"""The number rises with each change of the actor's methods or arguments, because an actor that an
+older release has started may still run."""
 ANSWER_S = 60.0
 """How long the queue may take to answer, also while it starts."""
 LEAVE_S = 2.0

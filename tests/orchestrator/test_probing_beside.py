@@ -39,7 +39,7 @@ class Group:
 
 
 class Leased(Unqueued):
-    """A lease that is left."""
+    """A second lease of the run, which notes that the probes have ended it."""
 
     def __init__(self, *, has_room: bool = True) -> None:
         self.has_left, self._has_room = False, has_room

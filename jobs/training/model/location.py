@@ -51,13 +51,12 @@ def locate(base: str, *, has_weights: bool = True) -> Path | str:
 
 
 def fetch_from_hub(base: str) -> None:
-    """Fetches the weights of a base on the hub, if they are not here: one file, or several.
+    """Downloads the weights of a base on the hub into its cache: one file, or those of an index.
 
     Processes that load the base meanwhile wait for them. Raises what the client of the hub raises;
     does nothing for other bases.
     """
-    place = locate(base, has_weights=False) if not base.startswith(S3_SCHEME) else Path()
-    if isinstance(place, Path):
+    if base.startswith(S3_SCHEME) or isinstance(place := locate(base), Path):
         return
     import huggingface_hub  # slow, and a base on this machine does not need it
     import huggingface_hub.errors

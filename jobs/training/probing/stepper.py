@@ -141,10 +141,10 @@ class Stepper:
         A few steps, which may all be of the widest rows, count only if their mean can be rescaled
         to the whole run, or if they are no wider than its steps are on average.
         """
-        mean = mean_over(times, self._steps_of_width)
         is_wider = sum(times.widths) / len(times.widths) > mean_width(self._steps_of_width)
         if is_wider and not can_be_rescaled(times):
             return False
+        mean = mean_over(times, self._steps_of_width)
         return mean.value - max(mean.half_width, GIVE_UP_MARGIN * mean.value) > self._limit_s
 
     def _window(self, windows: Windows, window_s: float) -> None:
