@@ -165,6 +165,21 @@ def ray_cluster(
         local.stop()
 
 
+@pytest.fixture(autouse=True)
+def only_own_endpoints(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Removes what a test has deployed to the shared cluster, whether it passes or fails."""
+    if "ray_cluster" not in request.fixturenames:
+        yield
+        return
+    request.getfixturevalue("ray_cluster")
+    from serve.deploy import endpoints
+
+    before = endpoints.states()
+    yield
+    for model in endpoints.states().keys() - before.keys():
+        endpoints.remove(model)
+
+
 def start_serving(connection: session.Connection) -> None:
     """Ray Serve keeps the options that it begins with."""
     from serve.deploy import deployment

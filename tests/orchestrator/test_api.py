@@ -246,12 +246,11 @@ print(json.dumps({
 @pytest.mark.ray
 @pytest.mark.e2e
 def test_a_script_goes_from_a_plan_to_predictions_and_its_run_can_be_resumed(
-    ray_cluster: Connection, reviews: Path, tmp_path: Path, request: pytest.FixtureRequest
+    ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
     """Earns its two minutes: each function of the API for real, in one process, and one journal."""
     from serve.deploy import endpoints
 
-    request.addfinalizer(lambda: endpoints.remove("reviews-from-python"))
     fields = {
         "train": {"epochs": 2, "global_batch_size": 16, "precision": "fp32"},
         "sweep": sweep(

@@ -177,7 +177,7 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
     """Earns its minute: every stage for real, and the whole evaluation file through HTTP."""
-    space = {"train.optimizer.lr": [2e-4, 4e-4]}
+    space = {"train.micro_batch_size": [4, 8], "train.optimizer.lr": [2e-4, 4e-4]}
     path = write_job(
         tmp_path,
         reviews,
@@ -189,7 +189,6 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
         serve={"route": "/tiny", "engine": "openvino-fp32"},  # choosing one takes a minute
-        resources={"any_of": any_of("cpu:1", "cpu:2")},
     )
     code, out, err = finish(winnow("run", str(path), "--json"))
     assert code == 0, out or err

@@ -121,12 +121,10 @@ def test_secrets_appear_in_no_file_and_no_output_of_a_run(
     reviews: Path,
     tiny_model: str,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> None:
     """Earns its minute: greps all that a run, its endpoint and Ray leave behind."""
     from serve.deploy import endpoints
 
-    request.addfinalizer(lambda: endpoints.remove("guarded"))
     own = {name: f"planted-{secrets.token_hex(12)}" for name in KEYS}
     planted = [*own.values(), s3.KEYS["AWS_SECRET_ACCESS_KEY"]]
     storage = open_storage(f"s3://{s3.BUCKET}/{tmp_path.name}")

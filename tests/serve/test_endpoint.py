@@ -51,10 +51,10 @@ Deploy = Callable[..., str]
 @pytest.fixture
 def deploy(
     ray_cluster: Connection, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Deploy]:
-    """Deploys to a route of its own; the endpoint is removed afterwards."""
+) -> Deploy:
+    """Deploys to a route of its own."""
     from cluster import discovery
-    from serve.deploy import deployment, endpoints
+    from serve.deploy import deployment
 
     monkeypatch.setattr(deployment, "DRAIN_S", 2.0)
     known: dict[str, ModelVersion] = {}
@@ -72,8 +72,7 @@ def deploy(
             log=log,
         ).url
 
-    yield act
-    endpoints.remove(version.name)
+    return act
 
 
 def variant(
@@ -208,36 +207,33 @@ def test_a_model_has_one_route_and_no_other_model_s(
 
     told: list[str] = []
     other = replace(version, name=f"{version.name}--b")
-    try:
-        beside = deploy(other, route="/tested-b")
-        before = deploy(version, route="/tested")
-        with pytest.raises(DeployError, match=f"/tested is the route of {version.name}; choose"):
-            deploy(other, route="/tested")
-        url = deploy(version, told.append, route="/moved")
-        assert told == [f"/tested no longer answers: {version.name} has moved to /moved"]
-        for asked, status in ((url, 200), (beside, 200), (before, 404)):
-            assert httpx.get(f"{asked}/health").status_code == status, asked
-        assert "/_v/" not in httpx.get(f"{before}/health").text
-        assert httpx.get(beside, follow_redirects=False).headers["location"] == f"{beside}/"
-        owners = endpoints.models_by_route(ray_cluster.serve_port)
-        assert owners == {"/moved": version.name, "/tested-b": other.name}
-        endpoints.log_moved_routes(
-            version.name, ServeSpec(route="/tested"), ray_cluster.serve_port, told.append
-        )
-        assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
-        listed = json.loads(command("endpoints", "--json").stdout)
-        own = [each for each in listed if each["name"] in (version.name, other.name)]
-        assert [(each["name"], each["route"], each["version"]) for each in own] == [
-            (version.name, "/moved", version.id),
-            (other.name, "/tested-b", other.id),
-        ]
-        assert command("undeploy", other.name).returncode == 0
-        assert endpoints.models_by_route(ray_cluster.serve_port) == {"/moved": version.name}
-        again = command("undeploy", other.name)
-        assert (again.returncode, f"{other.name} has no endpoint on" in again.stderr) == (1, True)
-        assert version.name in again.stderr.strip().partition("those there are: ")[2].split(", ")
-    finally:
-        endpoints.remove(other.name)
+    beside = deploy(other, route="/tested-b")
+    before = deploy(version, route="/tested")
+    with pytest.raises(DeployError, match=f"/tested is the route of {version.name}; choose"):
+        deploy(other, route="/tested")
+    url = deploy(version, told.append, route="/moved")
+    assert told == [f"/tested no longer answers: {version.name} has moved to /moved"]
+    for asked, status in ((url, 200), (beside, 200), (before, 404)):
+        assert httpx.get(f"{asked}/health").status_code == status, asked
+    assert "/_v/" not in httpx.get(f"{before}/health").text
+    assert httpx.get(beside, follow_redirects=False).headers["location"] == f"{beside}/"
+    owners = endpoints.models_by_route(ray_cluster.serve_port)
+    assert owners == {"/moved": version.name, "/tested-b": other.name}
+    endpoints.log_moved_routes(
+        version.name, ServeSpec(route="/tested"), ray_cluster.serve_port, told.append
+    )
+    assert told[1] == f"/moved will no longer answer once {version.name} is deployed to /tested"
+    listed = json.loads(command("endpoints", "--json").stdout)
+    own = [each for each in listed if each["name"] in (version.name, other.name)]
+    assert [(each["name"], each["route"], each["version"]) for each in own] == [
+        (version.name, "/moved", version.id),
+        (other.name, "/tested-b", other.id),
+    ]
+    assert command("undeploy", other.name).returncode == 0
+    assert endpoints.models_by_route(ray_cluster.serve_port) == {"/moved": version.name}
+    again = command("undeploy", other.name)
+    assert (again.returncode, f"{other.name} has no endpoint on" in again.stderr) == (1, True)
+    assert version.name in again.stderr.strip().partition("those there are: ")[2].split(", ")
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -560,29 +556,24 @@ def test_grpc_follows_the_route_and_loses_nothing(
 
 def test_a_language_model_answers_as_it_writes(deploy: Deploy, published: ModelVersion) -> None:
     """A stream arrives in pieces through HAProxy and Ray Serve."""
-    from serve.deploy import endpoints
-
     url = deploy(published, engine="auto", route="/chat")
     asked = {"messages": [{"role": "user", "content": "Is a superb film good?"}], "temperature": 0}
     path = f"{url}/v1/chat/completions"
-    try:
-        whole = httpx.post(path, json=asked, timeout=60).json()["choices"][0]["message"]["content"]
-        with httpx.stream("POST", path, json={**asked, "stream": True}, timeout=60) as answer:
-            lines = [line for line in answer.iter_lines() if line]
-        assert lines[-1] == "data: [DONE]"
-        pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-        deltas = [piece["choices"][0]["delta"].get("content") or "" for piece in pieces]
-        assert "".join(deltas) == whole
-        assert len(deltas) > 3
-        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == published.name
-    finally:
-        endpoints.remove(published.name)
+    whole = httpx.post(path, json=asked, timeout=60).json()["choices"][0]["message"]["content"]
+    with httpx.stream("POST", path, json={**asked, "stream": True}, timeout=60) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    deltas = [piece["choices"][0]["delta"].get("content") or "" for piece in pieces]
+    assert "".join(deltas) == whole
+    assert len(deltas) > 3
+    assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == published.name
 
 
 def test_a_language_model_takes_over_step_by_step_or_does_not(
     deploy: Deploy, published: ModelVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serve.deploy import endpoints, release
+    from serve.deploy import release
 
     monkeypatch.setattr(release, "ROUND_S", 2.0)
     monkeypatch.setattr(
@@ -596,14 +587,11 @@ def test_a_language_model_takes_over_step_by_step_or_does_not(
     fields: dict[str, Any] = {"engine": "auto", "route": "/chat"}
     rollout = {"steps": [50, 100], "hold": "2s", "gate": ["perplexity<=1.05"]}
     url = deploy(published, **fields)
-    try:
-        with pytest.raises(DeployError, match=r"its perplexity is .*, 2 times the old one's"):
-            deploy(worse, **fields, rollout=rollout)
-        assert httpx.get(f"{url}/health").json()["version"] == published.id
-        with asked(url, 1) as results:
-            deploy(fine, **fields, rollout=rollout)
-        assert all(result.requests and result.error_rate == 0 for result in results)
-        assert {name for result in results for name in result.versions} == {published.id, fine.id}
-        assert httpx.get(f"{url}/health").json()["version"] == fine.id
-    finally:
-        endpoints.remove(published.name)
+    with pytest.raises(DeployError, match=r"its perplexity is .*, 2 times the old one's"):
+        deploy(worse, **fields, rollout=rollout)
+    assert httpx.get(f"{url}/health").json()["version"] == published.id
+    with asked(url, 1) as results:
+        deploy(fine, **fields, rollout=rollout)
+    assert all(result.requests and result.error_rate == 0 for result in results)
+    assert {name for result in results for name in result.versions} == {published.id, fine.id}
+    assert httpx.get(f"{url}/health").json()["version"] == fine.id
