@@ -92,6 +92,9 @@ def check_search_space(spec: JobSpec) -> Iterator[rules.Violation]:
         if name not in overrides.SEARCHABLE:
             yield rules.Violation(path, _why_not_searched(name))
             continue
+        if name in overrides.LISTED and not isinstance(space, tuple):
+            yield rules.Violation(path, "needs a list of values in square brackets, not a range")
+            continue
         for index, value in enumerate(overrides.values_to_check(space)):
             for message in _value_errors(spec, name, value):
                 where = (*path, index) if isinstance(space, tuple) else path

@@ -24,8 +24,12 @@ SEARCHABLE = (
     "train.lr_schedule.power",
     "train.lr_schedule.floor",
     "model.dropout",
+    "seed",
 )
 """Fields that a sweep may search."""
+
+LISTED = ("train.micro_batch_size", "train.precision", "train.lr_schedule.type", "seed")
+"""Those of them that need a list of values, because numbers from a range do not fit."""
 
 ALL_FIELDS = "; `winnow schema --markdown` lists all fields"
 

@@ -39,8 +39,8 @@ class ProbeSpec(SpecModel):
     CPU."""
     confirm: Annotated[int, Field(ge=0, le=8)] = 2
     """Number of best candidates that are timed again right before one is chosen. A candidate's
-    trials are such a timing if they differ only in the learning rate, its schedule or weight decay,
-    run one at a time, and together last at least `duration`."""
+    trials are such a timing if they differ only in the learning rate, its schedule, weight decay or
+    the seed, run one at a time, and together last at least `duration`."""
 
 
 class ObjectiveSpec(SpecModel):
@@ -64,7 +64,12 @@ class SweepSpec(SpecModel):
     """A search for how to train: probes measure speed, trials measure quality."""
 
     search_space: Annotated[dict[str, Choices | LogUniform | Uniform], Field(min_length=1)]
-    """Dotted paths of fields, each with a list of values or a range to draw from."""
+    """Dotted paths of fields, each with a list of values or a range to draw from. Probes decide
+    `train.micro_batch_size` and `train.precision`. Trials decide `train.optimizer.lr`,
+    `train.optimizer.weight_decay`, `train.optimizer.max_grad_norm`, `train.optimizer.momentum`,
+    `train.optimizer.layerwise_lr_decay`, `train.optimizer.head_lr`, `train.lr_schedule.type`,
+    `train.lr_schedule.warmup_ratio`, `train.lr_schedule.power`, `train.lr_schedule.floor`,
+    `model.dropout` and `seed`."""
     trials: Annotated[int, Field(ge=1, le=10_000)] = 8
     """Number of trials: short trainings with values of the fields that change quality."""
     trial_share: Annotated[float, Field(gt=0, le=1)] = 0.34

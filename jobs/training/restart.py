@@ -16,7 +16,7 @@ from jobs.training.config import TRAINING_CONFIG, TrainingConfig
 from jobs.training.corpus import load_corpus
 from jobs.training.events import BaseScored, Report, Tokenised
 from jobs.training.model import parallel
-from jobs.training.session import Session, build_session, reseed
+from jobs.training.session import Session, build_session, first_model, reseed
 from jobs.training.world import World
 
 MEMORY_SHARE = 0.1
@@ -69,15 +69,18 @@ class Kept:
     def restarted(self, config: TrainingConfig, world: World) -> Session | None:
         """Returns the session, set back to before its first step, for another configuration.
 
-        Returns None if there is none, if more than the learning rate, its schedule or the weight
-        decay differs, or if the model has put other buffers in the place of its first ones, as some
-        do for rows that are longer than all before. All workers must call this.
+        Returns None if there is none, if more than the learning rate, its schedule, the weight
+        decay or the seed differs, or if the model has put other buffers in the place of its first
+        ones, as some do for rows that are longer than all before. With another seed, all weights
+        have to be trained. All workers must call this.
         """
         beginning = self._beginning
         if not all(world.gather(beginning is not None and _can_take(beginning, config, world))):
             return None
         assert beginning
         session = beginning.session
+        if config.seed != session.config.seed:
+            beginning = _drawn_again(beginning, config)
         _set_back(beginning)
         session.update.use(config.optimizer)
         session.update.refresh_copies()
@@ -129,8 +132,11 @@ def _can_take(beginning: _Beginning, config: TrainingConfig, world: World) -> bo
         own,
         optimizer=own.optimizer.model_copy(update=numbers),
         lr_schedule=config.lr_schedule,
+        seed=config.seed,
     )
     if TRAINING_CONFIG.dump_json(taken) != TRAINING_CONFIG.dump_json(config):
+        return False
+    if config.seed != own.seed and not _can_draw(session):
         return False
     if wanted.head_lr is not None and wanted.lr != own.optimizer.lr:
         return False  # rates of weights are multiples of `lr`
@@ -141,6 +147,20 @@ def _can_take(beginning: _Beginning, config: TrainingConfig, world: World) -> bo
     present = _buffers(session)
     are_first = [a is b for a, b in zip(beginning.buffers, present, strict=False)]
     return places[0] == places[1] and len(are_first) == len(present) and all(are_first)
+
+
+def _can_draw(session: Session) -> bool:
+    """Returns whether another seed changes the first values of trained weights alone."""
+    are_trained = all(weight.requires_grad for weight in session.model.parameters())
+    return are_trained and not session.training.has_references
+
+
+def _drawn_again(beginning: _Beginning, config: TrainingConfig) -> _Beginning:
+    """Returns the beginning with the first weights of another seed, for which the base is read."""
+    session = beginning.session
+    drawn = dict(first_model(config, session.corpus, session.world).named_parameters())
+    weights = [_first(drawn[weight.name]) for weight in session.update.weights]
+    return dataclasses.replace(beginning, numbers=[*weights, *beginning.numbers[len(weights) :]])
 
 
 @torch.no_grad()

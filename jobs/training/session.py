@@ -95,7 +95,6 @@ def build_session(
     _check_metrics(config)
     if config.model.adapter and config.model.adapter.quantization:
         quantized.check_installed()
-    torch.manual_seed(config.seed)
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
@@ -240,6 +239,7 @@ def _check_metrics(config: TrainingConfig) -> None:
 
 def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
     """Returns the model on its device, with its adapter, and what was loaded of its base."""
+    torch.manual_seed(config.seed)  # draws what the base lacks
     is_sharded = parallel.is_sharded(config, world)
     # what an adapter leaves frozen needs no fp32 copy before it is cast
     is_frozen = config.model.adapter is not None and not is_sharded
@@ -256,6 +256,15 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, b
     if not is_sharded:
         low_precision.cast_frozen(model, config.precision)
     return model.to(world.device).train(), loaded
+
+
+def first_model(config: TrainingConfig, corpus: Corpus, world: World) -> Any:
+    """Returns the model in host memory, as a new session of the configuration begins with it.
+
+    Raises:
+        ModelError: if the base model cannot be loaded or used.
+    """
+    return _model(config, corpus, dataclasses.replace(world, device=torch.device("cpu")))[0]
 
 
 def settle_generation(model: Any, config: TrainingConfig, corpus: Corpus) -> None:

@@ -9,7 +9,7 @@ from jobs.training.probing.timing import ProbeTiming
 from jobs.training.step_times import in_windows, mean_at
 from orchestrator.decisions.measurement import Interval, Measurement
 
-NEUTRAL = ("train.optimizer.lr", "train.optimizer.weight_decay", "train.lr_schedule")
+NEUTRAL = ("train.optimizer.lr", "train.optimizer.weight_decay", "train.lr_schedule", "seed")
 """Prefixes of the fields whose values do not change how long a step takes."""
 
 

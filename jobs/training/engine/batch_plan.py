@@ -16,6 +16,10 @@ from jobs.training.world import World
 REPLAYED_EPOCHS = 10
 """Epochs whose batches are computed to count widths; later epochs have almost the same counts."""
 
+WIDTHS_SEED = 42
+"""Draws the batches by which padded widths are chosen: runs that differ in their seed share them,
+and with them the steps that are captured or compiled."""
+
 
 class BatchPlan:
     """Rows, row weights, loss denominators and learning rates of all steps, indexed on the device.
@@ -32,7 +36,7 @@ class BatchPlan:
         rows, batch = len(tokens), config.global_batch_size
         self.steps_per_epoch = batches.steps_per_epoch(rows, batch)
         self.total_steps = batches.total_steps(rows, batch, config.epochs)
-        longest = batches.batch_lengths(self._batches(0), self._lengths)
+        longest = batches.batch_lengths(self._batches(0, WIDTHS_SEED), self._lengths)
         self.widths = batches.choose_widths(longest, _widest(self._lengths, config))
         self.passes = batch // (world.size * config.micro_batch_size)
         device = world.device
@@ -55,8 +59,9 @@ class BatchPlan:
         self._samples_of: Indices = np.zeros(0, np.int64)
 
     def use(self, config: TrainingConfig) -> None:
-        """Takes the learning rates of a configuration that differs in nothing else."""
+        """Takes the learning rates and the seed of a configuration that differs in nothing else."""
         self._config = config
+        self._epoch = -1  # another seed has other batches
         self._rates.copy_(torch.tensor([self.rate(step) for step in range(self.total_steps)]))
 
     def seek(self, step: int) -> None:
@@ -162,12 +167,13 @@ class BatchPlan:
         self._samples_of = real.sum(axis=1)
         self._epoch = epoch
 
-    def _batches(self, epoch: int) -> Indices:
+    def _batches(self, epoch: int, seed: int | None = None) -> Indices:
         lengths, config = self._lengths, self._config
         if config.data.needs_whole_batch:
             # rows that are each other's negatives are drawn at random, not by length
             lengths = np.zeros_like(lengths)
-        return batches.epoch_batches(lengths, config.global_batch_size, config.seed, epoch)
+        seed = config.seed if seed is None else seed
+        return batches.epoch_batches(lengths, config.global_batch_size, seed, epoch)
 
 
 def _widest(lengths: Indices, config: TrainingConfig) -> int:

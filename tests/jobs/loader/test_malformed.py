@@ -232,6 +232,8 @@ FIELDS = [
         "is not a field of a job; these can be searched: train.micro_batch_size",
     ),
     ("sweep: {search_space: {train.epochs: [1, 2]}}", "train.epochs: cannot be searched"),
+    ("sweep: {search_space: {seed: {uniform: [1, 5]}}}", "seed: needs a list of values"),
+    ("sweep: {search_space: {seed: [1.5]}}", "seed[0]: 1.5 is not a whole number"),
     (
         "sweep: {search_space: {train.precision: [fp32, int3]}}",
         "sweep.search_space.train.precision[1]: 'int3' is not one of",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.loader import loads
+from jobs.loader import loads, overrides
 from jobs.loader.reference import Section, in_order, kind_of, reference_text, sections
 from jobs.loader.reference_examples import EXAMPLES
 from jobs.loader.schema import job_schema
@@ -51,6 +51,11 @@ def test_an_example_is_a_job_that_uses_its_section(path: str, text: str) -> None
     loads(yaml.safe_dump(whole, sort_keys=False), path)
     paths = next((section.paths for section in FOUND if section.paths[0] == path), [path])
     assert any(value for each in paths for value in at(values, each))
+
+
+def test_every_field_that_can_be_searched_is_named() -> None:
+    described = job_schema()["$defs"]["SweepSpec"]["properties"]["search_space"]["description"]
+    assert [name for name in overrides.SEARCHABLE if f"`{name}`" not in described] == []
 
 
 def test_every_task_and_variant_has_a_heading_with_an_example_and_its_own_columns() -> None:

@@ -375,14 +375,15 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
 
     config = training_config(reviews, tiny_model, micro_batch_size=16)
     steep, gentle = (config.optimizer.model_copy(update={"lr": lr}) for lr in (1e30, 1e-5))
+    other = dataclasses.replace(config, optimizer=gentle, seed=config.seed + 1)
     kept = _Kept(config, tmp_path)
-    events, others, again, later = (list[Event]() for _ in range(4))
+    events, others, again, afresh, later = (list[Event]() for _ in range(5))
     with contextlib.closing(kept.workers):
         with pytest.raises(SystemExit):
             kept.train(dataclasses.replace(config, epochs=5000.0), stop)
         first = kept.workers.groups
         assert kept.train(config, events.append) == first
-        kept.train(dataclasses.replace(config, optimizer=gentle), others.append)
+        kept.train(other, others.append)
         kept.train(config, again.append)
         assert losses_of(others) != losses_of(again)
         assert kept.sessions() == [True, True]
@@ -391,9 +392,11 @@ def test_kept_workers_give_bit_by_bit_what_fresh_ones_give(
         with pytest.raises(GroupError, match="loss"):
             kept.train(dataclasses.replace(config, optimizer=steep), lambda _: None)
         losses.append(kept.fit("fresh"))
-        assert kept.train(config, later.append) != first
+        assert kept.train(other, afresh.append) != first
+        kept.train(config, later.append)
     assert eventually(lambda: _worker_groups_left() == [])
     assert len(losses[0]) == 5
+    assert losses_of(others) == losses_of(afresh)
     assert all(each == losses[0] for each in (*losses, losses_of(later)))
 
 
