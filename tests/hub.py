@@ -25,6 +25,22 @@ class Repository:
     private: bool
     files: dict[str, bytes] = field(default_factory=dict)
     commits: list[str] = field(default_factory=list)
+    revision: str = "0" * 40
+    """The newest commit."""
+    earlier: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Files of other commits."""
+
+    def change(self, **contents: bytes) -> None:
+        """Makes a commit, outside of the API, with other contents of some files."""
+        self.earlier[self.revision] = self.files
+        self.revision = f"{len(self.earlier):040x}"
+        self.files = {**self.files, **contents}
+
+    def at(self, revision: str) -> tuple[str, dict[str, bytes] | None]:
+        """Commit and files of a revision; no files if there is none."""
+        if revision in ("main", self.revision):
+            return self.revision, self.files
+        return revision, self.earlier.get(revision)
 
 
 @dataclass
@@ -102,16 +118,16 @@ def _add_repositories(api: fastapi.FastAPI, hub: Hub) -> None:
     def info(owner: str, name: str) -> fastapi.Response:
         return _about(hub, f"{owner}/{name}")
 
-    @api.get("/api/models/{owner}/{name}/revision/main")
-    def revision(owner: str, name: str) -> fastapi.Response:
-        return _about(hub, f"{owner}/{name}")
+    @api.get("/api/models/{owner}/{name}/revision/{revision}")
+    def revision(owner: str, name: str, revision: str) -> fastapi.Response:
+        return _about(hub, f"{owner}/{name}", revision)
 
-    @api.get("/api/models/{owner}/{name}/tree/main")
-    def tree(owner: str, name: str) -> list[dict[str, Any]]:
-        files = hub.repositories[f"{owner}/{name}"].files
+    @api.get("/api/models/{owner}/{name}/tree/{revision}")
+    def tree(owner: str, name: str, revision: str) -> list[dict[str, Any]]:
+        _, files = hub.repositories[f"{owner}/{name}"].at(revision)
         return [
             {"type": "file", "path": path, "size": len(content), "oid": oid(path, content)}
-            for path, content in files.items()
+            for path, content in (files or {}).items()
         ]
 
     @api.post("/api/validate-yaml")
@@ -119,13 +135,14 @@ def _add_repositories(api: fastapi.FastAPI, hub: Hub) -> None:
         return {"errors": [], "warnings": []}
 
 
-def _about(hub: Hub, name: str) -> fastapi.Response:
+def _about(hub: Hub, name: str, revision: str = "main") -> fastapi.Response:
     known = hub.repositories.get(name)
-    if known is None:
-        headers = {"X-Error-Code": "RepoNotFound"}
+    commit, files = known.at(revision) if known else ("", None)
+    if known is None or files is None:
+        headers = {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"}
         return fastapi.responses.JSONResponse({"error": "not found"}, 404, headers)
-    names = [{"rfilename": path} for path in known.files]
-    about = {"id": name, "private": known.private, "siblings": names, "sha": "0" * 40, "tags": []}
+    names = [{"rfilename": path} for path in files]
+    about = {"id": name, "private": known.private, "siblings": names, "sha": commit, "tags": []}
     return fastapi.responses.JSONResponse(about)
 
 
@@ -137,11 +154,13 @@ def _add_reading(api: fastapi.FastAPI, hub: Hub) -> None:
     @api.api_route("/{owner}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
     def resolve(owner: str, name: str, revision: str, path: str) -> fastapi.Response:
         known = hub.repositories.get(f"{owner}/{name}")
-        if known is None or path not in known.files:
-            missing = "EntryNotFound" if known else "RepoNotFound"
+        commit, files = known.at(revision) if known else ("", None)
+        if files is None or path not in files:
+            missing = "RepoNotFound" if known is None else "RevisionNotFound"
+            missing = missing if files is None else "EntryNotFound"
             return fastapi.Response(status_code=404, headers={"X-Error-Code": missing})
-        content = known.files[path]
-        headers = {"ETag": f'"{oid(path, content)}"', "X-Repo-Commit": "0" * 40}
+        content = files[path]
+        headers = {"ETag": f'"{oid(path, content)}"', "X-Repo-Commit": commit}
         return fastapi.Response(content, headers=headers)
 
 

@@ -71,7 +71,7 @@ class CheckpointSaver:
         """
         finished = self.finish()
         place = str(self.store.folder / _name(step))
-        reference = CheckpointRef(place, step, metrics)
+        reference = CheckpointRef(place, step, metrics, self._session.base_weights)
         snapshot = state.take(self._session, reference, scores, quality, scalars or {})
         if self._session.world.is_main:
             self._pending = self._writer.submit(_write, snapshot, self._session, self.store)
@@ -113,8 +113,7 @@ def latest(
                 on_skipped(f"checkpoint skipped: {error}")
                 continue
             if path:
-                details = manifest.read(path)
-                return CheckpointRef(str(path), details["step"], details["metrics"])
+                return _read(path)
     return None
 
 
@@ -127,9 +126,14 @@ def of_step(store: CheckpointStore, step: int) -> CheckpointRef | None:
         except CheckpointError:
             continue
         if path:
-            details = manifest.read(path)
-            return CheckpointRef(str(path), details["step"], details["metrics"])
+            return _read(path)
     return None
+
+
+def _read(folder: Path) -> CheckpointRef:
+    details = manifest.read(folder)
+    weights = details.get("base_weights", "")  # checkpoints of older releases have none
+    return CheckpointRef(str(folder), details["step"], details["metrics"], weights)
 
 
 def _name(step: int) -> str:

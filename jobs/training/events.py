@@ -289,6 +289,8 @@ class CheckpointRef:
     """Number of finished optimizer steps."""
     metrics: dict[str, float]
     """Evaluated with exactly these weights; empty if they were not evaluated."""
+    base_weights: str = ""
+    """Digest of the base's weights below an adapter; empty for models without one."""
 
 
 _OfSteps = Tokenised | BaseScored | Started | Stepped | Evaluated | Stopped | BestKept | Interrupted

@@ -24,6 +24,7 @@ from jobs.training.engine.update import Update
 from jobs.training.model import (
     adapter,
     base,
+    location,
     low_precision,
     parallel,
     parts,
@@ -61,6 +62,8 @@ class Session:
     """Deviations from the job or from its base model, with reasons."""
     lacks_references: bool = False
     """Whether the base has to score all rows before the first step of a run on this machine."""
+    base_weights: str = ""
+    """Digest of the base's weights below an adapter; empty without one."""
 
     @property
     def update(self) -> Update:
@@ -134,7 +137,14 @@ def build_session(
             filter(None, (*loaded.remarks, rows_remark, training.remark, step.update.remark))
         ),
         lacks_references=lacks_references,
+        base_weights=_base_weights(config, loaded),
     )
+
+
+def _base_weights(config: TrainingConfig, loaded: base.LoadedModel) -> str:
+    if config.model.adapter is None:
+        return ""
+    return location.weights_digest(config.model.base, loaded.revision)
 
 
 def _step(

@@ -31,6 +31,8 @@ TRAINED_FILE = "trained.safetensors"
 """Weights that are trained in another form than the model folder has them, to resume from."""
 ROWS, LEARNING = "rows", "learning"
 """Keys of the digests of the rows, and of the settings that decide learning, in SCALARS_FILE."""
+BASE = "base_weights"
+"""Name of the digest that a checkpoint's reference has."""
 
 Tensors = dict[str, torch.Tensor]
 EMPTY: Mapping[str, float] = MappingProxyType({})
@@ -111,7 +113,7 @@ def restore(session: Session, reference: CheckpointRef) -> dict[str, float]:
     folder = Path(reference.path)
     scalars = json.loads((folder / SCALARS_FILE).read_text(encoding="utf-8"))
     if not session.config.accepts_changes:
-        _check_unchanged(scalars, session, reference.step)
+        _check_unchanged(scalars, session, reference)
     _load_weights(session, folder / manifest.MODEL_DIR)
     saved = safetensors.torch.load_file(folder / OPTIMIZER_FILE)
     update, device = session.update, session.world.device
@@ -134,17 +136,24 @@ def _digests(session: Session) -> dict[str, str]:
     return {ROWS: session.corpus.digest, LEARNING: learning_digest(session.config)}
 
 
-def _check_unchanged(scalars: Mapping[str, Any], session: Session, step: int) -> None:
-    """Raises TrainingError if a checkpoint is of other rows or settings; older ones do not say."""
+def _check_unchanged(
+    scalars: Mapping[str, Any], session: Session, reference: CheckpointRef
+) -> None:
+    """Raises TrainingError if a checkpoint is of other rows, settings or weights of the base.
+
+    Those of older releases do not say.
+    """
     how = {
         ROWS: "on other rows",
         LEARNING: "with another optimizer, schedule, length, batch size, precision or seed",
+        BASE: "on other weights of the base",
     }
-    for key, own in _digests(session).items():
-        if scalars.get(key, own) != own:
+    saved = {**scalars, BASE: reference.base_weights}
+    for key, own in {**_digests(session), BASE: session.base_weights}.items():
+        if own and (saved.get(key) or own) != own:
             raise TrainingError(
-                f"the checkpoint of step {step} was trained {how[key]} than the job names now;"
-                " start a new run, or continue with --accept-changes"
+                f"the checkpoint of step {reference.step} was trained {how[key]} than the job names"
+                " now; start a new run, or continue with --accept-changes"
             )
 
 
@@ -181,7 +190,8 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     """Writes the base model in fp32 with the adapter merged into its weights."""
     spec = session.config.model
     corpus = session.corpus
-    loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer)
+    revision = session.model.peft_config["default"].revision
+    loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer, revision=revision)
     model = adapter.add_adapter(loaded, spec)
     adapter.load_adapter_state(model, snapshot.weights)
     if spec.adapter and spec.adapter.quantization:

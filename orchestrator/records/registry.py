@@ -10,15 +10,12 @@ from typing import Any
 
 from jobs.errors import CheckpointError, RunError
 from jobs.spec import JobSpec
-from jobs.spec.data import SourceSpec
-from jobs.spec.harness import MARK
 from jobs.spec.model import REGISTRY_SCHEME
-from jobs.spec.quantities import format_metric
 from jobs.storage import files, manifest
 from jobs.storage.storage import Storage
 from jobs.training import quality
 from jobs.training.events import CheckpointRef
-from orchestrator.records import aliases
+from orchestrator.records import aliases, model_card
 from orchestrator.records.owner import owner
 from serve.version import ModelVersion
 
@@ -28,29 +25,6 @@ LATEST = "latest"
 """Alias of the version published last."""
 LONG_AGO = "2020-01-01T00:00:00+00:00"
 """Assumed publication date of versions without a date."""
-
-CARD = """---
-library_name: {library}
-pipeline_tag: {pipeline}
-base_model: {base}
----
-# {name}
-
-Fine-tuned from `{base}` by Winnow, run `{run}`.
-
-| metric | evaluation rows |
-| --- | --- |
-{metrics}
-{harness}
-{labels}Inputs are cut at {max_length} tokens. Trained on `{train}`, judged on `{eval}`.
-
-```python
-{usage}
-```
-"""
-
-HARNESS = ("", "| task of lm-evaluation-harness | value |", "| --- | --- |")
-"""Head of the card's table of the harness."""
 
 
 def publish(
@@ -75,12 +49,15 @@ def publish(
     try:
         base = reference_of(spec.model.base, storage)
         thresholds = _thresholds(partial, labels)
-        card = _card(spec, base, checkpoint, labels, run_id, has_thresholds=bool(thresholds))
+        card = model_card.text_of(
+            spec, base, checkpoint, labels, run_id, has_thresholds=bool(thresholds)
+        )
         (partial / "README.md").write_text(card, encoding="utf-8")
         details = {
             "version": asdict(_without_place(spec, checkpoint, labels, thresholds)),
             "job": spec.model_dump(mode="json", exclude_unset=True),
             "base": base,
+            "base_weights": checkpoint.base_weights,
             "run": run_id,
             "step": checkpoint.step,
             "published": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -243,58 +220,3 @@ def _thresholds(folder: Path, labels: tuple[str, ...]) -> tuple[float, ...]:
     """The thresholds in a model's folder, in the order of its labels."""
     found = quality.read(folder)
     return tuple(found.thresholds[label] for label in labels) if found and found.thresholds else ()
-
-
-def _card(
-    spec: JobSpec,
-    base: str,
-    checkpoint: CheckpointRef,
-    labels: tuple[str, ...],
-    run_id: str,
-    *,
-    has_thresholds: bool = False,
-) -> str:
-    metrics = checkpoint.metrics.items()
-    rows = {name: f"| {name} | {format_metric(value)} |" for name, value in metrics}
-    judged = [row for name, row in rows.items() if MARK in name]
-    own = [row for name, row in rows.items() if MARK not in name]
-    task, lora = spec.task, spec.model.adapter
-    thresholds = (
-        f"`{quality.FILE}` has the score from which on each label is given. "
-        if has_thresholds
-        else ""
-    )
-    is_adapter = lora is not None and not lora.merge
-    options = "".join(f', {name}="{value}"' for name, value in task.pipeline_options)
-    call = f'pipeline("{task.pipeline}", "this/folder"{options})("text")'
-    usage = task.usage or f"from transformers import pipeline\n{call}"
-    if is_adapter:
-        loader = task.peft_class
-        of_labels = (
-            f", num_labels={len(labels)}, pad_token_id=tokenizer.pad_token_id,"
-            " ignore_mismatched_sizes=True"
-        )
-        settings = of_labels if labels else ""
-        usage = (
-            f"from peft import {loader}\nfrom transformers import AutoTokenizer\n\n"
-            'tokenizer = AutoTokenizer.from_pretrained("this/folder")\n'
-            f'model = {loader}.from_pretrained("this/folder"{settings})'
-        )
-    return CARD.format(
-        base=base,
-        library="peft" if is_adapter else task.library,
-        pipeline=task.pipeline,
-        usage=usage,
-        name=spec.name,
-        run=run_id,
-        metrics="\n".join(own),
-        harness="\n".join([*HARNESS, *judged, ""]) if judged else "",
-        labels=f"Labels: {', '.join(labels)}. {thresholds}" if labels else "",
-        max_length=spec.data.max_length,
-        train=_names(spec.data.train),
-        eval=_names(spec.data.eval),
-    )
-
-
-def _names(source: SourceSpec) -> str:
-    return ", ".join(Path(path).name for path in source.paths)

@@ -1,6 +1,7 @@
 """Adapters that share a base: each answer is that of its own, whichever rows are beside it."""
 
 import asyncio
+import contextlib
 import json
 import random
 import shutil
@@ -10,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import huggingface_hub
 import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers
 
-from jobs.errors import DeployError
+from jobs.errors import DeployError, TrainingError
 from jobs.spec.model import LoraSpec, ModelSpec
 from jobs.spec.serve import AdaptersSpec
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from jobs.training.loop import train
+from jobs.training.model import location
 from orchestrator.records import registry
 from serve.config import ReplicaConfig
 from serve.engines.generating import adapters, choice
@@ -36,6 +40,7 @@ from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
 from tests import tiny
 from tests.builders import job, language_config, language_data
+from tests.hub import TOKEN, Repository, served
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DECODER = transformers.AutoModelForCausalLM
@@ -329,15 +334,24 @@ def versions(
 ) -> list[ModelVersion]:
     """Two adapters of one base that jobs trained and published, and one of another name."""
     folder = tmp_path_factory.mktemp("storage")
+    return trained(
+        tiny_llama, questions, folder, (3e-3, "support"), (1e-2, "support"), (3e-2, "sales")
+    )
+
+
+def trained(
+    base: str, questions: Path, folder: Path, *each: tuple[float, str]
+) -> list[ModelVersion]:
+    """Published adapters of a base, each with a learning rate and a name."""
     data = language_data(questions, prompt=None, response=None, messages="messages")
     found = []
-    for lr, name in ((3e-3, "support"), (1e-2, "support"), (3e-2, "sales")):
+    for lr, name in each:
         model = ModelSpec(
-            base=tiny_llama,
+            base=base,
             task="causal-lm",
             adapter=LoraSpec(type="lora", r=RANK, dropout=0.0, merge=False),
         )
-        config = language_config(questions, tiny_llama, data=data, epochs=6.0)
+        config = language_config(questions, base, data=data, epochs=6.0)
         optimizer = config.optimizer.model_copy(update={"lr": lr})
         config = replace(config, model=model, optimizer=optimizer)
         reference = train(config, lambda _: None, folder / f"checkpoints-{lr}")
@@ -445,6 +459,7 @@ def test_an_adapter_that_cannot_be_asked_for_is_not_found(
         changed("00000000000a", "other"): "serve.adapters.models does not have this name",
         changed("00000000000b", base="another"): "has another base",
         changed("00000000000c", tokenizer=True): "has another tokenizer.json",
+        changed("00000000000e", base_weights="1"): "was trained on other weights of its base",
         damaged: "it is not published here",
         "gpt-4": "write name@id",
     }
@@ -456,6 +471,62 @@ def test_an_adapter_that_cannot_be_asked_for_is_not_found(
         assert reason in error["message"], model
     (again,) = ask(client, f"support@{versions[1].id}")
     assert again.status_code == 200
+
+
+@pytest.fixture
+def hub(tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A base on the hub, which this process asks."""
+    constants = huggingface_hub.constants
+    with served() as found:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        template = f"{found.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        for name, value in (
+            ("ENDPOINT", found.url),
+            ("HUGGINGFACE_CO_URL_TEMPLATE", template),
+            ("HF_HUB_DISABLE_XET", True),
+            ("HF_HUB_CACHE", str(tmp_path / "cache")),
+        ):
+            monkeypatch.setattr(constants, name, value)
+        files = {path.name: path.read_bytes() for path in Path(tiny_llama).iterdir()}
+        found.repositories["team/llama"] = Repository(private=False, files=files)
+        yield found.repositories["team/llama"]
+
+
+def other_weights(folder: Path) -> bytes:
+    """The file of weights of a model that answers otherwise."""
+    weights = safetensors.torch.load((folder / location.WHOLE).read_bytes())
+    return safetensors.torch.save({name: -each for name, each in weights.items()}, {"format": "pt"})
+
+
+def test_an_adapter_is_served_on_the_commit_of_the_base_that_it_was_trained_on(
+    hub: Repository, questions: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    first, (version,) = hub.revision, trained("team/llama", questions, tmp_path, (3e-3, "support"))
+    assert peft.PeftConfig.from_pretrained(version.path).revision == first
+    hub.change(**{location.WHOLE: other_weights(Path(tiny_llama))})
+    shutil.rmtree(tmp_path / "cache")  # as on another machine
+    server = endpoint_of("causal-lm").load(ReplicaConfig(version))
+    assert isinstance(server, ChatHandler)
+    with contextlib.closing(server.generator):
+        own = server.generator._model.get_input_embeddings().weight
+        base = DECODER.from_pretrained(tiny_llama).get_input_embeddings().weight
+        assert torch.equal(own.float(), base)
+    hub.earlier.clear()
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(DeployError, match=f"commit {first} of team/llama cannot be fetched"):
+        endpoint_of("causal-lm").load(ReplicaConfig(version))
+
+
+def test_an_adapter_whose_base_has_other_weights_is_neither_trained_on_nor_served(
+    questions: Path, tiny_llama: str, tmp_path: Path
+) -> None:
+    place = shutil.copytree(tiny_llama, tmp_path / "base")
+    (version,) = trained(str(place), questions, tmp_path, (3e-3, "support"))
+    (place / location.WHOLE).write_bytes(other_weights(place))
+    with pytest.raises(DeployError, match=f"{place} has other weights than it was trained on"):
+        endpoint_of("causal-lm").load(ReplicaConfig(version))
+    with pytest.raises(TrainingError, match="was trained on other weights of the base"):
+        trained(str(place), questions, tmp_path, (3e-3, "support"))
 
 
 def test_an_adapter_without_its_base_is_not_served(

@@ -88,6 +88,7 @@ def _config(lora: LoraSpec, spec: ModelSpec, loaded: LoadedModel) -> "peft.LoraC
     saved = [n for n, _ in loaded.model.named_modules() if n.endswith(kept)]
     inside = [n for n, _ in loaded.model.named_modules() if _is_inside(n, saved)]
     return peft.LoraConfig(
+        revision=loaded.revision or None,
         task_type=task_registry.find(spec.task).adapter_type or None,
         r=lora.r,
         lora_alpha=lora.alpha,

@@ -21,6 +21,8 @@ LAYER_DROP = (
     "the base leaves out whole layers at random (layerdrop); training does not, because workers"
     " would exchange gradients of different layers"
 )
+NEWEST = "main"
+"""The hub's name for the newest commit of a repository."""
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 """Suffixes of the names of classifier classes in transformers."""
 
@@ -34,6 +36,8 @@ class LoadedModel:
     """Modules that the base lacks; their weights are initialised from torch's random state."""
     remarks: tuple[str, ...] = ()
     """Whether the head of a base that is a classifier was kept, and what training switches off."""
+    revision: str = ""
+    """Commit of a base on the hub; empty for others."""
 
 
 def load_tokenizer(base: str, folder: Path | None = None) -> Any:
@@ -94,12 +98,14 @@ def load_model(
     keeps_dtype: bool = False,
     device: torch.device | None = None,
     quantized_for: Precision | None = None,
+    revision: str | None = None,
 ) -> LoadedModel:
     """Loads the base model for the task.
 
     Weights are in fp32 on the CPU. With `keeps_dtype` they stay in 16 bits if all of them are saved
     in one such type; with `device` each is then read straight to it, without a copy on the host.
     With `quantized_for`, the precision of training, an adapter's base is quantized as the job says.
+    `revision` is a commit of a base on the hub, by default the newest.
     Weights that the base lacks, such as a classifier's head, are initialised from torch's random
     state. A classifier for the same labels keeps its head, in the order of `label_names`; a
     classifier for other labels gets a new output layer. Only safetensors are read, and no code from
@@ -112,13 +118,17 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     place, auto = location.locate(spec.base), _class_for(spec)
     with as_model_error(f"the model of {spec.base} cannot be loaded"):
-        own = transformers.AutoConfig.from_pretrained(place, trust_remote_code=False)
+        own = transformers.AutoConfig.from_pretrained(
+            place, trust_remote_code=False, revision=revision or NEWEST
+        )
         _check_kind(own, auto, spec)
+        revision = revision or location.commit_of(place)
         config = _configured(own, spec, label_names, tokenizer)
         narrow = low_precision.saved_dtype(place) if keeps_dtype else None
         model, info = auto.from_pretrained(
             place,
             config=config,
+            revision=revision or NEWEST,
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
             dtype=narrow or torch.float32,
@@ -129,6 +139,36 @@ def load_model(
         if narrow is not None:
             low_precision.widen(model, auto, config)
         quantized.settle_layers(model)
+    lacking, remarks = _settled(model, own, config, info, spec, label_names)
+    model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
+    if spec.dropout is not None:
+        _set_dropout(model, spec.base, spec.dropout)
+    fresh = sorted({name.rpartition(".")[0] for name in lacking})
+    return LoadedModel(model, tuple(fresh), tuple(remarks), revision or "")
+
+
+def _settled(
+    model: Any,
+    own: Any,
+    config: Any,
+    info: Mapping[str, Any],
+    spec: ModelSpec,
+    label_names: Sequence[str],
+) -> tuple[set[str], list[str]]:
+    """Settles the head of a loaded model.
+
+    Args:
+        model: The loaded model.
+        own: Configuration of the base.
+        config: Configuration of the model.
+        info: What transformers found of the base's weights.
+        spec: The model section of the job.
+        label_names: In their order.
+
+    Returns:
+        Names of the weights that the base lacks, and remarks.
+    """
+    auto = _class_for(spec)
     is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
     is_other = bool(info["mismatched_keys"]) or is_classifier
     training = training_of(spec.task)
@@ -143,11 +183,7 @@ def load_model(
         is_kept = training.keeps_head and own.problem_type != "regression"
         kept_for = (label_names if is_kept else ()) if is_same_kind else None
         remarks.append(_settle_head(model, head, lacking, own, kept_for))
-    model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
-    if spec.dropout is not None:
-        _set_dropout(model, spec.base, spec.dropout)
-    fresh = sorted({name.rpartition(".")[0] for name in lacking})
-    return LoadedModel(model, tuple(fresh), tuple(remarks))
+    return lacking, remarks
 
 
 def _placed(

@@ -1,5 +1,6 @@
 """Locates a base model: a local folder, a folder in a package or in S3, or the hub."""
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -8,7 +9,7 @@ from typing import Any
 
 from jobs.errors import ModelError, StorageError, first_line, shown
 from jobs.spec.model import REGISTRY_SCHEME
-from jobs.storage import files
+from jobs.storage import files, manifest
 from jobs.storage.objects import Entry
 from jobs.storage.storage import S3_SCHEME
 
@@ -56,18 +57,64 @@ def fetch_from_hub(base: str) -> None:
     Processes that load the base meanwhile wait for them. Raises what the client of the hub raises;
     does nothing for other bases.
     """
-    if base.startswith(S3_SCHEME) or isinstance(place := locate(base), Path):
-        return
+    if not base.startswith(S3_SCHEME) and isinstance(place := locate(base), str):
+        _fetch_weights(place)
+
+
+def fetch_commit(base: str, revision: str) -> Path:
+    """Downloads a base on the hub as it was after a commit; returns its folder.
+
+    Raises what the client of the hub raises.
+    """
+    import huggingface_hub
+
+    wanted = [f"*{kind}" for kind in KINDS if kind != WEIGHTS]
+    folder = huggingface_hub.snapshot_download(base, revision=revision, allow_patterns=wanted)
+    _fetch_weights(base, revision)
+    return Path(folder)
+
+
+def _fetch_weights(base: str, revision: str | None = None) -> None:
     import huggingface_hub  # slow, and a base on this machine does not need it
     import huggingface_hub.errors
 
+    fetch = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
     try:
-        huggingface_hub.hf_hub_download(place, WHOLE)
+        fetch(WHOLE)
     except huggingface_hub.errors.EntryNotFoundError:
-        index = Path(huggingface_hub.hf_hub_download(place, INDEX))
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        named = json.loads(Path(fetch(INDEX)).read_text(encoding="utf-8"))["weight_map"]
         for part in sorted(set(named.values())):
-            huggingface_hub.hf_hub_download(place, part)
+            fetch(part)
+
+
+def commit_of(place: Path | str) -> str:
+    """Returns the commit of a located base that was read last from the hub; empty for folders."""
+    folder = None if isinstance(place, Path) else _in_cache(place)
+    return folder.name if folder else ""
+
+
+def _in_cache(base: str, revision: str = "") -> Path | None:
+    """Returns the folder of a base on the hub in the cache of this machine."""
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(base, "config.json", revision=revision or None)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def weights_digest(base: str, revision: str = "") -> str:
+    """Returns a digest of a base's weights on this machine; empty if it does not have them.
+
+    `revision` is the commit of a base on the hub. Of large files, only both ends count.
+
+    Raises:
+        ModelError: if a package or folder does not exist.
+        StorageError: if S3 cannot be reached.
+    """
+    place = locate(base)
+    folder = place if isinstance(place, Path) else _in_cache(place, revision)
+    weights = sorted(folder.glob(f"*{WEIGHTS}")) if folder else []
+    found = [f"{path.name} {manifest.identity(path)}" for path in weights]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
 
 
 def seen_from(folder: Path, base: str) -> str:

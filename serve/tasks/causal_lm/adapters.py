@@ -17,11 +17,12 @@ import safetensors
 import safetensors.torch
 import torch
 
-from jobs.errors import CheckpointError, DeployError, StorageError, WinnowError
+from jobs.errors import CheckpointError, DeployError, ModelError, StorageError, WinnowError
 from jobs.spec.model import REGISTRY_SCHEME
 from jobs.storage import manifest
 from jobs.storage.storage import open_storage
 from jobs.training.model import location
+from jobs.training.model.library import as_model_error
 from serve.batching.client import DeadlineError
 from serve.engines.generating.adapters import Adapter, LowRank, UnsuitableAdapterError
 from serve.http.errors import HttpError
@@ -32,6 +33,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of peft."""
 REFERENCE = re.compile(r"([a-z0-9][a-z0-9-]*)@([0-9a-f]{12})")
 """Name of a model, and the id of a version."""
+WEIGHTS_OF_BASE = "base_weights"
+"""Name of the digest of the base's weights in an adapter's manifest."""
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 """How peft names weights: the layer's name is between."""
 UNUSUAL = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
@@ -78,16 +81,23 @@ class AdapterLibrary:
 
     @property
     def base(self) -> Path | str:
-        """The folder of the base's files, or its id on the Hub.
+        """The folder of the base's files, or its id on the Hub for adapters of older releases.
 
         Raises:
-            DeployError: if this machine does not have it.
+            DeployError: if this machine does not have it, or only with other weights.
         """
-        base = str(self._manifest["base"])
+        base, revision = str(self._manifest["base"]), _settings(self._folder).get("revision")
         try:
             if base.startswith(REGISTRY_SCHEME):
                 return self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
-            return location.locate(base)
+            place = location.locate(base)
+            if isinstance(place, str) and revision:
+                with as_model_error(f"commit {revision} of {base} cannot be fetched"):
+                    place = location.fetch_commit(place, revision)
+            wanted = self._manifest.get(WEIGHTS_OF_BASE)
+            if wanted and location.weights_digest(str(place)) != wanted:
+                raise ModelError(f"{base} has other weights than it was trained on; train it again")
+            return place
         except WinnowError as error:
             own = f"{self._version.name} {self._version.id}"
             raise DeployError(f"the base of the adapter {own}: {error}") from None
@@ -154,6 +164,9 @@ class AdapterLibrary:
         own = self._manifest
         if details.get("base") != own["base"]:
             raise UnsuitableAdapterError("has another base")
+        weights = {each.get(WEIGHTS_OF_BASE) or "" for each in (details, own)} - {""}
+        if len(weights) > 1:
+            raise UnsuitableAdapterError("was trained on other weights of its base")
         for name in SHARED_FILES:
             if details["files"].get(name) != own["files"].get(name):
                 raise UnsuitableAdapterError(f"has another {name}")
@@ -187,7 +200,7 @@ def read(folder: Path, name: str) -> Adapter:
         UnsuitableAdapterError: if it is more than a product of low rank for each linear layer.
     """
     try:
-        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings = _settings(folder)
         weights = safetensors.torch.load_file(folder / WEIGHTS)
     except (OSError, ValueError, safetensors.SafetensorError):
         raise UnsuitableAdapterError(f"has no readable {CONFIG} and {WEIGHTS}") from None
@@ -196,6 +209,11 @@ def read(folder: Path, name: str) -> Adapter:
     except (KeyError, ValueError, TypeError, AttributeError, ZeroDivisionError):
         raise UnsuitableAdapterError("has files that peft does not write") from None
     return Adapter(name, layers)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    return found
 
 
 def _layers(settings: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, LowRank]:
