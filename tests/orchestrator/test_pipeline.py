@@ -177,18 +177,20 @@ def test_a_job_ends_in_an_endpoint_that_scores_what_training_scored(
     ray_cluster: Connection, reviews: Path, tmp_path: Path
 ) -> None:
     """Earns its minute: every stage for real, and the whole evaluation file through HTTP."""
-    space = {"train.micro_batch_size": [4, 8], "train.optimizer.lr": [2e-4, 4e-4]}
+    # one row at a time is certainly slower, and of devices of which there are two, one trial runs
+    space = {"train.micro_batch_size": [1, 8], "train.optimizer.lr": [2e-4, 4e-4]}
     path = write_job(
         tmp_path,
         reviews,
         sweep=sweep(
             space,
             trials=2,
-            trial_share=0.5,
+            trial_share=1.0,
             probe={"warmup": "10ms", "duration": "100ms", "confirm": 1},
             objective={"minimize": "time", "subject_to": {"accuracy": ">=0.7"}},
         ),
         serve={"route": "/tiny", "engine": "openvino-fp32"},  # choosing one takes a minute
+        resources={"any_of": any_of("L40S:2")},
     )
     code, out, err = finish(winnow("run", str(path), "--json"))
     assert code == 0, out or err
@@ -230,11 +232,11 @@ def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
         tmp_path,
         reviews,
         train={
-            "epochs": 20,
+            "epochs": 60,
             "global_batch_size": 16,
             "micro_batch_size": 8,
             "precision": "fp32",
-            "eval": {"every": "20epochs"},
+            "eval": {"every": "60epochs"},
             "checkpoint": {"every": "1000steps"},
         },
         storage=storage.url,

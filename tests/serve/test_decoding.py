@@ -158,7 +158,7 @@ def test_greedy_answers_are_those_of_generate_at_every_composition(
     settings = [Settings(most, temperature=0, seed=n) for n, (_, most) in enumerate(asked)]
 
     async def one(number: int) -> Piece:
-        await asyncio.sleep(draw.random() / 2)
+        await asyncio.sleep(draw.random() / 5)
         return await tokens_of(made, asked[number][0], settings[number])
 
     async def all_of_them() -> list[Piece]:

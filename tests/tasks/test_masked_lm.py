@@ -320,7 +320,8 @@ def test_an_engine_is_chosen_of_those_that_compute_in_fp32(handler: FillMaskHand
     results = {result.engine: result for result in handler.choice.trials}
     assert set(results) == {"openvino-fp32", "onnx-fp32", "torch-fp32"}
     assert not any(result.refusal for result in results.values())
-    assert handler.info.engine == max(results.values(), key=lambda each: each.texts_per_s).engine
+    timed = [each for each in results.values() if each.alone_ms is not None]
+    assert handler.info.engine == max(timed, key=lambda each: each.texts_per_s).engine
 
 
 def test_the_exported_graph_predicts_hidden_tokens(

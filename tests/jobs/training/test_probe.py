@@ -39,7 +39,7 @@ BRIEF = ProbeTiming(
     window_s=0.01,
     half_width=0.5,
 )
-UNHURRIED = dataclasses.replace(BRIEF, limit_s=60.0)
+UNHURRIED = dataclasses.replace(BRIEF, limit_s=60.0, steps=12)
 """Of a probe that stops early, for which a busy machine may take its time."""
 
 
