@@ -15,6 +15,14 @@ def driver_of(job: str) -> str:
     return job.partition(BESIDE)[0]
 
 
+def leases_by_run(leases: Mapping[str, Lease]) -> dict[str, list[Lease]]:
+    """Returns the leases of each run by its Ray job: its own, then what it holds besides."""
+    found = collections.defaultdict[str, list[Lease]](list)
+    for job in sorted(leases):
+        found[driver_of(job)].append(leases[job])
+    return dict(found)
+
+
 def other_holders(wanted: set[Slot], known: set[str], world: World) -> list[str]:
     """Returns who holds wanted devices without a lease; `known` are the jobs with one."""
     up = [world.slots[slot] for slot in wanted & set(world.slots)]

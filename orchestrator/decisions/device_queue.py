@@ -14,6 +14,7 @@ from orchestrator.decisions.allocation import (
     driver_of,
     for_runs,
     held_by_runs,
+    leases_by_run,
     other_holders,
 )
 from orchestrator.decisions.leases import (
@@ -149,16 +150,19 @@ class DeviceQueue:
     def entries(self, world: World, now: float) -> tuple[Entry, ...]:
         """Returns the runs that hold devices, then those that wait in their order, then others."""
         self.settle(world, now)
-        waiting = [job for job in self._order() if job not in self._leases]
-        holding = sorted(self._leases, key=lambda job: self._leases[job].since)
-        rest = [job for job in self._tickets if job not in self._leases and job not in waiting]
-        return tuple(self._entry(job, world) for job in (*holding, *waiting, *rest))
+        leases = leases_by_run(self._leases)
+        tickets = {driver_of(job): ticket for job, ticket in self._tickets.items()}
+        waiting = [job for job in self._order() if job in tickets and job not in leases]
+        holding = sorted(leases, key=lambda job: leases[job][0].since)
+        order = dict.fromkeys((*holding, *waiting, *tickets))
+        return tuple(self._entry(job, tickets[job], leases.get(job, []), world) for job in order)
 
-    def _entry(self, job: str, world: World) -> Entry:
-        ticket, lease, claim = self._tickets[job], self._leases.get(job), self._claims.get(job)
+    def _entry(self, job: str, ticket: Ticket, leases: Sequence[Lease], world: World) -> Entry:
+        claim = self._claims.get(job)
         state: State
-        if lease:
-            state, devices, since = "runs", lease.name, lease.since
+        if leases:
+            state, since = "runs", leases[0].since
+            devices = ", ".join(lease.name for lease in leases)
         elif claim:
             names = ", ".join(each.name for each in claim.demands)
             state, devices, since = "waits", names, claim.since

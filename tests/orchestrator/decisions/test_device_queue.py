@@ -116,8 +116,8 @@ def test_what_a_run_holds_beside_its_lease_is_counted_once_and_ends_with_its_dri
     runs.give_back("a/probes")
     assert isinstance(runs.ask("b", [demand(1, "m")], idle, NOW), Lease)
     runs.ask("a/probes", [demand(1, "n")], idle, NOW)
-    held = [each.run for each in runs.entries(idle, NOW) if each.state == "runs"]
-    assert sorted(held) == ["run-a", "run-a", "run-b"]
+    held = [(each.run, each.devices) for each in runs.entries(idle, NOW) if each.state == "runs"]
+    assert sorted(held) == [("run-a", "T4:1, T4:1"), ("run-b", "T4:1")]
     (left,) = runs.entries(replace(idle, jobs=frozenset("b")), NOW)
     assert left.run == "run-b"
 
