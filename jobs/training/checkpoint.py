@@ -1,12 +1,13 @@
 """Saves checkpoints in the background: writes, hashes, renames, uploads, deletes old ones."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 from pydantic import ByteSize
@@ -24,6 +25,10 @@ from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Saved
 from jobs.training.quality import QualityReport
 from jobs.training.session import Session
+from jobs.training.world import World
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of peft with an adapter's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +133,23 @@ def of_step(store: CheckpointStore, step: int) -> CheckpointRef | None:
         if path:
             return _read(path)
     return None
+
+
+def base_revision(
+    config: TrainingConfig, store: CheckpointStore | None, world: World
+) -> str | None:
+    """Returns the commit of the base on the hub below the newest checkpoint's adapter, if known.
+
+    All workers must call this.
+    """
+    if store is None or config.model.adapter is None:
+        return None
+    found = latest(store) if world.is_main else None
+    names = (state.ADAPTER_DIR, manifest.MODEL_DIR)  # beside a merged model is its adapter
+    places = [Path(found.path) / name / ADAPTER_CONFIG for name in names] if found else []
+    place = next((each for each in places if each.exists()), None)
+    revision = json.loads(place.read_text(encoding="utf-8")).get("revision") if place else None
+    return cast("str | None", world.gather(revision)[0])
 
 
 def _read(folder: Path) -> CheckpointRef:

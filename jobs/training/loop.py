@@ -14,7 +14,7 @@ from jobs.storage import manifest
 from jobs.training import checkpoint, state
 from jobs.training.best import BestEvaluation, best_of, restore_best
 from jobs.training.cadence import CadenceTimer
-from jobs.training.checkpoint import CheckpointSaver, CheckpointStore
+from jobs.training.checkpoint import CheckpointSaver, CheckpointStore, base_revision
 from jobs.training.config import TrainingConfig
 from jobs.training.evaluate import evaluate, evaluate_last, final_precision, sample_scores
 from jobs.training.events import (
@@ -76,7 +76,7 @@ def train(
         report_main = report if world.is_main else _ignore
         report_main(WorkersReady())
         try:
-            session = begun(config, world, report_main, kept)
+            session = begun(config, world, report_main, kept, base_revision(config, store, world))
             begin = prover.begin if proves and store else lambda: None
             trained = run(session, report_main, store, leave, begin)
         except Exception as error:

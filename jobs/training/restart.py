@@ -71,8 +71,8 @@ class Kept:
 
         Returns None if there is none, if more than the learning rate, its schedule, the weight
         decay or the seed differs, or if the model has put other buffers in the place of its first
-        ones, as some do for rows that are longer than all before. With another seed, all weights
-        have to be trained. All workers must call this.
+        ones, as some do for rows that are longer than all before. Another seed needs a new session
+        for adapters and for losses that compare with the base. All workers must call this.
         """
         beginning = self._beginning
         if not all(world.gather(beginning is not None and _can_take(beginning, config, world))):
@@ -92,10 +92,17 @@ class Kept:
         return session
 
 
-def begun(config: TrainingConfig, world: World, report: Report, kept: Kept | None) -> Session:
+def begun(
+    config: TrainingConfig,
+    world: World,
+    report: Report,
+    kept: Kept | None,
+    revision: str | None = None,
+) -> Session:
     """Returns the kept session, started over, or builds a new one and keeps it.
 
-    All workers must call this. Raises what `load_corpus` and `build_session` raise.
+    `revision` is that of `build_session`. All workers must call this. Raises what `load_corpus` and
+    `build_session` raise.
     """
     if kept and (found := kept.restarted(config, world)):
         return found
@@ -103,7 +110,13 @@ def begun(config: TrainingConfig, world: World, report: Report, kept: Kept | Non
         kept.drop()
         free_memory(world.device)
     corpus = load_corpus(config, lambda *done: report(Tokenised(*done)))
-    session = build_session(config, corpus, world, progress=lambda *done: report(BaseScored(*done)))
+    session = build_session(
+        config,
+        corpus,
+        world,
+        progress=lambda *done: report(BaseScored(*done)),
+        revision=revision,
+    )
     if kept:
         kept.keep(session)
     return session
@@ -150,16 +163,26 @@ def _can_take(beginning: _Beginning, config: TrainingConfig, world: World) -> bo
 
 
 def _can_draw(session: Session) -> bool:
-    """Returns whether another seed changes the first values of trained weights alone."""
-    are_trained = all(weight.requires_grad for weight in session.model.parameters())
-    return are_trained and not session.training.has_references
+    """Returns whether the weights of a seed can be put in the place of those of another.
+
+    That reads the base again, which is large where an adapter is trained; and what the base says of
+    the rows was computed with the first seed's weights.
+    """
+    if session.config.model.adapter or session.training.has_references:
+        return False
+    return all(
+        weight.requires_grad or name.rpartition(".")[0] not in session.drawn
+        for name, weight in session.model.named_parameters()
+    )
 
 
 def _drawn_again(beginning: _Beginning, config: TrainingConfig) -> _Beginning:
-    """Returns the beginning with the first weights of another seed, for which the base is read."""
+    """Returns the beginning with the first weights of another seed."""
     session = beginning.session
+    if not session.drawn:
+        return beginning
     drawn = dict(first_model(config, session.corpus, session.world).named_parameters())
-    weights = [_first(drawn[weight.name]) for weight in session.update.weights]
+    weights: list[First] = [drawn[weight.name].detach() for weight in session.update.weights]
     return dataclasses.replace(beginning, numbers=[*weights, *beginning.numbers[len(weights) :]])
 
 

@@ -24,7 +24,6 @@ from jobs.training.engine.update import Update
 from jobs.training.model import (
     adapter,
     base,
-    location,
     low_precision,
     parallel,
     parts,
@@ -64,6 +63,8 @@ class Session:
     """Whether the base has to score all rows before the first step of a run on this machine."""
     base_weights: str = ""
     """Digest of the base's weights below an adapter; empty without one."""
+    drawn: tuple[str, ...] = ()
+    """Modules that the base lacks, whose first weights are drawn."""
 
     @property
     def update(self) -> Update:
@@ -84,15 +85,16 @@ def build_session(
     has_references: bool = True,
     progress: Progress | None = None,
     settles: bool = True,
+    revision: str | None = None,
 ) -> Session:
     """Builds model, optimizer and engine; the same seed gives the same weights in every process.
 
     Without `has_references`, losses that compare with the base compare with zeros; `progress` is
     told how many rows of how many the base has scored. Without `settles` the caller settles the
-    engine.
+    engine. `revision` is a commit of a base on the hub, by default the newest.
 
     Raises:
-        ModelError: if the base model cannot be loaded or used.
+        ModelError: if the base model cannot be loaded or used, or workers have read other weights.
         TrainingError: if a metric's package is not installed.
     """
     _check_metrics(config)
@@ -101,7 +103,8 @@ def build_session(
     precision.set_matmul_precision(config.precision)
     if world.device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(config.data.max_length > SHORT_ROW)
-    model, loaded = _model(config, corpus, world)
+    model, loaded = _model(config, corpus, world, revision)
+    base.check_same(world.gather(loaded.weights), config.model.base)
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
     training = first_tokens.tried(model, corpus, config, world)
@@ -137,14 +140,9 @@ def build_session(
             filter(None, (*loaded.remarks, rows_remark, training.remark, step.update.remark))
         ),
         lacks_references=lacks_references,
-        base_weights=_base_weights(config, loaded),
+        base_weights=loaded.weights if config.model.adapter else "",
+        drawn=loaded.fresh,
     )
-
-
-def _base_weights(config: TrainingConfig, loaded: base.LoadedModel) -> str:
-    if config.model.adapter is None:
-        return ""
-    return location.weights_digest(config.model.base, loaded.revision)
 
 
 def _step(
@@ -247,7 +245,9 @@ def _check_metrics(config: TrainingConfig) -> None:
             )
 
 
-def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, base.LoadedModel]:
+def _model(
+    config: TrainingConfig, corpus: Corpus, world: World, revision: str | None = None
+) -> tuple[Any, base.LoadedModel]:
     """Returns the model on its device, with its adapter, and what was loaded of its base."""
     torch.manual_seed(config.seed)  # draws what the base lacks
     is_sharded = parallel.is_sharded(config, world)
@@ -260,6 +260,7 @@ def _model(config: TrainingConfig, corpus: Corpus, world: World) -> tuple[Any, b
         keeps_dtype=is_frozen,
         quantized_for=config.precision if is_frozen else None,
         device=world.device if is_frozen and world.device.type == "cuda" else None,
+        revision=revision,
     )
     settle_generation(loaded.model, config, corpus)
     model = adapter.add_adapter(loaded, config.model)

@@ -31,8 +31,6 @@ TRAINED_FILE = "trained.safetensors"
 """Weights that are trained in another form than the model folder has them, to resume from."""
 ROWS, LEARNING = "rows", "learning"
 """Keys of the digests of the rows, and of the settings that decide learning, in SCALARS_FILE."""
-BASE = "base_weights"
-"""Name of the digest that a checkpoint's reference has."""
 
 Tensors = dict[str, torch.Tensor]
 EMPTY: Mapping[str, float] = MappingProxyType({})
@@ -144,17 +142,18 @@ def _check_unchanged(
     Those of older releases do not say.
     """
     how = {
-        ROWS: "on other rows",
-        LEARNING: "with another optimizer, schedule, length, batch size, precision or seed",
-        BASE: "on other weights of the base",
+        ROWS: "on other rows than the job names now",
+        LEARNING: "with another optimizer, schedule, length, batch size, precision or seed than the"
+        " job names now",
     }
-    saved = {**scalars, BASE: reference.base_weights}
-    for key, own in {**_digests(session), BASE: session.base_weights}.items():
-        if own and (saved.get(key) or own) != own:
-            raise TrainingError(
-                f"the checkpoint of step {reference.step} was trained {how[key]} than the job names"
-                " now; start a new run, or continue with --accept-changes"
-            )
+    changed = [how[key] for key, own in _digests(session).items() if scalars.get(key, own) != own]
+    if reference.base_weights and reference.base_weights != session.base_weights:
+        changed.append(f"on weights of {session.config.model.base} that have changed since")
+    if changed:
+        raise TrainingError(
+            f"the checkpoint of step {reference.step} was trained {changed[0]}; start a new run, or"
+            " continue with --accept-changes"
+        )
 
 
 def _write_model(snapshot: Snapshot, session: Session, folder: Path) -> None:

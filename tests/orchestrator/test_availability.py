@@ -127,7 +127,7 @@ def test_devices_that_another_job_took_since_are_waited_for(
     assert told == [
         f"another job or endpoint took the devices of {placement.name}; waiting for them"
     ]
-    assert 2 <= device_wait.waited_s < 600
+    assert device_wait.waited_s >= 2
 
 
 def test_a_job_may_fail_instead(ray_cluster: Connection, tmp_path: Path) -> None:

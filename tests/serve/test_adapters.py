@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import shutil
@@ -32,7 +33,9 @@ from serve.engines.generating.adapters import Adapted, Adapter, AdapterSlots, Lo
 from serve.engines.generating.cached_batch import CachedBatch
 from serve.engines.generating.padded_batch import PaddedBatch
 from serve.http import app
+from serve.http.errors import HttpError
 from serve.tasks.causal_lm import adapters as published_adapters
+from serve.tasks.causal_lm.adapters import AdapterLibrary
 from serve.tasks.causal_lm.answer import Settings
 from serve.tasks.causal_lm.generator import Generator
 from serve.tasks.causal_lm.handler import ChatHandler
@@ -40,7 +43,7 @@ from serve.tasks.registry import endpoint_of
 from serve.version import ModelVersion
 from tests import tiny
 from tests.builders import job, language_config, language_data
-from tests.hub import TOKEN, Repository, served
+from tests.hub import TOKEN, Hub, Repository, served
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DECODER = transformers.AutoModelForCausalLM
@@ -459,7 +462,7 @@ def test_an_adapter_that_cannot_be_asked_for_is_not_found(
         changed("00000000000a", "other"): "serve.adapters.models does not have this name",
         changed("00000000000b", base="another"): "has another base",
         changed("00000000000c", tokenizer=True): "has another tokenizer.json",
-        changed("00000000000e", base_weights="1"): "was trained on other weights of its base",
+        changed("00000000000e", base_weights="1"): "was trained on other weights of its base than",
         damaged: "it is not published here",
         "gpt-4": "write name@id",
     }
@@ -473,23 +476,31 @@ def test_an_adapter_that_cannot_be_asked_for_is_not_found(
     assert again.status_code == 200
 
 
-@pytest.fixture
-def hub(tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
-    """A base on the hub, which this process asks."""
+@pytest.fixture(scope="module")
+def asked_hub() -> Iterator[Hub]:
+    """A stand-in for the hub that this process asks, also where it has kept another address."""
     constants = huggingface_hub.constants
-    with served() as found:
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with served() as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setattr(constants, "ENDPOINT", found.url)
         template = f"{found.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        for name, value in (
-            ("ENDPOINT", found.url),
-            ("HUGGINGFACE_CO_URL_TEMPLATE", template),
-            ("HF_HUB_DISABLE_XET", True),
-            ("HF_HUB_CACHE", str(tmp_path / "cache")),
-        ):
-            monkeypatch.setattr(constants, name, value)
-        files = {path.name: path.read_bytes() for path in Path(tiny_llama).iterdir()}
-        found.repositories["team/llama"] = Repository(private=False, files=files)
-        yield found.repositories["team/llama"]
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        for each in gc.get_objects():
+            if type(each) is huggingface_hub.HfApi:
+                patch.setattr(each, "endpoint", found.url)
+        yield found
+
+
+@pytest.fixture
+def hub(
+    asked_hub: Hub, tiny_llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Repository:
+    """A base on the hub, and an empty cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    files = {path.name: path.read_bytes() for path in Path(tiny_llama).iterdir()}
+    made = asked_hub.repositories["team/llama"] = Repository(private=False, files=files)
+    return made
 
 
 def other_weights(folder: Path) -> bytes:
@@ -498,45 +509,89 @@ def other_weights(folder: Path) -> bytes:
     return safetensors.torch.save({name: -each for name, each in weights.items()}, {"format": "pt"})
 
 
+def serve(version: ModelVersion) -> ChatHandler:
+    found = endpoint_of("causal-lm").load(ReplicaConfig(version))
+    assert isinstance(found, ChatHandler)
+    return found
+
+
+def has_weights_of(server: ChatHandler, folder: str) -> bool:
+    with contextlib.closing(server.generator):
+        own, wanted = server.generator._model, DECODER.from_pretrained(folder)
+        one, other = (each.get_input_embeddings().weight.float() for each in (own, wanted))
+        return torch.equal(one, other)
+
+
 def test_an_adapter_is_served_on_the_commit_of_the_base_that_it_was_trained_on(
-    hub: Repository, questions: Path, tiny_llama: str, tmp_path: Path
+    hub: Repository,
+    questions: Path,
+    tiny_llama: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, (version,) = hub.revision, trained("team/llama", questions, tmp_path, (3e-3, "support"))
     assert peft.PeftConfig.from_pretrained(version.path).revision == first
     hub.change(**{location.WHOLE: other_weights(Path(tiny_llama))})
     shutil.rmtree(tmp_path / "cache")  # as on another machine
-    server = endpoint_of("causal-lm").load(ReplicaConfig(version))
-    assert isinstance(server, ChatHandler)
-    with contextlib.closing(server.generator):
-        own = server.generator._model.get_input_embeddings().weight
-        base = DECODER.from_pretrained(tiny_llama).get_input_embeddings().weight
-        assert torch.equal(own.float(), base)
+    assert has_weights_of(serve(version), tiny_llama)
+    with monkeypatch.context() as offline:
+        offline.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        assert has_weights_of(serve(version), tiny_llama)
     hub.earlier.clear()
     shutil.rmtree(tmp_path / "cache")
     with pytest.raises(DeployError, match=f"commit {first} of team/llama cannot be fetched"):
-        endpoint_of("causal-lm").load(ReplicaConfig(version))
+        serve(version)
 
 
-def test_an_adapter_whose_base_has_other_weights_is_neither_trained_on_nor_served(
+@pytest.mark.parametrize("merge", [True, False])
+def test_training_goes_on_with_the_commit_of_the_base_that_it_began_with(
+    hub: Repository, questions: Path, tiny_llama: str, tmp_path: Path, *, merge: bool
+) -> None:
+    adapter = LoraSpec(type="lora", r=RANK, dropout=0.0, merge=merge)
+    model = ModelSpec(base="team/llama", task="causal-lm", adapter=adapter)
+    config = replace(language_config(questions, "team/llama", epochs=1.0), model=model)
+    whole = train(config, lambda _: None, tmp_path / "whole")
+    train(config, lambda _: None, tmp_path / "parts", lambda: True)
+    hub.change(**{location.WHOLE: other_weights(Path(tiny_llama))})
+    rest = train(config, lambda _: None, tmp_path / "parts")
+    assert rest.step == whole.step
+    assert rest.metrics == pytest.approx(whole.metrics)
+    name = location.WHOLE if merge else published_adapters.WEIGHTS
+    ends = [Path(each.path) / manifest.MODEL_DIR / name for each in (whole, rest)]
+    one, other = (safetensors.torch.load_file(each) for each in ends)
+    assert all(torch.allclose(one[key], other[key], atol=1e-6) for key in one)
+
+
+def test_an_adapter_whose_base_has_other_weights_is_neither_trained_further_nor_served(
     questions: Path, tiny_llama: str, tmp_path: Path
 ) -> None:
     place = shutil.copytree(tiny_llama, tmp_path / "base")
     (version,) = trained(str(place), questions, tmp_path, (3e-3, "support"))
     (place / location.WHOLE).write_bytes(other_weights(place))
-    with pytest.raises(DeployError, match=f"{place} has other weights than it was trained on"):
-        endpoint_of("causal-lm").load(ReplicaConfig(version))
-    with pytest.raises(TrainingError, match="was trained on other weights of the base"):
+    with pytest.raises(DeployError, match=f"the weights of {place} have changed since the adapter"):
+        serve(version)
+    with pytest.raises(TrainingError, match=f"trained on weights of {place} that have changed"):
         trained(str(place), questions, tmp_path, (3e-3, "support"))
+    # an adapter of an older release, whose weights nobody knows, is served; the other is not
+    older = change_manifest(version, tmp_path / "models/support/00000000000f", base_weights="")
+    named = AdapterLibrary(older, (), 2).named(f"support@{version.id}", lambda _: None, 30)
+    with pytest.raises(HttpError, match="was trained on other weights of its base than are here"):
+        asyncio.run(named)
+
+
+def change_manifest(version: ModelVersion, place: Path, **details: Any) -> ModelVersion:
+    """Copies a version, and changes details of its manifest."""
+    shutil.copytree(version.path, place)
+    known = manifest.read(place)
+    (place / manifest.MANIFEST).unlink()
+    kept = {key: value for key, value in known.items() if key not in ("files", "sha256")}
+    manifest.write(place, {**kept, **details})
+    return replace(version, id=place.name, path=str(place))
 
 
 def test_an_adapter_without_its_base_is_not_served(
     versions: list[ModelVersion], tmp_path: Path
 ) -> None:
-    place = tmp_path / "models" / "support" / versions[0].id
-    shutil.copytree(versions[0].path, place)
-    known = manifest.read(place)
-    (place / manifest.MANIFEST).unlink()
-    manifest.write(place, {"base": "/not/there", "version": known["version"]})
-    lost = replace(versions[0], path=str(place))
+    lost = change_manifest(versions[0], tmp_path / "models/support/0", base="/not/there")
     with pytest.raises(DeployError, match=r"the base of the adapter support .* does not exist"):
-        endpoint_of("causal-lm").load(ReplicaConfig(lost))
+        serve(lost)

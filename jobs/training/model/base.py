@@ -1,7 +1,7 @@
 """Loads the base model and its tokenizer for a task, and sets them to the same padding token."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import transformers
 
-from jobs.errors import ModelError, listed
+from jobs.errors import ModelError
 from jobs.spec import task_registry
 from jobs.spec.model import ModelSpec
 from jobs.spec.train import Precision
-from jobs.training.model import location, low_precision, quantized
+from jobs.training.model import heads, location, low_precision, quantized
 from jobs.training.model.library import as_model_error
 from jobs.training.task import training_of
 
@@ -23,8 +23,6 @@ LAYER_DROP = (
 )
 NEWEST = "main"
 """The hub's name for the newest commit of a repository."""
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
-"""Suffixes of the names of classifier classes in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,10 @@ class LoadedModel:
     """Modules that the base lacks; their weights are initialised from torch's random state."""
     remarks: tuple[str, ...] = ()
     """Whether the head of a base that is a classifier was kept, and what training switches off."""
+    weights: str = ""
+    """Digest of the base's weights; empty for those in another format than safetensors."""
     revision: str = ""
-    """Commit of a base on the hub; empty for others."""
+    """Commit of a base on the hub with safetensors; empty for others."""
 
 
 def load_tokenizer(base: str, folder: Path | None = None) -> Any:
@@ -122,7 +122,6 @@ def load_model(
             place, trust_remote_code=False, revision=revision or NEWEST
         )
         _check_kind(own, auto, spec)
-        revision = revision or location.commit_of(place)
         config = _configured(own, spec, label_names, tokenizer)
         narrow = low_precision.saved_dtype(place) if keeps_dtype else None
         model, info = auto.from_pretrained(
@@ -139,51 +138,17 @@ def load_model(
         if narrow is not None:
             low_precision.widen(model, auto, config)
         quantized.settle_layers(model)
-    lacking, remarks = _settled(model, own, config, info, spec, label_names)
+    lacking, remarks = heads.settled(model, own, info, spec, label_names)
+    if _layer_drop_fields(own.get_text_config()):
+        remarks.insert(0, LAYER_DROP)
     model.config.architectures = [type(model).__name__]  # other servers go by it, not by weights
     if spec.dropout is not None:
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
-    return LoadedModel(model, tuple(fresh), tuple(remarks), revision or "")
-
-
-def _settled(
-    model: Any,
-    own: Any,
-    config: Any,
-    info: Mapping[str, Any],
-    spec: ModelSpec,
-    label_names: Sequence[str],
-) -> tuple[set[str], list[str]]:
-    """Settles the head of a loaded model.
-
-    Args:
-        model: The loaded model.
-        own: Configuration of the base.
-        config: Configuration of the model.
-        info: What transformers found of the base's weights.
-        spec: The model section of the job.
-        label_names: In their order.
-
-    Returns:
-        Names of the weights that the base lacks, and remarks.
-    """
-    auto = _class_for(spec)
-    is_classifier = any(str(name).endswith(CLASSIFIERS) for name in own.architectures or ())
-    is_other = bool(info["mismatched_keys"]) or is_classifier
-    training = training_of(spec.task)
-    is_labelled = training.has_labels
-    head = _label_dimensions(auto, config) if is_labelled and is_other else {}
-    lacking = {*info["missing_keys"], *_resized(info["mismatched_keys"], head, spec.base)}
-    remarks = [LAYER_DROP] if _layer_drop_fields(own.get_text_config()) else []
-    if is_classifier and is_labelled:
-        kind = task_registry.find(spec.task).auto_class.removeprefix("AutoModel")
-        is_same_kind = any(str(name).endswith(kind) for name in own.architectures)
-        # a regression's head is in the unit of its numbers
-        is_kept = training.keeps_head and own.problem_type != "regression"
-        kept_for = (label_names if is_kept else ()) if is_same_kind else None
-        remarks.append(_settle_head(model, head, lacking, own, kept_for))
-    return lacking, remarks
+    folder = location.folder_of(place, revision)
+    weights = location.weights_digest(folder) if folder else ""
+    commit = folder.name if folder and weights and isinstance(place, str) else ""
+    return LoadedModel(model, tuple(fresh), tuple(remarks), weights, commit)
 
 
 def _placed(
@@ -199,6 +164,15 @@ def _placed(
         found = {"quantization_config": quantized.settings(kind, precision)}
         return {**found, "device_map": {"": str(device or "cpu")}}
     return {"device_map": {"": str(device)} if device and reads_there else None}
+
+
+def check_same(digests: Sequence[str], base: str) -> None:
+    """Raises ModelError if workers have read different weights of a base."""
+    if len(set(digests)) > 1:
+        raise ModelError(
+            f"the weights of {base} differ between workers; give all nodes the same files, or let"
+            " all of them ask the Hub for its newest commit"
+        )
 
 
 def check_base(spec: ModelSpec, folder: Path) -> None:
@@ -229,21 +203,6 @@ def _check_kind(own: Any, auto: Any, spec: ModelSpec) -> None:
             f"{spec.base} has the type {own.model_type}, for which transformers has no model for"
             f" {spec.task}; choose another base"
         )
-
-
-def _resized(mismatched: Iterable[Any], head: Mapping[str, int], base: str) -> Iterator[str]:
-    """Yields names of saved weights of another shape; only an output layer's may differ.
-
-    Raises:
-        ModelError: for any other weight.
-    """
-    for name, saved, wanted in mismatched:
-        if name not in head:
-            raise ModelError(
-                f"{base}: the saved weight {name} has the shape {tuple(saved)}, and config.json"
-                f" gives {tuple(wanted)}; use a base whose weights and config.json belong together"
-            )
-        yield name
 
 
 def _configured(own: Any, spec: ModelSpec, label_names: Sequence[str], tokenizer: Any) -> Any:
@@ -284,50 +243,3 @@ def _set_dropout(model: Any, base: str, probability: float) -> None:
         layer.p = probability
     if not layers and not dropout_fields(model.config.get_text_config()):
         raise ModelError(f"model.dropout: {base} has no dropout; remove the field")
-
-
-def _label_dimensions(auto: Any, config: Any) -> dict[str, int]:
-    """Returns the parameters whose shape depends on the number of labels, with that dimension."""
-    wider = copy.deepcopy(config)
-    wider.num_labels = config.num_labels + 1
-    with torch.device("meta"):
-        one, other = (dict(auto.from_config(c).named_parameters()) for c in (config, wider))
-    return {
-        name: next(i for i, size in enumerate(weight.shape) if size != other[name].shape[i])
-        for name, weight in one.items()
-        if weight.shape != other[name].shape
-    }
-
-
-def _settle_head(
-    model: Any,
-    head: Mapping[str, int],
-    lacking: set[str],
-    own: Any,
-    label_names: Sequence[str] | None,
-) -> str:
-    """Reorders the output layer of a classifier to `label_names`, or initialises it again.
-
-    `label_names` is None if the base is a classifier for another task. Adds the initialised
-    parameters to `lacking`. Returns a remark for the run's log.
-    """
-    before = [str(own.id2label[index]) for index in sorted(own.id2label)]
-    kept = {name: dimension for name, dimension in head.items() if name not in lacking}
-    if label_names is not None and sorted(before) == sorted(label_names):
-        order = torch.tensor([before.index(name) for name in label_names])
-        for name, dimension in kept.items():
-            weight = model.get_parameter(name)
-            weight.data = weight.data.index_select(dimension, order.to(weight.device))
-        return "the base is a classifier for the same labels, so its head is kept"
-    std = getattr(own, "initializer_range", None) or 0.02
-    for name in kept:
-        weight = model.get_parameter(name)
-        if weight.dim() > 1:
-            torch.nn.init.normal_(weight, std=std)
-        else:
-            torch.nn.init.zeros_(weight)
-    lacking.update(kept)
-    return (
-        f"the base is a classifier for other labels ({listed(before)}), so its output layer is"
-        " initialised again"
-    )

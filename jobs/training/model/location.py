@@ -1,5 +1,6 @@
 """Locates a base model: a local folder, a folder in a package or in S3, or the hub."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -19,6 +20,8 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """File of all weights of a base, or of the names of several such files."""
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Suffixes of the files that are downloaded from S3; neither pickles nor code."""
+SMALL, SAMPLE, SAMPLE_EVERY = 2**25, 2**12, 2**20
+"""Bytes of files of weights that a digest reads whole, and of the samples of larger ones."""
 POOLING = "1_Pooling/config.json"
 """File of a base for sentence-transformers that says how it pools."""
 TOKENIZER_FILES = (
@@ -62,16 +65,19 @@ def fetch_from_hub(base: str) -> None:
 
 
 def fetch_commit(base: str, revision: str) -> Path:
-    """Downloads a base on the hub as it was after a commit; returns its folder.
+    """Downloads configuration and weights of a base on the hub as of a commit; returns its folder.
 
     Raises what the client of the hub raises.
     """
     import huggingface_hub
+    import huggingface_hub.errors
 
-    wanted = [f"*{kind}" for kind in KINDS if kind != WEIGHTS]
-    folder = huggingface_hub.snapshot_download(base, revision=revision, allow_patterns=wanted)
+    fetch = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
+    folder = Path(fetch("config.json")).parent
+    with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
+        fetch("generation_config.json")
     _fetch_weights(base, revision)
-    return Path(folder)
+    return folder
 
 
 def _fetch_weights(base: str, revision: str | None = None) -> None:
@@ -82,39 +88,51 @@ def _fetch_weights(base: str, revision: str | None = None) -> None:
     try:
         fetch(WHOLE)
     except huggingface_hub.errors.EntryNotFoundError:
-        named = json.loads(Path(fetch(INDEX)).read_text(encoding="utf-8"))["weight_map"]
-        for part in sorted(set(named.values())):
+        for part in _parts(Path(fetch(INDEX))):
             fetch(part)
 
 
-def commit_of(place: Path | str) -> str:
-    """Returns the commit of a located base that was read last from the hub; empty for folders."""
-    folder = None if isinstance(place, Path) else _in_cache(place)
-    return folder.name if folder else ""
+def _parts(index: Path) -> list[str]:
+    """Returns the names of the files that an index has."""
+    return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
 
 
-def _in_cache(base: str, revision: str = "") -> Path | None:
-    """Returns the folder of a base on the hub in the cache of this machine."""
+def folder_of(place: Path | str, revision: str | None = None) -> Path | None:
+    """Returns the folder of a located base; for one on the hub that of its cache, if it has it.
+
+    Without a `revision`, it is the commit that this machine knows as the newest.
+    """
+    if isinstance(place, Path):
+        return place
     import huggingface_hub
 
-    found = huggingface_hub.try_to_load_from_cache(base, "config.json", revision=revision or None)
+    found = huggingface_hub.try_to_load_from_cache(place, "config.json", revision=revision)
     return Path(found).parent if isinstance(found, str) else None
 
 
-def weights_digest(base: str, revision: str = "") -> str:
-    """Returns a digest of a base's weights on this machine; empty if it does not have them.
+def weights_digest(folder: Path) -> str:
+    """Returns a digest of the safetensors that transformers loads; empty if there are none.
 
-    `revision` is the commit of a base on the hub. Of large files, only both ends count.
-
-    Raises:
-        ModelError: if a package or folder does not exist.
-        StorageError: if S3 cannot be reached.
+    Of files of over SMALL bytes it reads SAMPLE bytes in every SAMPLE_EVERY.
     """
-    place = locate(base)
-    folder = place if isinstance(place, Path) else _in_cache(place, revision)
-    weights = sorted(folder.glob(f"*{WEIGHTS}")) if folder else []
-    found = [f"{path.name} {manifest.identity(path)}" for path in weights]
-    return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else ""
+    if (folder / WHOLE).exists():
+        names = [WHOLE]
+    else:
+        names = _parts(folder / INDEX) if (folder / INDEX).exists() else []
+    parts = [f"{name} {_identity(folder / name)}" for name in names]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else ""
+
+
+def _identity(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= SMALL:
+        return manifest.sha256(path)
+    found = hashlib.sha256(str(size).encode())
+    with path.open("rb") as handle:
+        for begin in range(0, size, SAMPLE_EVERY):
+            handle.seek(begin)
+            found.update(handle.read(SAMPLE))
+    return found.hexdigest()
 
 
 def seen_from(folder: Path, base: str) -> str:

@@ -78,26 +78,34 @@ class AdapterLibrary:
                 f"{version.name} {version.id} {error}; train it with model.adapter.merge: true"
             )
             raise DeployError(message) from None
+        self.base, self._base_weights = self._located()
 
-    @property
-    def base(self) -> Path | str:
-        """The folder of the base's files, or its id on the Hub for adapters of older releases.
+    def _located(self) -> tuple[Path | str, str]:
+        """Returns the folder of the base and the digest of its weights.
+
+        Of a base on the Hub whose commit is not known, it returns its id and no digest: of adapters
+        of older releases, and where the Hub has no safetensors.
 
         Raises:
-            DeployError: if this machine does not have it, or only with other weights.
+            DeployError: if this machine does not have the base, or only with other weights.
         """
         base, revision = str(self._manifest["base"]), _settings(self._folder).get("revision")
         try:
+            place: Path | str
             if base.startswith(REGISTRY_SCHEME):
-                return self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
-            place = location.locate(base)
+                place = self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
+            else:
+                place = location.locate(base)
             if isinstance(place, str) and revision:
                 with as_model_error(f"commit {revision} of {base} cannot be fetched"):
                     place = location.fetch_commit(place, revision)
-            wanted = self._manifest.get(WEIGHTS_OF_BASE)
-            if wanted and location.weights_digest(str(place)) != wanted:
-                raise ModelError(f"{base} has other weights than it was trained on; train it again")
-            return place
+            found = location.weights_digest(place) if isinstance(place, Path) else ""
+            if self._manifest.get(WEIGHTS_OF_BASE) not in (None, "", found):
+                raise ModelError(
+                    f"the weights of {base} have changed since the adapter was trained; bring them"
+                    " back, or train it again"
+                )
+            return place, found
         except WinnowError as error:
             own = f"{self._version.name} {self._version.id}"
             raise DeployError(f"the base of the adapter {own}: {error}") from None
@@ -164,9 +172,8 @@ class AdapterLibrary:
         own = self._manifest
         if details.get("base") != own["base"]:
             raise UnsuitableAdapterError("has another base")
-        weights = {each.get(WEIGHTS_OF_BASE) or "" for each in (details, own)} - {""}
-        if len(weights) > 1:
-            raise UnsuitableAdapterError("was trained on other weights of its base")
+        if details.get(WEIGHTS_OF_BASE) not in (None, "", self._base_weights):
+            raise UnsuitableAdapterError("was trained on other weights of its base than are here")
         for name in SHARED_FILES:
             if details["files"].get(name) != own["files"].get(name):
                 raise UnsuitableAdapterError(f"has another {name}")

@@ -1,6 +1,7 @@
 """Base models from a folder in S3."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,37 @@ def test_a_model_from_s3_is_the_one_from_the_folder(base: str, tiny_model: str) 
     assert load_tokenizer(base)("fine").input_ids == load_tokenizer(tiny_model)("fine").input_ids
     assert location.locate(base) == folder
     assert sorted(path.suffix for path in folder.iterdir() if path.suffix == ".bin") == []
+
+
+def test_the_digest_of_weights_is_that_of_the_files_that_are_loaded(
+    tiny_model: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    whole = location.weights_digest(folder)
+    (folder / "consolidated.safetensors").write_bytes(b"the same in another format")
+    assert location.weights_digest(folder) == whole
+    assert load_model(ModelSpec(base=tiny_model), ("a", "b")).weights == whole
+    (folder / location.WHOLE).unlink()
+    assert location.weights_digest(folder) == ""
+    model = transformers.AutoModel.from_pretrained(tiny_model)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    shards = location.weights_digest(folder)
+    last = max(folder.glob("model-*.safetensors"))
+    last.write_bytes(last.read_bytes()[:-1] + b"?")
+    assert len({whole, shards, location.weights_digest(folder)}) == 3
+
+
+def test_the_digest_of_large_files_has_samples_of_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(location, "SMALL", 2**18)
+    monkeypatch.setattr(location, "SAMPLE_EVERY", 2**16)
+    found, place = set(), tmp_path / location.WHOLE
+    for changed in range(17):  # the last is none of them
+        pieces = [b"?" if piece == changed else b"." for piece in range(16)]
+        place.write_bytes(b"".join(2**16 * piece for piece in pieces))
+        found.add(location.weights_digest(tmp_path))
+    assert len(found) == 17
 
 
 def test_a_changed_model_is_fetched_again(base: str) -> None:

@@ -10,6 +10,7 @@ from jobs.errors import InfeasibleError
 from jobs.spec import JobSpec
 from orchestrator.decisions import search, select
 from orchestrator.decisions.plan import Plan
+from orchestrator.decisions.resolve import training_config
 from orchestrator.decisions.search import Range, TrialResult
 from tests.builders import any_of, inventory, job, plan_of, prediction, sweep, trial
 
@@ -160,6 +161,15 @@ def test_a_trial_is_evaluated_less_often_where_that_would_take_long(
         sweep=sweep(SPACE, trial_share=0.5),
     )
     assert search.trial_budget(patient, 3200, evaluation_steps).eval_every.value == 38
+
+
+def test_a_searched_seed_is_that_of_its_trials_and_of_the_winner() -> None:
+    spec = job(train__micro_batch_size=16, sweep=sweep({"seed": [7, 8]}, trials=2))
+    assert search.full_grid(search.quality_space(spec), 2) == ({"seed": 7}, {"seed": 8})
+    candidate = plan_of(spec, inventory(T4=1)).candidates[0]
+    assert training_config(spec, candidate.execution, {"seed": 8}).seed == 8
+    winner = select.Winner(candidate, {"seed": 8}, None, "")
+    assert select.winning_job(spec, winner).seed == 8
 
 
 def test_a_recorded_winner_moves_to_the_nodes_that_are_there_now() -> None:

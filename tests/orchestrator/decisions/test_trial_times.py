@@ -81,6 +81,7 @@ def test_trials_are_one_measurement_whose_interval_has_all_their_means() -> None
         ("train.optimizer.lr", True),
         ("train.lr_schedule.warmup", True),
         ("train.optimizer.weight_decay", True),
+        ("seed", True),
         ("train.optimizer.type", False),
         ("train.global_batch_size", False),
         ("model.adapter.r", False),
