@@ -17,6 +17,7 @@ from jobs.spec.publish import PART, PublishSpec
 from jobs.storage import manifest
 from jobs.storage.storage import Storage
 from jobs.training import quality
+from jobs.training.model import location
 from orchestrator.records import inputs, registry, runs
 from serve.version import ModelVersion
 
@@ -25,7 +26,6 @@ HUB_ID = re.compile(rf"{PART}(/{PART})?")
 PUBLIC = "{} is public on the Hub; say publish.private: false, or name another"
 MODEL_FILES = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
 """Endings of files that another version may lack, and that would break loading it."""
-ADAPTER_FILE = "adapter_config.json"
 ROWS, HARNESS = "evaluation rows of the job", "lm-evaluation-harness"
 """What the Hub shows as the data that a metric is of."""
 IN_FOLDER = '"this/folder"'
@@ -107,8 +107,8 @@ def upload(storage: Storage, name: str, identity: str, spec: PublishSpec) -> Upl
         card = card_of(files["README.md"].read_text("utf-8"), storage, version, details, spec)
         add = huggingface_hub.CommitOperationAdd
         written = {"README.md": card.encode(), quality.FILE: _thresholds(folder)}
-        if ADAPTER_FILE in files:
-            written[ADAPTER_FILE] = _without_path(files[ADAPTER_FILE])
+        if location.ADAPTER_CONFIG in files:
+            written[location.ADAPTER_CONFIG] = _without_path(files[location.ADAPTER_CONFIG])
         operations: list[Any] = [
             add(where, written.get(where, path)) for where, path in files.items()
         ]

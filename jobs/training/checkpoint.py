@@ -23,12 +23,10 @@ from jobs.storage.storage import open_storage
 from jobs.training import state
 from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Saved
+from jobs.training.model import location
 from jobs.training.quality import QualityReport
 from jobs.training.session import Session
 from jobs.training.world import World
-
-ADAPTER_CONFIG = "adapter_config.json"
-"""File of peft with an adapter's settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def base_revision(
         return None
     found = latest(store) if world.is_main else None
     names = (state.ADAPTER_DIR, manifest.MODEL_DIR)  # beside a merged model is its adapter
-    places = [Path(found.path) / name / ADAPTER_CONFIG for name in names] if found else []
+    places = [Path(found.path) / name / location.ADAPTER_CONFIG for name in names] if found else []
     place = next((each for each in places if each.exists()), None)
     revision = json.loads(place.read_text(encoding="utf-8")).get("revision") if place else None
     return cast("str | None", world.gather(revision)[0])

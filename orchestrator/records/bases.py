@@ -7,11 +7,11 @@ from jobs.errors import ModelError
 from jobs.spec import JobSpec
 from jobs.spec.model import REGISTRY_SCHEME
 from jobs.storage.storage import Storage
+from jobs.training.model import location
 from orchestrator.records import aliases, registry
 
 REFERENCE = re.compile(r"(?P<name>[a-z0-9][a-z0-9-]*)(@(?P<which>[a-z0-9-]+))?")
 """Name of a model, and perhaps an alias or the id of a version."""
-ADAPTER_FILE = "adapter_config.json"
 
 
 def with_located_base(spec: JobSpec, storage: Storage) -> JobSpec:
@@ -39,7 +39,7 @@ def with_located_base(spec: JobSpec, storage: Storage) -> JobSpec:
     is_unpublished = not moves and which == registry.LATEST
     identity = None if is_unpublished else moves[-1].version if moves else which
     version = registry.read(storage, name, identity)
-    if (Path(version.path) / ADAPTER_FILE).exists():
+    if (Path(version.path) / location.ADAPTER_CONFIG).exists():
         raise ModelError(
             f"{base} is an adapter without its base; train it with model.adapter.merge: true"
         )

@@ -22,6 +22,8 @@ KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Suffixes of the files that are downloaded from S3; neither pickles nor code."""
 SMALL, SAMPLE, SAMPLE_EVERY = 2**25, 2**12, 2**20
 """Bytes of files of weights that a digest reads whole, and of the samples of larger ones."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of peft with an adapter's settings."""
 POOLING = "1_Pooling/config.json"
 """File of a base for sentence-transformers that says how it pools."""
 TOKENIZER_FILES = (

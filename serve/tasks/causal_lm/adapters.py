@@ -29,7 +29,7 @@ from serve.http.errors import HttpError
 from serve.http.handler import error_of
 from serve.version import ModelVersion
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = location.ADAPTER_CONFIG, "adapter_model.safetensors"
 """Files of peft."""
 REFERENCE = re.compile(r"([a-z0-9][a-z0-9-]*)@([0-9a-f]{12})")
 """Name of a model, and the id of a version."""
