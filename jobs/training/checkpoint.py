@@ -19,7 +19,7 @@ from jobs.spec.train import CheckpointSpec
 from jobs.storage import files, manifest
 from jobs.storage.local import LocalObjects
 from jobs.storage.objects import Objects
-from jobs.storage.storage import open_storage
+from jobs.storage.storage import S3_SCHEME, open_storage
 from jobs.training import state
 from jobs.training.config import TrainingConfig
 from jobs.training.events import CheckpointRef, Saved
@@ -140,13 +140,18 @@ def base_revision(
 
     All workers must call this.
     """
-    if store is None or config.model.adapter is None:
+    base = config.model.base
+    if store is None or config.model.adapter is None or config.accepts_changes:
+        return None
+    if base.startswith(S3_SCHEME) or isinstance(location.locate(base), Path):
         return None
     found = latest(store) if world.is_main else None
     names = (state.ADAPTER_DIR, manifest.MODEL_DIR)  # beside a merged model is its adapter
     places = [Path(found.path) / name / location.ADAPTER_CONFIG for name in names] if found else []
     place = next((each for each in places if each.exists()), None)
-    revision = json.loads(place.read_text(encoding="utf-8")).get("revision") if place else None
+    settings = json.loads(place.read_text(encoding="utf-8")) if place else {}
+    is_same = settings.get("base_model_name_or_path") == base
+    revision = settings.get("revision") if is_same else None
     return cast("str | None", world.gather(revision)[0])
 
 

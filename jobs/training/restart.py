@@ -104,7 +104,7 @@ def begun(
     `revision` is that of `build_session`. All workers must call this. Raises what `load_corpus` and
     `build_session` raise.
     """
-    if kept and (found := kept.restarted(config, world)):
+    if kept and not revision and (found := kept.restarted(config, world)):
         return found
     if kept:
         kept.drop()
@@ -182,8 +182,11 @@ def _drawn_again(beginning: _Beginning, config: TrainingConfig) -> _Beginning:
     if not session.drawn:
         return beginning
     drawn = dict(first_model(config, session.corpus, session.world).named_parameters())
-    weights: list[First] = [drawn[weight.name].detach() for weight in session.update.weights]
-    return dataclasses.replace(beginning, numbers=[*weights, *beginning.numbers[len(weights) :]])
+    numbers = list(beginning.numbers)  # those of weights come first
+    for place, weight in enumerate(session.update.weights):
+        if weight.name.rpartition(".")[0] in session.drawn:
+            numbers[place] = _first(drawn[weight.name])
+    return dataclasses.replace(beginning, numbers=numbers)
 
 
 @torch.no_grad()

@@ -191,6 +191,11 @@ def _write_merged(snapshot: Snapshot, session: Session, folder: Path) -> None:
     corpus = session.corpus
     revision = session.model.peft_config["default"].revision
     loaded = base.load_model(spec, corpus.label_names, corpus.tokenizer, revision=revision)
+    if loaded.weights != session.base_weights:
+        raise TrainingError(
+            f"the weights of {spec.base} have changed while the adapter was trained; bring them"
+            " back, and run again with --resume"
+        )
     model = adapter.add_adapter(loaded, spec)
     adapter.load_adapter_state(model, snapshot.weights)
     if spec.adapter and spec.adapter.quantization:

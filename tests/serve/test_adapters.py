@@ -504,9 +504,10 @@ def hub(
 
 
 def other_weights(folder: Path) -> bytes:
-    """The file of weights of a model that answers otherwise."""
+    """The file of weights of a model that answers otherwise, in 16 bits."""
     weights = safetensors.torch.load((folder / location.WHOLE).read_bytes())
-    return safetensors.torch.save({name: -each for name, each in weights.items()}, {"format": "pt"})
+    other = {name: -each.bfloat16() for name, each in weights.items()}
+    return safetensors.torch.save(other, {"format": "pt"})
 
 
 def serve(version: ModelVersion) -> ChatHandler:

@@ -123,11 +123,14 @@ def load_model(
         )
         _check_kind(own, auto, spec)
         config = _configured(own, spec, label_names, tokenizer)
-        narrow = low_precision.saved_dtype(place) if keeps_dtype else None
+        folder = place if isinstance(place, Path) else location.fetch(place, revision)
+        weights = location.weights_digest(folder) if isinstance(folder, Path) else ""
+        commit = folder.name if isinstance(place, str) and isinstance(folder, Path) else ""
+        narrow = low_precision.saved_dtype(folder) if keeps_dtype else None
         model, info = auto.from_pretrained(
             place,
             config=config,
-            revision=revision or NEWEST,
+            revision=commit or NEWEST,  # of which transformers converts other weights
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
             dtype=narrow or torch.float32,
@@ -145,9 +148,6 @@ def load_model(
     if spec.dropout is not None:
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
-    folder = location.folder_of(place, revision)
-    weights = location.weights_digest(folder) if folder else ""
-    commit = folder.name if folder and weights and isinstance(place, str) else ""
     return LoadedModel(model, tuple(fresh), tuple(remarks), weights, commit)
 
 

@@ -66,19 +66,25 @@ def fetch_from_hub(base: str) -> None:
         _fetch_weights(place)
 
 
-def fetch_commit(base: str, revision: str) -> Path:
+def fetch(base: str, revision: str | None = None) -> Path | str:
     """Downloads configuration and weights of a base on the hub as of a commit; returns its folder.
 
-    Raises what the client of the hub raises.
+    Without a `revision` it is the newest commit, and a base without safetensors stays an id. Raises
+    what the client of the hub raises.
     """
     import huggingface_hub
     import huggingface_hub.errors
 
-    fetch = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
-    folder = Path(fetch("config.json")).parent
+    get = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
+    folder = Path(get("config.json")).parent
     with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
-        fetch("generation_config.json")
-    _fetch_weights(base, revision)
+        get("generation_config.json")
+    try:
+        _fetch_weights(base, folder.name)
+    except huggingface_hub.errors.EntryNotFoundError:
+        if revision:
+            raise
+        return base
     return folder
 
 
@@ -86,12 +92,12 @@ def _fetch_weights(base: str, revision: str | None = None) -> None:
     import huggingface_hub  # slow, and a base on this machine does not need it
     import huggingface_hub.errors
 
-    fetch = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
+    get = functools.partial(huggingface_hub.hf_hub_download, base, revision=revision)
     try:
-        fetch(WHOLE)
+        get(WHOLE)
     except huggingface_hub.errors.EntryNotFoundError:
-        for part in _parts(Path(fetch(INDEX))):
-            fetch(part)
+        for part in _parts(Path(get(INDEX))):
+            get(part)
 
 
 def _parts(index: Path) -> list[str]:
@@ -99,23 +105,14 @@ def _parts(index: Path) -> list[str]:
     return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
 
 
-def folder_of(place: Path | str, revision: str | None = None) -> Path | None:
-    """Returns the folder of a located base; for one on the hub that of its cache, if it has it.
-
-    Without a `revision`, it is the commit that this machine knows as the newest.
-    """
-    if isinstance(place, Path):
-        return place
-    import huggingface_hub
-
-    found = huggingface_hub.try_to_load_from_cache(place, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
-
-
 def weights_digest(folder: Path) -> str:
     """Returns a digest of the safetensors that transformers loads; empty if there are none.
 
     Of files of over SMALL bytes it reads SAMPLE bytes in every SAMPLE_EVERY.
+
+    Raises:
+        OSError: if a file is missing or cannot be read.
+        ValueError, KeyError: for an index of another form.
     """
     if (folder / WHOLE).exists():
         names = [WHOLE]
@@ -130,7 +127,7 @@ def _identity(path: Path) -> str:
     if size <= SMALL:
         return manifest.sha256(path)
     found = hashlib.sha256(str(size).encode())
-    with path.open("rb") as handle:
+    with path.open("rb", buffering=0) as handle:  # network file systems have large buffers
         for begin in range(0, size, SAMPLE_EVERY):
             handle.seek(begin)
             found.update(handle.read(SAMPLE))

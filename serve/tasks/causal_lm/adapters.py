@@ -83,8 +83,7 @@ class AdapterLibrary:
     def _located(self) -> tuple[Path | str, str]:
         """Returns the folder of the base and the digest of its weights.
 
-        Of a base on the Hub whose commit is not known, it returns its id and no digest: of adapters
-        of older releases, and where the Hub has no safetensors.
+        Where the Hub has no safetensors of the base, it returns its id and no digest.
 
         Raises:
             DeployError: if this machine does not have the base, or only with other weights.
@@ -96,10 +95,11 @@ class AdapterLibrary:
                 place = self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
             else:
                 place = location.locate(base)
-            if isinstance(place, str) and revision:
-                with as_model_error(f"commit {revision} of {base} cannot be fetched"):
-                    place = location.fetch_commit(place, revision)
-            found = location.weights_digest(place) if isinstance(place, Path) else ""
+            if isinstance(place, str):
+                with as_model_error(f"commit {revision or 'main'} of {base} cannot be fetched"):
+                    place = location.fetch(place, revision)
+            with as_model_error(f"the weights of {base} cannot be read"):
+                found = location.weights_digest(place) if isinstance(place, Path) else ""
             if self._manifest.get(WEIGHTS_OF_BASE) not in (None, "", found):
                 raise ModelError(
                     f"the weights of {base} have changed since the adapter was trained; bring them"
