@@ -232,11 +232,11 @@ def test_a_cancelled_run_in_a_bucket_goes_on_and_outlives_a_killed_worker(
         tmp_path,
         reviews,
         train={
-            "epochs": 60,
+            "epochs": 40,
             "global_batch_size": 16,
             "micro_batch_size": 8,
             "precision": "fp32",
-            "eval": {"every": "60epochs"},
+            "eval": {"every": "40epochs"},
             "checkpoint": {"every": "1000steps"},
         },
         storage=storage.url,
