@@ -37,7 +37,7 @@ class Repository:
         self.files = {**self.files, **contents}
 
     def at(self, revision: str) -> tuple[str, dict[str, bytes] | None]:
-        """Commit and files of a revision; no files if there is none."""
+        """The commit that a branch or commit names, and its files; None where there is no such."""
         if revision in ("main", self.revision):
             return self.revision, self.files
         return revision, self.earlier.get(revision)

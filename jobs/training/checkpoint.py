@@ -1,5 +1,6 @@
 """Saves checkpoints in the background: writes, hashes, renames, uploads, deletes old ones."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -136,23 +137,32 @@ def of_step(store: CheckpointStore, step: int) -> CheckpointRef | None:
 def base_revision(
     config: TrainingConfig, store: CheckpointStore | None, world: World
 ) -> str | None:
-    """Returns the commit of the base on the hub below the newest checkpoint's adapter, if known.
+    """Returns the commit of the base on the hub that a run's adapter was trained on so far.
 
-    All workers must call this.
+    It is None for a first attempt, for other bases, and if changes of the base are accepted. All
+    workers must call this.
     """
     base = config.model.base
     if store is None or config.model.adapter is None or config.accepts_changes:
         return None
     if base.startswith(S3_SCHEME) or isinstance(location.locate(base), Path):
         return None
-    found = latest(store) if world.is_main else None
-    names = (state.ADAPTER_DIR, manifest.MODEL_DIR)  # beside a merged model is its adapter
-    places = [Path(found.path) / name / location.ADAPTER_CONFIG for name in names] if found else []
-    place = next((each for each in places if each.exists()), None)
-    settings = json.loads(place.read_text(encoding="utf-8")) if place else {}
+    settings = _adapter_settings(store) if world.is_main else {}
     is_same = settings.get("base_model_name_or_path") == base
     revision = settings.get("revision") if is_same else None
     return cast("str | None", world.gather(revision)[0])
+
+
+def _adapter_settings(store: CheckpointStore) -> dict[str, Any]:
+    """Returns peft's settings in the newest checkpoint that has some; empty without one."""
+    for objects in filter(None, (LocalObjects(store.folder), store.bucket)):
+        for name in sorted(objects.children(""), reverse=True):
+            for folder in (state.ADAPTER_DIR, manifest.MODEL_DIR):  # the first beside a merged one
+                found = objects.read(f"{name}/{folder}/{location.ADAPTER_CONFIG}")
+                with contextlib.suppress(ValueError):
+                    if found:
+                        return dict(json.loads(found.content))
+    return {}
 
 
 def _read(folder: Path) -> CheckpointRef:

@@ -290,13 +290,12 @@ class CheckpointRef:
     metrics: dict[str, float]
     """Evaluated with exactly these weights; empty if they were not evaluated."""
     base_weights: str = ""
-    """Digest of the base's weights below an adapter; empty for models without one."""
+    """Digest of the base's weights if its model is an adapter; else empty."""
 
 
-_OfSteps = Tokenised | BaseScored | Started | Stepped | Evaluated | Stopped | BestKept | Interrupted
-_OfModels = Saved | CheckpointSkipped | Proving | Proven | HarnessProgress | HarnessResult
-_OfProbes = Probed | Unprobed | HardwareMeasured
-Event = _OfSteps | _OfModels | Metered | WorkersReady | _OfProbes | OutOfMemory
-
+_Steps = Tokenised | BaseScored | Started | Stepped | Evaluated | Stopped | BestKept | Interrupted
+_Models = Saved | CheckpointSkipped | Proving | Proven | HarnessProgress | HarnessResult
+_Probes = Probed | Unprobed | HardwareMeasured
+Event = _Steps | _Models | _Probes | Metered | WorkersReady | OutOfMemory
 Report = Callable[[Event], None]
 """Takes the events of a training run."""

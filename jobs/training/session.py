@@ -62,7 +62,7 @@ class Session:
     lacks_references: bool = False
     """Whether the base has to score all rows before the first step of a run on this machine."""
     base_weights: str = ""
-    """Digest of the base's weights below an adapter; empty without one."""
+    """Digest of the base's weights if an adapter is trained on them; else empty."""
     drawn: tuple[str, ...] = ()
     """Modules that the base lacks, whose first weights are drawn."""
 
@@ -108,26 +108,14 @@ def build_session(
     with parallel.recording_calls() as called:
         corpus, rows_remark = proven(corpus, model, config, world)
     training = first_tokens.tried(model, corpus, config, world)
-    is_random = config.gradient_checkpointing and first_tokens.draws(
-        training, model, corpus, config, world
-    )
-    if config.gradient_checkpointing:
-        _checkpoint_layers(model, config, is_random=is_random)
-    lacks_references = False
-    if training.has_references:  # before weights are divided or trained
-        corpus, lacks_references = _referenced(
-            corpus,
-            training,
-            model,
-            config,
-            world,
-            computes=has_references,
-            progress=progress,
-        )
+    is_random = _checkpoint_layers(model, training, corpus, config, world)
+    own = (corpus, training, model, config, world)
+    # before weights are divided or trained
+    corpus, lacks_references = _referenced(*own, computes=has_references, progress=progress)
     wrapped, weights = _distributed(model, loaded, config, world, called)
     step = _step(wrapped, weights, corpus.train, training, config, world)
-    if is_random:
-        step = dataclasses.replace(step, keeps_random_states=True)
+    step = dataclasses.replace(step, keeps_random_states=is_random)
+    remarks = (*loaded.remarks, rows_remark, training.remark, step.update.remark)
     return Session(
         config=config,
         world=world,
@@ -136,9 +124,7 @@ def build_session(
         eval_store=_store(corpus.eval, world),
         engine=Engine(step, settles=settles),
         training=training,
-        remarks=tuple(
-            filter(None, (*loaded.remarks, rows_remark, training.remark, step.update.remark))
-        ),
+        remarks=tuple(filter(None, remarks)),
         lacks_references=lacks_references,
         base_weights=loaded.weights if config.model.adapter else "",
         drawn=loaded.fresh,
@@ -177,17 +163,23 @@ def _step(
     )
 
 
-def _checkpoint_layers(model: Any, config: TrainingConfig, *, is_random: bool) -> None:
-    """Lets the backward pass compute what happens inside of layers again.
+def _checkpoint_layers(
+    model: Any, training: TaskTraining, corpus: Corpus, config: TrainingConfig, world: World
+) -> bool:
+    """Lets the backward pass compute what happens inside of layers again, if the job asks for it.
 
-    Where layers draw random numbers, each keeps the random state that it began with.
+    Returns whether layers draw random numbers, so that each keeps the random state it began with.
     """
+    if not config.gradient_checkpointing:
+        return False
+    is_random = first_tokens.draws(training, model, corpus, config, world)
     clause = f"train.gradient_checkpointing has to be removed for {config.model.base}"
     with as_model_error(clause):
         model.gradient_checkpointing_enable(
             {"use_reentrant": False, "preserve_rng_state": is_random}
         )
         model.enable_input_require_grads()  # frozen embeddings would end the backward pass
+    return is_random
 
 
 def _distributed(
@@ -218,8 +210,10 @@ def _referenced(
 ) -> tuple[Corpus, bool]:
     """Returns the corpus with what the loss needs of the base, and whether that is to be computed.
 
-    Without `computes` the corpus stays as it is.
+    Without `computes`, and for losses that do not compare with the base, the corpus stays as it is.
     """
+    if not training.has_references:
+        return corpus, False
     if computes:
         return references.with_references(corpus, training, model, config, world, progress), False
     return corpus, not references.is_known(corpus, model, config)

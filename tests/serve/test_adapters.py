@@ -540,7 +540,7 @@ def test_an_adapter_is_served_on_the_commit_of_the_base_that_it_was_trained_on(
         assert has_weights_of(serve(version), tiny_llama)
     hub.earlier.clear()
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(DeployError, match=f"commit {first} of team/llama cannot be fetched"):
+    with pytest.raises(DeployError, match=f"commit {first} of team/llama cannot be read"):
         serve(version)
 
 

@@ -123,14 +123,12 @@ def load_model(
         )
         _check_kind(own, auto, spec)
         config = _configured(own, spec, label_names, tokenizer)
-        folder = place if isinstance(place, Path) else location.fetch(place, revision)
-        weights = location.weights_digest(folder) if isinstance(folder, Path) else ""
-        commit = folder.name if isinstance(place, str) and isinstance(folder, Path) else ""
-        narrow = low_precision.saved_dtype(folder) if keeps_dtype else None
+        files = location.files_of(place, revision)
+        narrow = low_precision.saved_dtype(files.place) if keeps_dtype else None
         model, info = auto.from_pretrained(
             place,
             config=config,
-            revision=commit or NEWEST,  # of which transformers converts other weights
+            revision=files.commit or NEWEST,  # of which transformers converts other weights
             use_safetensors=True,
             trust_remote_code=False,  # or it asks on the terminal whether to run the base's code
             dtype=narrow or torch.float32,
@@ -148,7 +146,7 @@ def load_model(
     if spec.dropout is not None:
         _set_dropout(model, spec.base, spec.dropout)
     fresh = sorted({name.rpartition(".")[0] for name in lacking})
-    return LoadedModel(model, tuple(fresh), tuple(remarks), weights, commit)
+    return LoadedModel(model, tuple(fresh), tuple(remarks), files.digest, files.commit)
 
 
 def _placed(
@@ -167,7 +165,11 @@ def _placed(
 
 
 def check_same(digests: Sequence[str], base: str) -> None:
-    """Raises ModelError if workers have read different weights of a base."""
+    """Compares the digests of a base's weights that all workers have read.
+
+    Raises:
+        ModelError: if they differ.
+    """
     if len(set(digests)) > 1:
         raise ModelError(
             f"the weights of {base} differ between workers; give all nodes the same files, or let"

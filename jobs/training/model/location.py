@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = (WEIGHTS, ".json", ".txt", ".model", ".jinja")
 """Suffixes of the files that are downloaded from S3; neither pickles nor code."""
 SMALL, SAMPLE, SAMPLE_EVERY = 2**25, 2**12, 2**20
-"""Bytes of files of weights that a digest reads whole, and of the samples of larger ones."""
+"""Bytes: `weights_digest` reads files up to SMALL whole, of larger ones SAMPLE in SAMPLE_EVERY."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File of peft with an adapter's settings."""
 POOLING = "1_Pooling/config.json"
@@ -103,6 +104,30 @@ def _fetch_weights(base: str, revision: str | None = None) -> None:
 def _parts(index: Path) -> list[str]:
     """Returns the names of the files that an index has."""
     return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFiles:
+    """The files of a base, as they are read for training or serving."""
+
+    place: Path | str
+    """Their folder; the id of a base on the hub without safetensors."""
+    digest: str
+    """Digest of the weights; empty without safetensors."""
+    commit: str
+    """Commit on the hub; empty for other bases, and without safetensors."""
+
+
+def files_of(place: Path | str, revision: str | None = None) -> BaseFiles:
+    """Returns the files of a located base, which are downloaded if it is on the hub.
+
+    `revision` is a commit on the hub, by default the newest. Raises what `fetch` and
+    `weights_digest` raise.
+    """
+    folder = place if isinstance(place, Path) else fetch(place, revision)
+    if isinstance(folder, str):
+        return BaseFiles(folder, "", "")
+    return BaseFiles(folder, weights_digest(folder), folder.name if isinstance(place, str) else "")
 
 
 def weights_digest(folder: Path) -> str:

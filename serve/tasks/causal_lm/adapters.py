@@ -95,17 +95,15 @@ class AdapterLibrary:
                 place = self._folder_of(*base.removeprefix(REGISTRY_SCHEME).split("@"))
             else:
                 place = location.locate(base)
-            if isinstance(place, str):
-                with as_model_error(f"commit {revision or 'main'} of {base} cannot be fetched"):
-                    place = location.fetch(place, revision)
-            with as_model_error(f"the weights of {base} cannot be read"):
-                found = location.weights_digest(place) if isinstance(place, Path) else ""
-            if self._manifest.get(WEIGHTS_OF_BASE) not in (None, "", found):
+            commit = f"commit {revision} of " if revision else ""
+            with as_model_error(f"{commit}{base} cannot be read"):
+                files = location.files_of(place, revision)
+            if self._manifest.get(WEIGHTS_OF_BASE) not in (None, "", files.digest):
                 raise ModelError(
                     f"the weights of {base} have changed since the adapter was trained; bring them"
                     " back, or train it again"
                 )
-            return place, found
+            return files.place, files.digest
         except WinnowError as error:
             own = f"{self._version.name} {self._version.id}"
             raise DeployError(f"the base of the adapter {own}: {error}") from None
